@@ -29,7 +29,7 @@ from edgefl.system.forks import side_by_side
 from edgefl.wire.limits import checked_seed
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.text import notebook_table
-from edgefl_export.capture.forked import begin
+from edgefl_export.capture.graph import start_forked
 
 STEPS = 5
 """Local steps of the round that is tried. The first one of an engine is not timed."""
@@ -159,7 +159,7 @@ def check(
             torch_ms=torch_ms,
         )
         tasks = [partial(_exported, engine, spec, batch, seed) for engine in engines or installed]
-        exported = side_by_side(tasks, report, processes=processes, begin=begin)
+        exported = side_by_side(tasks, report, processes=processes, begin=start_forked)
         for tried in (
             exported if processes == 1 else list(exported)
         ):  # steps are timed while nothing else runs

@@ -23,7 +23,7 @@ from edgefl.setup.training import tiers_of
 from edgefl.system.forks import side_by_side
 from edgefl.wire.bundle.formats import Outputs, check_outputs
 from edgefl.wire.text import nearest
-from edgefl_export.capture.forked import begin
+from edgefl_export.capture.graph import start_forked
 from edgefl_export.compiler.cache import CompiledBundle, bundle_name
 from edgefl_export.compiler.compiler import check_installed
 from edgefl_export.compiler.request import Exchange, TierTraining
@@ -63,7 +63,7 @@ class ExportPlan:
             tasks,
             lambda text: report(f"exporting graph {next(number)} of {self.graphs}: {text}"),
             processes=processes,
-            begin=begin,
+            begin=start_forked,
         )
         for (tier, exchange, _), found in zip(self.parts, results, strict=True):
             yield Bundle(found.bundle, (tier, exchange), compiled=not found.from_cache)

@@ -26,7 +26,7 @@ from edgefl.submodels.submodel import Submodel
 from edgefl.system.forks import side_by_side
 from edgefl.system.memory import collecting_later
 from edgefl.system.sizes import mebibytes
-from edgefl_export.capture.forked import begin
+from edgefl_export.capture.graph import start_forked
 from edgefl_export.compiler.algorithm import TrainingChoices
 from edgefl_export.compiler.manifest import batch_size
 from edgefl_export.compiler.request import TierTraining
@@ -147,7 +147,9 @@ def plan(
     else:
         groups = [[each] for each in numbered]
     tasks = [partial(_offered, planner, group) for group in groups]
-    found = list(chain.from_iterable(side_by_side(tasks, on_progress, processes=processes, begin=begin)))
+    found = list(
+        chain.from_iterable(side_by_side(tasks, on_progress, processes=processes, begin=start_forked))
+    )
     offers = _distinct(each for each in found if isinstance(each, SubmodelOffer))
     left_out = [(size, each) for size, each in zip(every, found, strict=True) if isinstance(each, ModelError)]
     if not offers:

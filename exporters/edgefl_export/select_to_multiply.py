@@ -421,20 +421,14 @@ _RULES: dict[Any, Rule] = {
         | {operator.getitem, AFTER},
         _passed,
     ),
-    **dict.fromkeys(
-        (_aten.embedding.default, _aten.gather.default, _aten.index.Tensor, _aten.index_select.default),
-        _at(0),
-    ),
+    **dict.fromkeys(named("embedding gather index.Tensor index_select"), _at(0)),
     **dict.fromkeys((_aten.full.default, _aten.full_like.default), _at(1)),
     _aten.scalar_tensor.default: _at(0),
     _aten.constant_pad_nd.default: _at(0, 2),
     _aten.where.self: _selected,
     **dict.fromkeys(
-        (_aten.scatter.src, _aten.scatter_add.default), _computed(ValueRange.FINITE, ValueRange.FINITE)
-    ),
-    **dict.fromkeys(
         named(
-            "addmm bmm ceil convolution cos cumsum elu floor gelu leaky_relu mm "
+            "scatter.src scatter_add addmm bmm ceil convolution cos cumsum elu floor gelu leaky_relu mm "
             "_native_batch_norm_legit.no_stats _native_batch_norm_legit_no_training native_group_norm "
             "native_layer_norm neg round rsub.Scalar sin upsample_bilinear2d.vec upsample_nearest2d.vec"
         )
@@ -444,18 +438,13 @@ _RULES: dict[Any, Rule] = {
     # A row of nothing but minus infinity makes NaN.
     _aten._log_softmax.default: _computed(ValueRange.FINITE, ValueRange.FINITE),
     _aten._softmax.default: _computed(ValueRange.FINITE, ValueRange.NONNEGATIVE),
-    **dict.fromkeys(
-        (_aten.erf.default, _aten.sign.default, _aten.tanh.default),
-        _computed(ValueRange.BELOW, ValueRange.FINITE),
-    ),
+    **dict.fromkeys(named("erf sign tanh"), _computed(ValueRange.BELOW, ValueRange.FINITE)),
     _aten.sigmoid.default: _computed(ValueRange.BELOW, ValueRange.NONNEGATIVE),
     _aten.exp.default: _exponential,
     _aten.log.default: _logarithm,
     _aten.log1p.default: _at_least(ValueRange.NONNEGATIVE, ValueRange.NONNEGATIVE),
     _aten.sqrt.default: _at_least(ValueRange.NONNEGATIVE, ValueRange.NONNEGATIVE),
-    **dict.fromkeys(
-        (_aten.reciprocal.default, _aten.rsqrt.default), _computed(ValueRange.POSITIVE, ValueRange.POSITIVE)
-    ),
+    **dict.fromkeys(named("reciprocal rsqrt"), _computed(ValueRange.POSITIVE, ValueRange.POSITIVE)),
     _aten.abs.default: _at_least(ValueRange.NONNEGATIVE, ValueRange.FINITE),
     _aten.relu.default: _at_least(ValueRange.NONNEGATIVE, ValueRange.BELOW),
     **dict.fromkeys((_aten.add.Tensor, _aten.add.Scalar), _added),
@@ -466,7 +455,5 @@ _RULES: dict[Any, Rule] = {
     _aten.clamp.default: _clamped("min"),
     _aten.clamp_min.default: _clamped("min"),
     _aten.hardtanh.default: _clamped("min_val"),
-    **dict.fromkeys(
-        (_aten.amax.default, _aten.maximum.default, _aten.max_pool2d_with_indices.default), _largest
-    ),
+    **dict.fromkeys(named("amax maximum max_pool2d_with_indices"), _largest),
 }

@@ -278,3 +278,15 @@ def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
         elif isinstance(value, list | tuple):
             waiting.extend(reversed(value))
     return found
+
+
+# torch in a process that was forked from one that has imported it.
+
+
+def start_forked() -> None:
+    """Compute with one thread, because those of the other process are not here.
+
+    RuntimeError where the other process had computed a gradient: torch's autograd then works there only.
+    """
+    torch.set_num_threads(1)
+    torch.ones(1, requires_grad=True).sum().backward()

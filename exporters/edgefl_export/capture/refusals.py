@@ -18,7 +18,7 @@ from edgefl.models.user_code import cause_of, user_line_of
 from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.capture.locate import is_compiler, locate, locate_type, refusal
 from edgefl_export.capture.nodes import schema_arguments
-from edgefl_export.operators import AFTER
+from edgefl_export.operators import AFTER, named
 
 # Replacements to suggest for ops that no engine can run: the last sentence of a refusal.
 
@@ -47,27 +47,16 @@ FORMLESS = {
     "grid_sampler_3d_backward": _SAMPLING,
     "lgamma": _GAMMA,
     "digamma": _GAMMA.replace("lgamma(x) = lgamma(x + 1) - log(x)", "its derivative"),
-    "polygamma": _SPECIAL,
-    "igamma": _SPECIAL,
-    "igammac": _SPECIAL,
-    "erfinv": _SPECIAL,
-    "i0": _SPECIAL,
-    "special_i0e": _SPECIAL,
+    **dict.fromkeys(("polygamma", "igamma", "igammac", "erfinv", "i0", "special_i0e"), _SPECIAL),
     "special_log_ndtr": "Write log(0.5 * erfc(-x / sqrt(2))) for x above -5 and -x * x / 2 - log(-x) - 0.918939 below",
     "_linalg_slogdet": _DETERMINANT,
     "_linalg_det": _DETERMINANT,
     "linalg_matrix_exp": "Write the series I + A + A @ A / 2 + ... for A / 2^k, and square the result k times",
-    "linalg_lu_solve": DECOMPOSITION,
-    "linalg_lu_factor_ex": DECOMPOSITION,
-    "linalg_inv_ex": DECOMPOSITION,
-    "_linalg_solve_ex": DECOMPOSITION,
-    "linalg_cholesky_ex": DECOMPOSITION,
-    "linalg_qr": DECOMPOSITION,
-    "_linalg_svd": DECOMPOSITION,
-    "_linalg_eigh": DECOMPOSITION,
-    "linalg_eig": DECOMPOSITION,
-    "linalg_lstsq": DECOMPOSITION,
-    "linalg_pinv": DECOMPOSITION,
+    **dict.fromkeys(
+        ("linalg_lu_solve", "linalg_lu_factor_ex", "linalg_inv_ex", "_linalg_solve_ex"), DECOMPOSITION
+    ),
+    **dict.fromkeys(("linalg_cholesky_ex", "linalg_qr", "_linalg_svd", "_linalg_eigh"), DECOMPOSITION),
+    **dict.fromkeys(("linalg_eig", "linalg_lstsq", "linalg_pinv"), DECOMPOSITION),
 }
 """By the name of an op without overload: ops without a form for any engine."""
 
@@ -106,10 +95,7 @@ MAX_INTEGER_CONSTANT_ELEMENTS = 2**20
 
 _aten = torch.ops.aten
 _READS = frozenset({_aten.index.Tensor})
-_ADDS = frozenset(
-    {_aten.index_put.default, _aten.index_put_.default, _aten._unsafe_index_put.default}
-    | {_aten._index_put_impl_.default}
-)
+_ADDS = named("index_put index_put_ _unsafe_index_put _index_put_impl_")
 
 
 def check_ops(function: Function, joint: fx.GraphModule) -> None:

@@ -16,8 +16,8 @@ from edgefl.wire.bundle.readers import TextReader
 from edgefl.wire.bundle.sources import Node
 from edgefl.wire.bundle.variants import folded
 from edgefl_export.artifact import Artifact
-from edgefl_export.capture.fingerprint import TraceCache
 from edgefl_export.capture.graph import LoweredGraph, TracedFunction
+from edgefl_export.capture.trace import TraceCache
 from edgefl_export.compiler.cache import BundleCache, CompiledBundle
 from edgefl_export.compiler.manifest import build_manifest, check_wiring, ports, segments_of
 from edgefl_export.compiler.request import CompileRequest

@@ -22,7 +22,7 @@ from edgefl.system.structs import digest_of
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import SoundReader
 from edgefl.wire.limits import Limits
-from edgefl_export.capture.fingerprint import TraceCache
+from edgefl_export.capture.trace import TraceCache
 from edgefl_export.compiler.algorithm import state_read
 from edgefl_export.compiler.cache import source_digest
 from edgefl_export.memory.recompute import Budget

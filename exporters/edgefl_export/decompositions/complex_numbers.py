@@ -62,14 +62,6 @@ def _add(x: Operand, y: Operand, *, alpha: complex = 1) -> ComplexPair:
     return joined(a + c, b + d)
 
 
-def _subtract(x: Operand, y: Operand, *, alpha: complex = 1) -> ComplexPair:
-    return _add(x, y, alpha=-alpha)
-
-
-def _subtract_from(x: Operand, y: Operand, alpha: complex = 1) -> ComplexPair:
-    return _add(y, x, alpha=-alpha)
-
-
 def _scaled(x: Operand, factor: Real) -> Operand:
     """Return x times a real factor."""
     if isinstance(x, ComplexPair):
@@ -214,25 +206,14 @@ def _full(size: Sequence[int], value: complex, *, dtype: torch.dtype | None = No
     return joined(real, complex(value).imag)
 
 
-def _ones(size: Sequence[int], **options: Any) -> ComplexPair:
-    return _full(size, 1.0, **options)
-
-
 def _full_like(x: Operand, value: complex, **_: Any) -> ComplexPair:
     like = x.parts.select(-1, 0) if isinstance(x, ComplexPair) else cast(Tensor, x)
     return joined(torch.full_like(like, complex(value).real), complex(value).imag)
 
 
-def _ones_like(x: Operand, **_: Any) -> ComplexPair:
-    return _full_like(x, 1.0)
-
-
-def _sum_all(x: ComplexPair, **_: Any) -> ComplexPair:
-    return ComplexPair(x.parts.flatten(0, -2).sum(0) if x.parts.dim() > 1 else x.parts)
-
-
-def _mean_all(x: ComplexPair, **_: Any) -> ComplexPair:
-    return ComplexPair(x.parts.flatten(0, -2).mean(0) if x.parts.dim() > 1 else x.parts)
+def _entries(x: ComplexPair) -> Tensor:
+    """Return the entries one after the other, [entries, 2]."""
+    return x.parts.reshape(-1, 2)
 
 
 def _convert(x: Operand, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
@@ -342,8 +323,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     _aten._neg_view.default: lambda x: _scaled(x, -1.0),
     _aten.scalar_tensor.default: lambda value, **_: complex(value),
     **dict.fromkeys(named("add.Tensor add.Scalar"), _add),
-    **dict.fromkeys(named("sub.Tensor sub.Scalar"), _subtract),
-    **dict.fromkeys(named("rsub.Tensor rsub.Scalar"), _subtract_from),
+    **dict.fromkeys(named("sub.Tensor sub.Scalar"), lambda x, y, *, alpha=1: _add(x, y, alpha=-alpha)),
+    **dict.fromkeys(named("rsub.Tensor rsub.Scalar"), lambda x, y, alpha=1: _add(y, x, alpha=-alpha)),
     **dict.fromkeys(named("mul.Tensor mul.Scalar"), _multiply),
     **dict.fromkeys(named("div.Tensor div.Scalar"), _divide),
     _aten.reciprocal.default: _reciprocal,
@@ -360,11 +341,11 @@ RULES: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(named("masked_fill.Scalar masked_fill.Tensor"), _fill_masked),
     **dict.fromkeys(named("fill.Scalar fill.Tensor"), _fill),
     _aten.full.default: _full,
-    _aten.ones.default: _ones,
+    _aten.ones.default: lambda size, **options: _full(size, 1.0, **options),
     _aten.full_like.default: _full_like,
-    _aten.ones_like.default: _ones_like,
-    _aten.sum.default: _sum_all,
-    _aten.mean.default: _mean_all,
+    _aten.ones_like.default: lambda x, **_: _full_like(x, 1.0),
+    _aten.sum.default: lambda x, **_: ComplexPair(_entries(x).sum(0)),
+    _aten.mean.default: lambda x, **_: ComplexPair(_entries(x).mean(0)),
     _aten.t.default: _transposed,
     _aten.roll.default: _rolled,
     _aten._fft_c2c.default: _complex_fourier,

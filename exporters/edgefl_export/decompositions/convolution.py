@@ -36,18 +36,10 @@ class ConvolutionArgs:
     groups: int
 
     @classmethod
-    def of(
-        cls,
-        rank: int,
-        stride: list[int],
-        padding: list[int],
-        dilation: list[int],
-        transposed: bool,
-        output_padding: list[int],
-        groups: int,
-    ) -> ConvolutionArgs:
+    def of(cls, rank: int, *args: Any) -> ConvolutionArgs:
         """Return the moves over ``rank`` axes, from what the op takes behind the bias."""
-        stride, padding, dilation = (per_axis(values, rank) for values in (stride, padding, dilation))
+        *moves, transposed, output_padding, groups = args
+        stride, padding, dilation = (per_axis(values, rank) for values in moves)
         return cls(stride, padding, dilation, transposed, per_axis(output_padding, rank), groups)
 
 

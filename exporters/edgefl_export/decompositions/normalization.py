@@ -65,15 +65,7 @@ def backward_of(
 
 
 def batch_norm_gradient(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_rstd: Tensor | None,
-    training: bool,
-    eps: float,
+    grad: Tensor, x: Tensor, weight: Tensor | None, *args: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """h like x, and gain, dL/dweight and dL/dbias [C], where dL/dx = gain h. With s = 1 / sqrt(v + eps), n values per
     channel and sums over all axes but channels:
@@ -82,9 +74,9 @@ def batch_norm_gradient(
     * frozen: h = g
     * training: h = g - dL/dbias / n - (x - m) s dL/dweight / n, written g + b x + c with one b, c per channel.
     """
-    axes = _not_channels(x)
-    mean, rstd = (save_mean, save_rstd) if training else (running_mean, _rstd(running_var, eps))
-    assert mean is not None and rstd is not None
+    running_mean, running_var, save_mean, save_rstd, training, eps = args
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    mean, rstd = (save_mean, save_rstd) if training else (running_mean, (running_var + eps).rsqrt())
     gain = rstd if weight is None else rstd * weight
     sum_grad = grad.sum(axes)
     slope = (grad * (x - _channels(mean, x))).sum(axes) * rstd  # centred first: the sum would cancel badly
@@ -100,15 +92,6 @@ def _affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     zeros, ones = torch.zeros(x.shape[1], dtype=x.dtype), torch.ones(x.shape[1], dtype=x.dtype)
     out: Tensor = _aten._native_batch_norm_legit_no_training(x, scale, shift, zeros, ones, 0.0, 0.0)[0]
     return out
-
-
-def _rstd(var: Tensor | None, eps: float) -> Tensor:
-    assert var is not None
-    return (var + eps).rsqrt()
-
-
-def _not_channels(x: Tensor) -> list[int]:
-    return [axis for axis in range(x.dim()) if axis != 1]
 
 
 def _channels(value: Tensor, like: Tensor) -> Tensor:

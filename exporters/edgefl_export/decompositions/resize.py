@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -61,8 +62,8 @@ class Interpolation(ABC):
     copied: bool
 
     @abstractmethod
-    def row(self, align_corners: bool) -> RowOf:
-        """Return the function that makes row i of a matrix."""
+    def row(self, i: int, step: float, align_corners: bool) -> Row:
+        """Return row i of a matrix."""
 
     def forward(
         self, x: Tensor, output_size: Sequence[int], align_corners: bool, *scales: float | None
@@ -72,14 +73,14 @@ class Interpolation(ABC):
         axes = zip(x.shape[2:], output_size, steps, strict=True)
         if align_corners or all(math.isclose(step, n / m) for n, m, step in axes):
             return DECLINED
-        return _product(x, output_size, steps, self.row(align_corners))
+        return self.product(x, output_size, align_corners, *scales)
 
     def product(
         self, x: Tensor, output_size: Sequence[int], align_corners: bool, *scales: float | None
     ) -> Tensor:
         """Products of matrices, for formats that have no such op."""
         steps = _steps(x.shape[2:], output_size, scales, align_corners, self.copied)
-        return _product(x, output_size, steps, self.row(align_corners))
+        return _product(x, output_size, steps, partial(self.row, align_corners=align_corners))
 
     def backward(
         self,
@@ -93,7 +94,7 @@ class Interpolation(ABC):
         size = list(input_size[2:])
         copied = self.copied or size == list(output_size)
         steps = _steps(size, output_size, scales, align_corners, copied)
-        return _adjoint(grad, size, steps, self.row(align_corners))
+        return _adjoint(grad, size, steps, partial(self.row, align_corners=align_corners))
 
 
 class Linear(Interpolation):
@@ -101,13 +102,10 @@ class Linear(Interpolation):
 
     copied = True
 
-    def row(self, align_corners: bool) -> RowOf:
-        def row(i: int, step: float) -> Row:
-            at = i * step if align_corners else max((i + 0.5) * step - 0.5, 0.0)
-            left = math.floor(at)
-            return [(left, 1 - (at - left)), (left + 1, at - left)]
-
-        return row
+    def row(self, i: int, step: float, align_corners: bool) -> Row:
+        at = i * step if align_corners else max((i + 0.5) * step - 0.5, 0.0)
+        left = math.floor(at)
+        return [(left, 1 - (at - left)), (left + 1, at - left)]
 
 
 class Cubic(Interpolation):
@@ -115,13 +113,10 @@ class Cubic(Interpolation):
 
     copied = False
 
-    def row(self, align_corners: bool) -> RowOf:
-        def row(i: int, step: float) -> Row:
-            at = i * step if align_corners else (i + 0.5) * step - 0.5
-            left = math.floor(at)
-            return [(left + k, _cubic(abs(at - left - k))) for k in (-1, 0, 1, 2)]
-
-        return row
+    def row(self, i: int, step: float, align_corners: bool) -> Row:
+        at = i * step if align_corners else (i + 0.5) * step - 0.5
+        left = math.floor(at)
+        return [(left + k, _cubic(abs(at - left - k))) for k in (-1, 0, 1, 2)]
 
 
 def _product(x: Tensor, output_size: Sequence[int], steps: Sequence[float], row: RowOf) -> Tensor:

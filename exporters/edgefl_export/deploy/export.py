@@ -14,11 +14,17 @@ from edgefl.errors import ExportError
 from edgefl.models.copies import copy_module
 from edgefl.models.inputs import call_with_inputs
 from edgefl.wire.tensors import Array
-from edgefl_export.deploy.executorch_file import ExecuTorchFile, ExecuTorchProgram
-from edgefl_export.deploy.onnx_file import OnnxFile, OnnxSession, Rows
+from edgefl_export.deploy.files import (
+    ExecuTorchFile,
+    ExecuTorchProgram,
+    OnnxFile,
+    OnnxSession,
+    Rows,
+    TorchFile,
+    TorchModel,
+)
 from edgefl_export.deploy.program import INPUT, MOST_ROWS, OUTPUT, InferenceProgram, Subject, program_of
 from edgefl_export.deploy.target import DeployTarget
-from edgefl_export.deploy.torch_file import TorchFile, TorchModel
 from edgefl_export.verify.graphs import ABSOLUTE, FACTOR, RELATIVE
 
 Run = Callable[[Mapping[str, Array]], Array]

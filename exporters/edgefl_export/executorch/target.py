@@ -21,7 +21,7 @@ from edgefl_export.artifact import Artifact
 from edgefl_export.capture.graph import LoweredGraph, Table
 from edgefl_export.capture.rewrites import store_early
 from edgefl_export.executorch import rules
-from edgefl_export.executorch.layout import move_transpositions
+from edgefl_export.executorch.graph import move_transpositions
 from edgefl_export.memory.budget import Form, MemoryMeasure, within
 from edgefl_export.memory.recompute import Budget
 from edgefl_export.select_to_multiply import NodeWriter, SelectToMultiply
@@ -36,7 +36,7 @@ _aten = torch.ops.aten
 
 ROWS = "rows"
 """Name of the other form of a program: updates of large state in blocks of rows
-(:mod:`edgefl_export.executorch.program.rows`)."""
+(:mod:`edgefl_export.executorch.program.write`)."""
 
 # Whether the mask of a comparison is the step of x - c (1) or of c - x (-1), and whether it is inverted.
 _COMPARISONS = {

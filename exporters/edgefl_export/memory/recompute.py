@@ -42,7 +42,7 @@ from edgefl_export.memory.usage import (
     timeline,
     unordered_readers,
 )
-from edgefl_export.operators import AFTER
+from edgefl_export.operators import AFTER, named
 
 RUNTIME_BYTES = 36 * 2**20
 """What onnxruntime itself needs for a training graph, over the idle process; the rest of a budget is for tensors.
@@ -93,12 +93,8 @@ class Budget:
 _EXPENSIVE_FLOPS_PER_BYTE = 2.0
 _aten = torch.ops.aten
 # Computed as a series or by a loop over an axis: several times the time of arithmetic.
-_SLOW = frozenset(
-    {
-        *(_aten.exp.default, _aten.log.default, _aten.erf.default, _aten.tanh.default, _aten.sigmoid.default),
-        *(_aten.pow.Tensor_Scalar, _aten.pow.Tensor_Tensor, _aten.sin.default, _aten.cos.default),
-        *(_aten._softmax.default, _aten._log_softmax.default, _aten.cumsum.default, _aten.sort.default),
-    }
+_SLOW = named(
+    "exp log erf tanh sigmoid pow.Tensor_Scalar pow.Tensor_Tensor sin cos _softmax _log_softmax cumsum sort"
 )
 
 

@@ -21,16 +21,10 @@ _aten = torch.ops.aten
 _VIEWS = named("view _unsafe_view reshape unsqueeze squeeze.dim squeeze.dims") | {AFTER}
 
 _SLICE = _aten.slice.Tensor
-PRODUCTS = frozenset({_aten.mm.default, _aten.addmm.default, _aten.bmm.default})
-_MOVES = frozenset({_aten.permute.default, _aten.transpose.int, _aten.t.default, _aten.clone.default})
-_FACTORS = frozenset({_aten.mul.Tensor, _aten.mul.Scalar, _aten.div.Tensor, _aten.div.Scalar})
-_ARITHMETIC = _FACTORS | {
-    _aten.add.Tensor,
-    _aten.add.Scalar,
-    _aten.sub.Tensor,
-    _aten.sub.Scalar,
-    _aten.where.self,
-}
+PRODUCTS = named("mm addmm bmm")
+_MOVES = named("permute transpose.int t clone")
+_FACTORS = named("mul.Tensor mul.Scalar div.Tensor div.Scalar")
+_ARITHMETIC = _FACTORS | named("add.Tensor add.Scalar sub.Tensor sub.Scalar where.self")
 # They read the shape of their first argument, which the file holds.
 _SHAPED = named("full_like empty_like zeros_like ones_like new_zeros new_ones new_full new_empty")
 

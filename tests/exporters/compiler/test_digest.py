@@ -27,8 +27,7 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog as submodels
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl_export.capture.fingerprint import TraceCache
-from edgefl_export.capture.trace import capture, decompose
+from edgefl_export.capture.trace import TraceCache, capture, decompose
 from edgefl_export.compiler.algorithm import coded_algorithm
 from edgefl_export.compiler.cache import SOURCES, BundleCache, source_digest
 from edgefl_export.compiler.compiler import Compiler

@@ -19,8 +19,7 @@ from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.capture.trace import capture
 from edgefl_export.decompositions import core_table
 from edgefl_export.executorch.check.programs import verify
-from edgefl_export.executorch.graph import to_kernel_ops
-from edgefl_export.executorch.layout import move_transpositions
+from edgefl_export.executorch.graph import move_transpositions, to_kernel_ops
 from edgefl_export.executorch.program import partition
 from edgefl_export.executorch.program.partition import steps_of
 from edgefl_export.executorch.program.write import to_executorch

@@ -34,12 +34,12 @@ from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.compiler.compiler import target_of
 from edgefl_export.compiler.manifest import ports
 from edgefl_export.executorch.check.programs import read_ports
-from edgefl_export.executorch.program import rows
+from edgefl_export.executorch.program import write
 from edgefl_export.executorch.program.write import in_rows, to_executorch
 from edgefl_export.executorch.target import ROWS
 
 WIDE, BATCH, STEPS = 1024, 4, 3
-STEP = rows.BLOCK_BYTES // 4 // WIDE
+STEP = write.BLOCK_BYTES // 4 // WIDE
 LARGE = "state.weights.body.0.weight"
 ALGORITHMS: dict[str, dict[str, Any]] = {"sgd": {"momentum": 0.9, "weight_decay": 1e-3}, "adamw": {}}
 ENGINE = ExecuTorchEngine()
@@ -199,7 +199,7 @@ def test_the_rows_are_ports_and_what_only_rows_are_read_of_is_none() -> None:
         for each in read_ports(written("sgd")[1])
     )
     momentum = LARGE.replace("weights", "momentum", 1)
-    blocks = -(-4 * WIDE * WIDE // rows.BLOCK_BYTES)
+    blocks = -(-4 * WIDE * WIDE // write.BLOCK_BYTES)
 
     assert LARGE in inputs and momentum not in inputs
     assert len(inputs) == 2 * blocks + 1

@@ -183,17 +183,14 @@ class _ProgramWriter:
         key: fx.Node | Slot = node if base is not node else slot
         if key not in self._tensors:
             self._tensors[key] = self._add(_described(node.meta["val"]))
-            if base is not node:
-                self._view(node, base)
+            if base is not node and (base.op == "get_attr" or self._is_outside(slot_of(base))):
+                # Its memory is known only when the program runs, and set then.
+                shape = self._list("int", node.meta["val"].shape)
+                arguments = [self._tensor(base), shape, self._tensors[key]]
+                self._call("executorch_prim::et_view", "default", arguments)
+            elif base is not node:
+                self._aliases[node] = slot_of(base)
         return self._tensors[key]
-
-    def _view(self, node: fx.Node, base: fx.Node) -> None:
-        if base.op == "get_attr" or self._is_outside(slot_of(base)):
-            # Its memory is known only when the program runs, and set then.
-            arguments = [self._tensor(base), self._list("int", node.meta["val"].shape), self._tensors[node]]
-            self._call("executorch_prim::et_view", "default", arguments)
-        else:
-            self._aliases[node] = slot_of(base)
 
     def _is_outside(self, slot: Slot) -> bool:
         """Return True if the caller has the memory: for inputs, and for outputs that are not planned."""
@@ -283,20 +280,13 @@ class _ProgramWriter:
         if value is not None and text in {"Tensor", "Optional[Tensor]"}:
             return self._constant(_as_tensor(value, node))
         if value is not None and "List[" in text:
-            return self._listed(value, text, turn)
+            if "Tensor" not in text:
+                items = value if isinstance(value, (list, tuple)) else [value]
+                return self._list("int" if "int" in text else "bool" if "bool" in text else "float", items)
+            indices = [-1 if item is None else self._read(item, turn) for item in value]
+            kinds = schema.OptionalTensorList if "Optional[Tensor]" in text else schema.TensorList
+            return self._add(kinds(indices))
         return self._number(_converted(value, text))
-
-    def _listed(self, value: Any, text: str, turn: int) -> int:
-        if "Tensor" in text:
-            return self._tensor_list(value, text, turn)
-        items = value if isinstance(value, (list, tuple)) else [value]
-        return self._list("int" if "int" in text else "bool" if "bool" in text else "float", items)
-
-    def _tensor_list(self, value: Sequence[Any], text: str, turn: int) -> int:
-        indices = [-1 if item is None else self._read(item, turn) for item in value]
-        if "Optional[Tensor]" in text:
-            return self._add(schema.OptionalTensorList(indices))
-        return self._add(schema.TensorList(indices))
 
     def _regions(self) -> dict[int, Region]:
         """Return the delegates, which share a workspace."""

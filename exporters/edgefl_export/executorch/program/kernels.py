@@ -22,29 +22,12 @@ from edgefl_export.executorch.silent_import import portable_lib
 _aten = torch.ops.aten
 
 # Functional ops that ExecuTorch has under the name of the form that copies.
-_COPIES = {
-    "_unsafe_view": "view_copy",
-    "_reshape_copy": "view_copy",
-    "alias": "alias_copy",
-    "as_strided": "as_strided_copy",
-    "detach": "detach_copy",
-    "diagonal": "diagonal_copy",
-    "expand": "expand_copy",
-    "narrow": "narrow_copy",
-    "permute": "permute_copy",
-    "reshape": "view_copy",
-    "select": "select_copy",
-    "slice": "slice_copy",
-    "split": "split_copy",
-    "split_with_sizes": "split_with_sizes_copy",
-    "squeeze": "squeeze_copy",
-    "t": "t_copy",
-    "transpose": "transpose_copy",
-    "unbind": "unbind_copy",
-    "unfold": "unfold_copy",
-    "unsqueeze": "unsqueeze_copy",
-    "view": "view_copy",
-}
+_COPIED = (
+    "alias as_strided detach diagonal expand narrow permute select slice split split_with_sizes squeeze t transpose "
+    "unbind unfold unsqueeze view"
+)
+_COPIES = {name: f"{name}_copy" for name in _COPIED.split()}
+_COPIES |= dict.fromkeys(("_unsafe_view", "_reshape_copy", "reshape"), "view_copy")
 
 _OF_OUTPUT = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "implicit"})
 

@@ -181,7 +181,11 @@ def _scheduled(graph: fx.Graph, able: set[fx.Node]) -> Iterator[ProgramStep]:
     for node in order:
         if HELD in node.meta:
             followers.setdefault(node.meta[HELD], []).append(node)
-    waiting = {node: len(_reads(node)) + (HELD in node.meta) for node in order if node.op == "call_function"}
+    waiting = {
+        node: len({*node.all_input_nodes}) + (HELD in node.meta)
+        for node in order
+        if node.op == "call_function"
+    }
     queue = _ReadyQueue(order, able)
     for node in [node for node, count in waiting.items() if not count]:
         queue.put(node)
@@ -198,10 +202,6 @@ def _scheduled(graph: fx.Graph, able: set[fx.Node]) -> Iterator[ProgramStep]:
             _release(node, waiting, queue, followers)
         if region:
             yield ProgramStep(tuple(region), delegated=True)
-
-
-def _reads(node: fx.Node) -> set[fx.Node]:
-    return set(node.all_input_nodes)
 
 
 def _release(

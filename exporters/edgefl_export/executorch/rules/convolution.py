@@ -292,10 +292,6 @@ def has_few_channels(shape: Sequence[int]) -> bool:
     return shape[3] * shape[1] <= MOST_ROW and offsets * shape[1] <= MOST_ALL and offsets > 1
 
 
-def fits(w: Tensor) -> bool:
-    return has_few_channels(w.shape)
-
-
 def planes_forward(x: Tensor, w: Tensor, moves: Moves) -> Tensor:
     """x [N, C, H, W] -> y [N, H', W', O]."""
     height, width = moves.outputs(x.permute(0, 2, 3, 1), (w.shape[2], w.shape[3]))
@@ -412,7 +408,7 @@ def _one_to_one(w: Tensor, groups: int) -> bool:
 
 
 def _is_dense(w: Tensor, groups: int) -> bool:
-    return not (_one_to_one(w, groups) or (groups == 1 and fits(w)))
+    return not (_one_to_one(w, groups) or (groups == 1 and has_few_channels(w.shape)))
 
 
 def _gradients(grad: Tensor, x: Tensor, w: Tensor, moves: Moves, groups: int) -> tuple[Tensor, Tensor]:
@@ -424,7 +420,7 @@ def _gradients(grad: Tensor, x: Tensor, w: Tensor, moves: Moves, groups: int) ->
 
 def _forward(x: Tensor, w: Tensor, moves: Moves, groups: int) -> Tensor:
     """x [N, C, H, W] -> y [N, H', W', O]."""
-    if groups == 1 and fits(w):
+    if groups == 1 and has_few_channels(w.shape):
         return planes_forward(x, w, moves)
     x = x.permute(_LAST)
     if _one_to_one(w, groups):

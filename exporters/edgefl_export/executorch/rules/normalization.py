@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,15 +54,7 @@ def frozen_norm(
 
 
 def batch_norm_gradient(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    save_mean: Tensor | None,
-    save_rstd: Tensor | None,
-    training: bool,
-    eps: float,
+    grad: Tensor, x: Tensor, weight: Tensor | None, *args: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """h like x, and gain, dL/dweight and dL/dbias [C], where dL/dx = gain h. With c = x - m and n values per channel:
 
@@ -69,11 +62,10 @@ def batch_norm_gradient(
     * frozen: h = g
     * training: h = g - c (r dL/dweight / n) - dL/dbias / n.
     """
+    running_mean, running_var, save_mean, save_rstd, training, eps = args
     g, last = _last(grad), _last(x)
     if not training:
-        assert running_mean is not None and running_var is not None
         save_mean, save_rstd = running_mean, (running_var + eps).rsqrt()
-    assert save_mean is not None and save_rstd is not None
     axes = list(range(g.dim() - 1))
     gain = save_rstd if weight is None else save_rstd * weight
     centred = last - save_mean

@@ -125,12 +125,7 @@ def _is_growth(node: fx.Node) -> bool:
 
 
 MOST_PARTS = 5
-_CONCATENATIONS = {
-    2: xnn.XNNConcatenate2,
-    3: xnn.XNNConcatenate3,
-    4: xnn.XNNConcatenate4,
-    5: xnn.XNNConcatenate5,
-}
+_CONCATENATIONS = {parts: getattr(xnn, f"XNNConcatenate{parts}") for parts in range(2, MOST_PARTS + 1)}
 
 
 def _cat(builder: Builder, node: fx.Node) -> None:
@@ -154,19 +149,8 @@ def _join(builder: Builder, ids: list[int], axis: int, out: int) -> None:
     if len(ids) == 1:
         builder.add(xnn.XNNCopy(ids[0], out, 0))
         return
-    padded = [*ids, *[NONE] * (MOST_PARTS - len(ids))]
-    builder.add(
-        _CONCATENATIONS[len(ids)](
-            axis=axis,
-            input1_id=padded[0],
-            input2_id=padded[1],
-            input3_id=padded[2],
-            input4_id=padded[3],
-            input5_id=padded[4],
-            output_id=out,
-            flags=0,
-        )
-    )
+    second, third, fourth, fifth = [*ids[1:], *[NONE] * (MOST_PARTS - len(ids))]
+    builder.add(_CONCATENATIONS[len(ids)](axis, ids[0], second, third, fourth, out, 0, fifth))
 
 
 def _is_cat(node: fx.Node) -> bool:
