@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -77,15 +79,10 @@ def nll_loss_forward(
 
 
 def nll_loss_backward(
-    grad: Tensor,
-    logp: Tensor,
-    target: Tensor,
-    weight: Tensor | None,
-    reduction: int,
-    ignore_index: int,
-    total: Tensor,
+    grad: Tensor, logp: Tensor, target: Tensor, weight: Tensor | None, *args: Any
 ) -> Tensor:
     """dL/dlogp[n, c] = -w_n [c == y_n] * g / total (mean), or without the division (sum, none)."""
+    reduction, ignore_index, total = args
     counts, place, share = _chosen(logp, target, weight, ignore_index)
     # Selected and not multiplied: with no row that counts, grad / total is no number.
     row = torch.where(counts, -share * (grad / total if reduction == _MEAN else grad), 0.0)

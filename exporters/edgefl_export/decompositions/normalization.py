@@ -18,22 +18,15 @@ _aten = torch.ops.aten
 
 
 def native_batch_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor | None,
-    running_var: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, *args: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y = (x - m) / sqrt(v + eps) * weight + bias, with m, v of the batch (training) or the running ones.
 
     Training also moves the running statistics: r <- (1 - momentum) r + momentum s, where s is the batch mean or
     the unbiased batch variance. The op's schema hides this write, so it is spelled out here.
     """
+    running_mean, running_var, training, momentum, eps = args
     if not training:
-        assert running_mean is not None and running_var is not None
         empty = x.new_zeros(0)
         frozen = _aten._native_batch_norm_legit_no_training
         return frozen(x, weight, bias, running_mean, running_var, momentum, eps)[0], empty, empty

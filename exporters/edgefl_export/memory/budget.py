@@ -25,7 +25,14 @@ from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.capture.nodes import results
 from edgefl_export.memory.cutting import segments
 from edgefl_export.memory.predict import predicted_peak
-from edgefl_export.memory.recompute import Budget, RecomputePlan, beside_tensors, lean, peak_bytes, plans
+from edgefl_export.memory.recompute import (
+    Budget,
+    RecomputePlan,
+    beside_tensors,
+    lean,
+    peak_bytes,
+    plans,
+)
 from edgefl_export.memory.usage import Timeline, constants, has_many, size, timeline, workspace
 
 # Where to cut a step into segments: the cheapest cuts between which no more than so many bytes are held.
@@ -77,13 +84,17 @@ class _PageValues:
         outputs = set(results(line.nodes[-1].graph))
         reads = _reads(line, fixed)
         nodes = [node for node in reads if node.op == "call_function" and node not in fixed]
-        self.made: _Numbers = np.array([_begins(node, line) for node in nodes], np.int64)
+        # One of several results is computed by the op of all of them.
+        made_by = [node.all_input_nodes[0] if node.target is operator.getitem else node for node in nodes]
+        self.made: _Numbers = np.array([line.position[made] for made in made_by], np.int64)
         self.sizes: _Numbers = np.array([size(node) for node in nodes], np.int64)
         self.last: _Numbers = np.array([max(reads[node]) for node in nodes], np.int64)
         self.reads = [sorted(reads[node]) for node in nodes]
         # State is bound and metrics are small: neither is a part of what a segment holds for itself.
         self.inside = np.array([node not in outputs for node in nodes], bool)
-        self.busy = _while_running(line)
+        # Bytes that each node needs beside its inputs and its result.
+        busy = [workspace(node) if node.op == "call_function" else 0 for node in line.nodes]
+        self.busy: _Numbers = np.array(busy, np.int64)
 
     def next_read(self, place: int) -> _Numbers:
         """Return for each value the first position behind ``place`` that reads it, or a very large number."""
@@ -104,16 +115,6 @@ def _reads(line: Timeline, fixed: frozenset[fx.Node]) -> dict[fx.Node, list[int]
                 if line.owner[value] in reads:
                     reads[line.owner[value]].append(at)
     return reads
-
-
-def _begins(node: fx.Node, line: Timeline) -> int:
-    """Return the position at which ``node`` is computed, for one of several results that of its op."""
-    return line.position[node.all_input_nodes[0] if node.target is operator.getitem else node]
-
-
-def _while_running(line: Timeline) -> _Numbers:
-    """Return the bytes that each node needs beside its inputs and its result."""
-    return np.array([workspace(node) if node.op == "call_function" else 0 for node in line.nodes], np.int64)
 
 
 class _CutTable:

@@ -19,12 +19,7 @@ _aten = torch.ops.aten
 
 
 def batch_statistics_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    training: bool,
-    momentum: float,
-    eps: float,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y = (x - m) r weight + bias with m = mean, r = 1 / sqrt(mean (x - m)^2 + eps) per channel; returns y, m, r."""
     last = _last(x)
@@ -38,15 +33,10 @@ def batch_statistics_norm(
 
 
 def frozen_norm(
-    x: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    running_mean: Tensor,
-    running_var: Tensor,
-    momentum: float,
-    eps: float,
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, *args: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y = (x - running mean) weight / sqrt(running variance + eps) + bias."""
+    running_mean, running_var, _, eps = args
     rstd = (running_var + eps).rsqrt()
     y = (_last(x) - running_mean) * (rstd if weight is None else rstd * weight)
     empty = x.new_zeros(0)
@@ -109,20 +99,12 @@ def _rows(x: Tensor, shape: Sequence[int]) -> Tensor:
     return x if len(shape) == 1 < x.dim() else x.reshape(-1, math.prod(shape))
 
 
-def layer_norm_backward(
-    grad: Tensor,
-    x: Tensor,
-    shape: Sequence[int],
-    mean: Tensor,
-    rstd: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    output_mask: list[bool],
-) -> Gradient:
+def layer_norm_backward(grad: Tensor, x: Tensor, shape: Sequence[int], *args: Any) -> Gradient:
     """Return the gradients of layer normalization. With h = (x - m) r, d = g weight and means over the last axes:
 
     dL/dx = r (d - mean d - h mean (d h)); dL/dweight = sum g h; dL/dbias = sum g over the other axes.
     """
+    mean, rstd, weight, _, output_mask = args
     size = math.prod(shape)
     g, rows = _rows(grad, shape), _rows(x, shape)
     scale = rstd.reshape(*rows.shape[:-1], 1)

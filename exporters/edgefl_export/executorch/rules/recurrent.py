@@ -81,18 +81,9 @@ def gru(
     return _turned(states), h.t().contiguous(), *saved
 
 
-def gru_backward(
-    d_states: Tensor | None,
-    d_h: Tensor,
-    r: Tensor,
-    z: Tensor,
-    n: Tensor,
-    p_n: Tensor,
-    away: Tensor,
-    recurrent: Tensor,
-    reverse: bool,
-) -> tuple[Tensor, ...]:
+def gru_backward(d_states: Tensor | None, d_h: Tensor, *saved: Any) -> tuple[Tensor, ...]:
     """``edgefl::gru_cells_backward``: the shapes are its own."""
+    r, z, n, p_n, away, recurrent, reverse = saved
     transposed, dh = recurrent.t(), d_h.t()
     d_rows = None if d_states is None else _turned(d_states)
     rows: list[tuple[Tensor, ...]] = []
