@@ -23,7 +23,7 @@ from edgefl.algorithms.submodels.frozen_forward import chunk_forward
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.models.spec import ModelSpec
-from edgefl.models.tied import state_of
+from edgefl.models.tied import collect_state
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import step_ports
@@ -147,7 +147,7 @@ def _written(folder: Path, form: Target, submodel: Submodel, batch: int) -> list
     write_job(folders[1], form, forward_only(objective, batch), left, {})
     for number, chunk in enumerate(submodel.prefix, 1):
         folders.append(folder / f"chunk{number}")
-        chunk_weights = prefixed("weights", state_of(chunk.module))
+        chunk_weights = prefixed("weights", collect_state(chunk.module))
         write_job(
             folders[-1], form, chunk_forward(chunk.module, chunk.sample, batch=batch), chunk_weights, {}
         )

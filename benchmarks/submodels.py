@@ -29,7 +29,7 @@ from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, prefixed, role_of
 from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
-from edgefl.models.tied import state_of
+from edgefl.models.tied import collect_state
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.carrier import Thresholded
 from edgefl.objective.objective import Objective
@@ -303,7 +303,7 @@ def forward_runs(
     """Run the forward pass of each frozen chunk, each in a process of its own."""
     for chunk, function in zip(submodel.prefix, _forwards(submodel), strict=True):
         say(f"graph {function.name} of {', '.join(chunk.units)}")
-        yield _run(function, prefixed("weights", state_of(chunk.module)), {}, settings)
+        yield _run(function, prefixed("weights", collect_state(chunk.module)), {}, settings)
 
 
 def _forwards(submodel: Submodel) -> list[Function]:

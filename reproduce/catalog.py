@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from edgefl.errors import ConfigError
-from edgefl.wire.text import nearest
+from edgefl.wire.text import suggest
 
 ENTRIES_BY_PAPER: Mapping[str, Sequence[str]] = {
     "embracingfl": ("heterogeneity", "scaling", "bn", "accounting", "svcca", "theory", "text", "device"),
@@ -29,7 +29,7 @@ def expand(names: Sequence[str]) -> list[str]:
         if not found:
             raise ConfigError(
                 f"no reproduction {name!r}; there are: {', '.join(NAMES)}, or a paper for all of its own "
-                f"({', '.join(ENTRIES_BY_PAPER)}){nearest(name, [*ENTRIES_BY_PAPER, *NAMES])}",
+                f"({', '.join(ENTRIES_BY_PAPER)}){suggest(name, [*ENTRIES_BY_PAPER, *NAMES])}",
                 name=name,
             )
         chosen.update(dict.fromkeys(found))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from edgefl.errors import ConfigError
-from edgefl.wire.text import nearest
+from edgefl.wire.text import suggest
 from reproduce.results import Judge, Results
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def checked_scale(name: str) -> Scale:
     for scale in SCALES:
         if scale == name:
             return scale
-    raise ConfigError(f"no scale {name!r}; there are: {', '.join(SCALES)}{nearest(name, SCALES)}", scale=name)
+    raise ConfigError(f"no scale {name!r}; there are: {', '.join(SCALES)}{suggest(name, SCALES)}", scale=name)
 
 
 Progress = Callable[[str], None]

@@ -18,7 +18,7 @@ from edgefl.errors import EdgeflError
 from edgefl.system.processes import module_command
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph
-from edgefl.wire.bundle.variants import folded
+from edgefl.wire.bundle.variants import compress
 from edgefl_device.engine import open_engine
 from edgefl_device.round.autotune import Autotuner, MemoryTuningStore, StepTrial, TuningResult
 
@@ -29,7 +29,7 @@ def take_fastest(
     """Return name ("" for the graph's own form) and artifact of the fastest form, and write it as the folder's graph."""
     place = folder / "graph.msgpack"
     graph = msgspec.msgpack.decode(place.read_bytes(), type=Graph)
-    pairs = [folded(name, model, graph.blob.chunk, base=own) for name, model in variants.items()]
+    pairs = [compress(name, model, graph.blob.chunk, base=own) for name, model in variants.items()]
     for variant, frame in pairs:
         (folder / variant.blob.sha256).write_bytes(frame)
     listed = msgspec.structs.replace(graph, variants=tuple(variant for variant, _ in pairs))

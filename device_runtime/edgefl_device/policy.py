@@ -36,7 +36,7 @@ from edgefl.errors import ConfigError, RoundDeclined
 from edgefl.system.sizes import parse_size, size
 from edgefl.wire.mqtt.messages import LINK, POLICY, POWER, THERMAL, UNKNOWN_CONDITIONS, Conditions
 from edgefl.wire.mqtt.session import Session
-from edgefl.wire.text import unknown
+from edgefl.wire.text import describe_unknown
 
 Condition = Literal["charging", "unmetered"]
 WorkKind = Literal["train", "profile"]
@@ -86,7 +86,7 @@ def read_policy(path: Path) -> Policy:
 
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-        if wrong := unknown(table, Policy.__struct_fields__):
+        if wrong := describe_unknown(table, Policy.__struct_fields__):
             raise ValueError(f"{wrong[0]}; the keys are {', '.join(Policy.__struct_fields__)}")
         policy = msgspec.convert(table, Policy)
         wrong = [text for text in policy.quiet if not _HOURS.fullmatch(text)]

@@ -16,7 +16,7 @@ from edgefl.errors import ConfigError
 from edgefl.wire import folders
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest
 from edgefl.wire.keys import parse_keys
-from edgefl.wire.limits import Limits, checked_seed
+from edgefl.wire.limits import Limits, check_seed
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.topics import checked_name
 from edgefl.wire.tensors import Arrays
@@ -126,7 +126,7 @@ def adapt(
         BundleError: if the bundle has no graph that personalizes.
         DataError: if the data do not fit the model.
     """
-    checked_seed(wanted.seed)
+    check_seed(wanted.seed)
     made = Personalizer(
         engine=open_engine(engine, threads), manifest=model.manifest, blobs=model.blobs, folder=model.folder
     )

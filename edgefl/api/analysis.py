@@ -30,7 +30,7 @@ from edgefl.setup.model import federation_model
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.training import algorithm_of
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.limits import checked_seed
+from edgefl.wire.limits import check_seed
 from edgefl.wire.tensors import Arrays
 from edgefl_device.data.support import checked_protocol
 from edgefl_device.round.offline import read_weights
@@ -133,7 +133,7 @@ def personalize(
     Raises:
         ConfigError: if the run is not finished, or its data are not where they were.
     """
-    seed = checked_seed(seed)
+    seed = check_seed(seed)
     folder = run.folder if isinstance(run, Run | Simulation) else Path(run)
     with reporting("reading the run and its data") as told:
         finished = FinishedRun.open(folder, Path(data) if data else None)

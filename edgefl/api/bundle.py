@@ -13,7 +13,7 @@ from edgefl.api.progress import reporting
 from edgefl.errors import BundleError
 from edgefl.wire.bundle import archive
 from edgefl.wire.bundle.manifest import Manifest
-from edgefl.wire.limits import checked_seed
+from edgefl.wire.limits import check_seed
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.text import notebook_table
 
@@ -97,7 +97,7 @@ class Bundle:
             return verify_bundle(
                 self.contents,
                 request,
-                checked_seed(seed),
+                check_seed(seed),
                 progress=lambda graph: report(f"comparing graph {next(number)} of {total}: {graph}"),
             )
 

@@ -26,7 +26,7 @@ from edgefl.errors import EdgeflError, ExportError, ModelError
 from edgefl.losses import LossLike
 from edgefl.models.spec import ModelSpec
 from edgefl.system.forks import side_by_side
-from edgefl.wire.limits import checked_seed
+from edgefl.wire.limits import check_seed
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.text import notebook_table
 from edgefl_export.capture.graph import start_forked
@@ -139,7 +139,7 @@ def check(
     >>> print(edgefl.check("mlp", engines=["onnx"]))
     mlp can be trained on onnx, 3 units
     """
-    seed, model = checked_seed(seed), Model.of(model)
+    seed, model = check_seed(seed), Model.of(model)
     source = samples_of(data) if isinstance(data, str | Path) else dataset(data)
     with reporting(progress=progress) as report:
         report("tracing and cutting the model")

@@ -17,7 +17,7 @@ from edgefl.system.sizes import parse_size
 from edgefl.wire import folders
 from edgefl.wire.enrolment import parse_token
 from edgefl.wire.keys import parse_keys
-from edgefl.wire.limits import Limits, checked_seed
+from edgefl.wire.limits import Limits, check_seed
 from edgefl.wire.mirrors import Mirror
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.topics import checked_name
@@ -265,7 +265,7 @@ def train_round(
         held,
         _local(x, y, limits.bad_rows if limits else "refuse"),
         open_engine((limits.engine if limits else "") or read.format, limits.threads or 1 if limits else 1),
-        seed=checked_seed(seed),
+        seed=check_seed(seed),
         hyper=hyper,
         carry=carry,
         samples=samples,

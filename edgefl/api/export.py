@@ -22,7 +22,7 @@ from edgefl.setup.tiers import completed
 from edgefl.setup.training import tiers_of
 from edgefl.system.forks import side_by_side
 from edgefl.wire.bundle.formats import Outputs, check_outputs
-from edgefl.wire.text import nearest
+from edgefl.wire.text import suggest
 from edgefl_export.capture.graph import start_forked
 from edgefl_export.compiler.cache import CompiledBundle, bundle_name
 from edgefl_export.compiler.compiler import check_installed
@@ -142,7 +142,7 @@ def plan_export(
     settings = federation if isinstance(federation, Federation) else load_federation(federation)
     whole = completed(without_devices(settings))
     if unknown := sorted(set(tiers) - set(whole.tiers)):
-        close = nearest(unknown[0], whole.tiers)
+        close = suggest(unknown[0], whole.tiers)
         raise ConfigError(f"no tier {unknown[0]!r}; there are: {', '.join(whole.tiers)}{close}")
     names = [name for name in whole.tiers if not tiers or name in tiers]
     wanted = {name: tuple(dict.fromkeys(formats)) or settings.formats_of(name) for name in names}

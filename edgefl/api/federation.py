@@ -19,7 +19,7 @@ from edgefl.setup.data import data_table
 from edgefl.setup.federation_options import FederationOptions
 from edgefl.setup.tiers import completed, parse_tiers
 from edgefl.wire.bundle.formats import FormatName
-from edgefl.wire.limits import checked_seed
+from edgefl.wire.limits import check_seed
 
 _OWN_KEYS: tuple[str, ...] = ("gamma", "cut", "chunks")
 """Options of a submodel that stand in the tier's table itself."""
@@ -156,7 +156,7 @@ def federation_of(
     source: Federation | str | Path | None, *, data: str | Path | None = None, seed: int | None = None
 ) -> Federation:
     """Return a federation, that in a file, or the demo's for None, with another folder of data or another seed."""
-    settings: dict[str, object] = {} if seed is None else {"federation.seed": checked_seed(seed)}
+    settings: dict[str, object] = {} if seed is None else {"federation.seed": check_seed(seed)}
     settings |= {"data.dir": str(Path(data).resolve())} if data else {}
     if not isinstance(source, Federation):
         return demo_federation(settings) if source is None else load_federation(source, settings)

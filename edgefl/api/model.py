@@ -24,7 +24,7 @@ from edgefl.models.zoo.catalog import build_from_factory, model_trained_on, with
 from edgefl.setup.data import data_table, open_data
 from edgefl.setup.model import check_fits, data_spec, fitted_model, labels_of, sample_of
 from edgefl.wire.bundle.manifest import DataSpec, Input
-from edgefl.wire.limits import checked_seed
+from edgefl.wire.limits import check_seed
 
 Factory = str | nn.Module | ModelSpec | Callable[..., Any]
 """The name of a model that edgefl brings, ``file.py:factory``, a module, a factory of one, or a :class:`ModelSpec`."""
@@ -117,7 +117,7 @@ def model_spec(
         ModelError: the model cannot be built or cut, or would not be trained as torch trains it
             (:func:`edgefl.comparison.compare.compare`).
     """
-    seed = checked_seed(seed)
+    seed = check_seed(seed)
     given = {"sample": sample, "classes": classes, "options": options or None, "output": output}
     _check_used(model, data, given)
     if not isinstance(model, nn.Module) and output is not None:

@@ -23,7 +23,7 @@ from edgefl.wire.enrolment import parse_token
 from edgefl.wire.keys import parse_keys
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address, read_secret
-from edgefl.wire.text import unknown
+from edgefl.wire.text import describe_unknown
 
 
 class EngineChoice(StrEnum):
@@ -139,7 +139,7 @@ def token_text(text: str) -> str:
 def parse_limits(entries: list[str]) -> Limits:
     """``["fetch_window=4"]`` as Limits; ConfigError names the entry."""
     pairs = dict(entry.partition("=")[::2] for entry in entries)
-    if wrong := unknown(pairs, Limits.__struct_fields__):
+    if wrong := describe_unknown(pairs, Limits.__struct_fields__):
         raise ConfigError(f"--limit {wrong[0]}; `edgefl validate --template` lists all limits")
     try:
         return msgspec.convert(pairs, Limits, strict=False)

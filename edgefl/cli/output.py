@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
 
-from edgefl.wire.text import cleaned
+from edgefl.wire.text import clean_text
 
 
 # Texts hold names and paths of users: `package.module:two:` is no emoji, and `[server]` is no markup.
@@ -23,7 +23,7 @@ class CleanConsole(Console):
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
         """Yield the segments that rich makes, cleaned. Its own control codes stay."""
         for segment in super().render(renderable, options):
-            yield segment if segment.control else Segment(cleaned(segment.text), segment.style)
+            yield segment if segment.control else Segment(clean_text(segment.text), segment.style)
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **options: Any) -> None:
         """Print ``objects``; text is left to the terminal to wrap, so that a path or a digest in it can be copied."""

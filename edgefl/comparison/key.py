@@ -13,8 +13,8 @@ from torch import Tensor
 from edgefl.comparison import torch_side
 from edgefl.comparison.inputs import UserSamples
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.hooks import described_hooks
-from edgefl.models.python_state.references import References
+from edgefl.models.hooks import hook_ids
+from edgefl.models.python_state.references import StateSearch
 from edgefl.models.source import ModelSource
 from edgefl.models.spec import ModelSpec
 
@@ -24,13 +24,12 @@ def key_of(spec: ModelSpec, source: ModelSource, data: UserSamples | None) -> ob
     request = source.request
     inputs = tuple(torch_side.inputs_of(source).items())
     parts = tuple(
-        (path, id(type(part)), part.training, described_hooks(part))
-        for path, part in source.module.named_modules()
+        (path, id(type(part)), part.training, hook_ids(part)) for path, part in source.module.named_modules()
     )
     learns = tuple(each.requires_grad for each in source.module.parameters())
     state = tuple(
         tuple((str(key), _known(value)) for key, value in space.read().items() if not _is_own(key))
-        for space in References(source.module).spaces
+        for space in StateSearch(source.module).spaces
     )
     # Losses of edgefl are equal if what they hold is. A loss of the user's may refer to the module.
     of_edgefl = type(spec.loss).__module__.startswith("edgefl.")

@@ -21,7 +21,7 @@ from edgefl.errors import ConfigError
 from edgefl.wire.bundle.formats import FORMATS, FormatName
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.topics import checked_name
-from edgefl.wire.text import unknown
+from edgefl.wire.text import describe_unknown
 
 # The table of a federation file that puts other bundles on trial with a share of the devices.
 
@@ -122,7 +122,7 @@ class Federation(tables.ConfigTable):
                 checked_name("tier", name)
             except ConfigError as error:
                 problems.append(error.message)
-        wrong = unknown(self.limits, Limits.__struct_fields__)
+        wrong = describe_unknown(self.limits, Limits.__struct_fields__)
         problems += [f"limits.{problem}; `edgefl validate --template` lists all" for problem in wrong]
         try:
             problems += [] if wrong else self.wire_limits.unreadable()

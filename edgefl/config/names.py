@@ -16,7 +16,7 @@ from edgefl.errors import ConfigError
 from edgefl.facts import problem_of, shipped
 from edgefl.facts.combinations import WHOLE, combination_hint, works
 from edgefl.system.processes import folder_last
-from edgefl.wire.text import nearest, similar
+from edgefl.wire.text import similar, suggest
 
 _PERSONAL = "personal"  # of every algorithm
 _ANY_TRAINING = ("sgd",)  # what a codec may put its own training in place of
@@ -48,7 +48,7 @@ def check_kinds(wanted: Iterable[str]) -> None:
     for kind in wanted:
         if kind not in known:
             raise ConfigError(
-                f"no submodel kind {kind!r}; there are: {', '.join(known)}{nearest(kind, known)}",
+                f"no submodel kind {kind!r}; there are: {', '.join(known)}{suggest(kind, known)}",
                 kind=kind,
             )
 
@@ -61,7 +61,7 @@ def _model(tables: Mapping[str, Any]) -> Iterator[str]:
         return
     if name not in facts.models:
         known = ", ".join(facts.models)
-        yield f"model.name: no model {name!r}; there are: {known}, or 'file.py:factory'{nearest(name, facts.models)}"
+        yield f"model.name: no model {name!r}; there are: {known}, or 'file.py:factory'{suggest(name, facts.models)}"
         return
     yield from _options("model.options", f"model {name!r}", facts.models[name], options)
     if table.get("bn", "global") != "global" and "bn" not in facts.models[name]:
@@ -97,7 +97,7 @@ def _algorithm(tables: Mapping[str, Any]) -> Iterator[str]:
         yield (
             f"algorithm.name: no algorithm {name!r}; there are: {known}, 'package.module:factory' or "
             f"'path/to/file.py:factory'"
-            f"{nearest(name, facts.algorithms)}"
+            f"{suggest(name, facts.algorithms)}"
         )
         return
     codec = _name(_table(tables, "codec"), "dense")
@@ -152,7 +152,7 @@ def _tier(key: str, table: Mapping[str, Any], tables: Mapping[str, Any]) -> Iter
     kinds = shipped().kinds
     kind = _name(table, "output_side", "kind")
     if kind not in kinds:
-        yield f"{key}.kind: no submodel kind {kind!r}; there are: {', '.join(sorted(kinds))}{nearest(kind, kinds)}"
+        yield f"{key}.kind: no submodel kind {kind!r}; there are: {', '.join(sorted(kinds))}{suggest(kind, kinds)}"
         return
     what = f"submodel kind {kind!r}"
     yield from _options(f"{key}.options", what, kinds[kind], _table(table, "options"))
@@ -182,7 +182,7 @@ def _listed(
     key: str, what: str, name: str, catalog: Mapping[str, Any], options: Mapping[str, Any]
 ) -> Iterator[str]:
     if name not in catalog:
-        yield f"{key}.name: no {what} {name!r}; there are: {', '.join(catalog)}{nearest(name, catalog)}"
+        yield f"{key}.name: no {what} {name!r}; there are: {', '.join(catalog)}{suggest(name, catalog)}"
     else:
         yield from _options(f"{key}.options", f"{what} {name!r}", catalog[name], options)
 
@@ -190,7 +190,7 @@ def _listed(
 def _options(key: str, what: str, accepted: Mapping[str, Any], options: Mapping[str, Any]) -> Iterator[str]:
     for name, value in options.items():
         if name not in accepted:
-            yield f"{key}.{name}: {what} has no option {name!r}; it takes {', '.join(accepted)}{nearest(name, accepted)}"
+            yield f"{key}.{name}: {what} has no option {name!r}; it takes {', '.join(accepted)}{suggest(name, accepted)}"
         elif problem := problem_of(accepted[name], value):
             yield f"{key}.{name}: {problem} (found {value!r})"
 
@@ -208,7 +208,7 @@ def _factory(what: str, name: str) -> Iterator[str]:
         yield f"{what}.name: {place} is no Python code: {error.msg}{line}"
         return
     known = [each for each in (names[0] if names else ()) if not each.startswith("_")]
-    there = f"; it defines {', '.join(known)}{nearest(factory, known)}" if known else ""
+    there = f"; it defines {', '.join(known)}{suggest(factory, known)}" if known else ""
     if not factory:
         yield f"{what}.name: name the factory too, such as {place}:{known[0] if known else 'make'}{there}"
     elif names and factory not in names[0] and factory not in names[1]:

@@ -15,7 +15,7 @@ from edgefl.config.tables import TierTable
 from edgefl.config.text import parse_toml
 from edgefl.errors import ConfigError, DataError
 from edgefl.facts import shipped
-from edgefl.wire.text import nearest, similar
+from edgefl.wire.text import similar, suggest
 
 
 def load(path: Path | None, overrides: Mapping[str, object] | None = None) -> Federation:
@@ -58,7 +58,7 @@ def check_tiers(federation: Federation, wanted: Iterable[str]) -> None:
     for name in wanted:
         if name not in known:
             raise ConfigError(
-                f"no tier {name!r}; there are: {', '.join(known)}{nearest(name, known)}", tier=name
+                f"no tier {name!r}; there are: {', '.join(known)}{suggest(name, known)}", tier=name
             )
 
 
@@ -129,11 +129,11 @@ def _explain(problem: Any) -> str:
         )
     if problem["type"] == "extra_forbidden":
         known = sorted(_known_keys(problem["loc"][:-1]))
-        close = nearest(str(problem["loc"][-1]), known)
+        close = suggest(str(problem["loc"][-1]), known)
         return f"{key}: unknown key; this table knows {', '.join(known)}{close}"
     if problem["type"] == "literal_error" and isinstance(problem["input"], str):
         known = problem["ctx"]["expected"].replace("'", "").replace(" or ", ", ").split(", ")
-        return f"{key}: {problem['msg']} (found {problem['input']!r}){nearest(problem['input'], known)}"
+        return f"{key}: {problem['msg']} (found {problem['input']!r}){suggest(problem['input'], known)}"
     text = problem["msg"].removeprefix("Value error, ")
     return f"{key}: {text} (found {problem['input']!r})" if problem["loc"] else text
 

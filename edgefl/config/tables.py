@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from edgefl.errors import ConfigError
 from edgefl.system.sizes import parse_budget
 from edgefl.wire.bundle.formats import FormatName, Outputs
-from edgefl.wire.bundle.readers import Reader, problem_of
-from edgefl.wire.limits import checked_seed
+from edgefl.wire.bundle.readers import Reader, find_problem
+from edgefl.wire.limits import check_seed
 from edgefl.wire.mqtt.address import Address, ClientIds, Version, read_secret
 from edgefl.wire.mqtt.topics import checked_name
 
@@ -76,7 +76,7 @@ class FederationTable(ConfigTable):
     @classmethod
     def _in_range(cls, seed: int) -> int:
         try:
-            return checked_seed(seed)
+            return check_seed(seed)
         except ConfigError as error:
             raise ValueError(error.message) from error
 
@@ -258,7 +258,7 @@ class DataTable(ConfigTable):
     def _a_reader(cls, given: Any) -> Any:
         try:
             table = msgspec.to_builtins(given)
-            problem = problem_of(msgspec.convert(table, Reader)) if table else ""
+            problem = find_problem(msgspec.convert(table, Reader)) if table else ""
         except (msgspec.ValidationError, TypeError) as error:
             raise ValueError(f"no such reader: {error}") from error
         if problem:

@@ -59,11 +59,11 @@ def load(
     if download:
         remedy = f"Put it into {target / FOLDER}, or name its folder with `data` or EDGEFL_DATA"
         fetch(URLS, target / FOLDER / ARCHIVE, MD5, of=NAME, remedy=remedy, progress=progress)
-        return _of_archive(target / FOLDER / ARCHIVE)
+        return _read_archive(target / FOLDER / ARCHIVE)
     for folder in folders:
         if (folder / SUBSET).is_file():
-            return _of_npz(folder / SUBSET)
-    raise _nowhere(
+            return _read_npz(folder / SUBSET)
+    raise _missing_error(
         NAME,
         f"{ARCHIVE}, {BATCHES}, {WHOLE} or {SUBSET}",
         places,
@@ -90,28 +90,28 @@ def load_jpeg(places: Sequence[Path]) -> Dataset:
                 return _dataset(
                     JPEG_NAME, *(_unpack(pack, pack.stat().st_mtime_ns) for pack in (train, test))
                 )
-    raise _nowhere(JPEG_NAME, " and ".join(JPEG), places, ", or take cifar10, which can be downloaded")
+    raise _missing_error(JPEG_NAME, " and ".join(JPEG), places, ", or take cifar10, which can be downloaded")
 
 
 def _load_published(folder: Path) -> Dataset | None:
     """Load a folder's complete copy of the dataset. Return None if the folder has none."""
     if (folder / BATCHES).is_dir():
-        return _of_folder(folder / BATCHES)
+        return _read_folder(folder / BATCHES)
     if (folder / ARCHIVE).is_file():
-        return _of_archive(folder / ARCHIVE)
+        return _read_archive(folder / ARCHIVE)
     if (folder / WHOLE).is_file():
-        return _of_npz(folder / WHOLE)
+        return _read_npz(folder / WHOLE)
     return None
 
 
-def _of_folder(folder: Path) -> Dataset:
+def _read_folder(folder: Path) -> Dataset:
     try:
-        return _of_records({name: (folder / name).read_bytes() for name in (*TRAIN, TEST)}, folder)
+        return _read_records({name: (folder / name).read_bytes() for name in (*TRAIN, TEST)}, folder)
     except OSError as error:
         raise _damage_error(folder, error) from error
 
 
-def _of_archive(path: Path) -> Dataset:
+def _read_archive(path: Path) -> Dataset:
     try:
         with tarfile.open(path) as archive:
             found = {
@@ -121,10 +121,10 @@ def _of_archive(path: Path) -> Dataset:
             }
     except (OSError, EOFError, tarfile.TarError) as error:
         raise _damage_error(path, error) from error
-    return _of_records(found, path)
+    return _read_records(found, path)
 
 
-def _of_records(files: dict[str, bytes], where: Path) -> Dataset:
+def _read_records(files: dict[str, bytes], where: Path) -> Dataset:
     """Return the dataset of binary records. A record has the class and the red, green and blue values of an image, a byte
     each.
     """
@@ -139,7 +139,7 @@ def _of_records(files: dict[str, bytes], where: Path) -> Dataset:
     return _dataset(NAME, (np.concatenate(images), np.concatenate(labels)), parts[-1])
 
 
-def _of_npz(path: Path) -> Dataset:
+def _read_npz(path: Path) -> Dataset:
     arrays = _arrays(path, ("x_train", "y_train", "x_test", "y_test"))
     parts = [
         (np.ascontiguousarray(arrays[f"x_{half}"].transpose(0, 3, 1, 2)), arrays[f"y_{half}"].reshape(-1))
@@ -199,7 +199,7 @@ def _damage_error(path: Path, why: object) -> DataError:
     return DataError(f"{path} cannot be read: {why}", path=str(path))
 
 
-def _nowhere(name: str, files: str, places: Sequence[Path], more: str) -> DataError:
+def _missing_error(name: str, files: str, places: Sequence[Path], more: str) -> DataError:
     """Return the error for files that were not found."""
     searched = ", ".join(str(place) for place in places) or "no folder"
     return DataError(

@@ -265,7 +265,7 @@ class Dataset:
             if other.below:
                 _check_range(f"{self.name}: {name}", (other.train, other.test), other.below, "values")
         if self.train_y.dtype == np.int64:
-            counted = [_counted(each, self.ignored) for each in (self.train_y, self.test_y)]
+            counted = [_select_counted(each, self.ignored) for each in (self.train_y, self.test_y)]
             _check_range(f"{self.name}: labels", counted, self.classes, "classes")
 
     def __repr__(self) -> str:
@@ -338,7 +338,7 @@ class Dataset:
             seed: Seed of the choice.
         """
         rng = np.random.default_rng(seed)
-        rows, held_out = some(rng, len(self.train_y), train), some(rng, len(self.test_y), test)
+        rows, held_out = choose(rng, len(self.train_y), train), choose(rng, len(self.test_y), test)
         if len(rows) == len(self.train_y) and len(held_out) == len(self.test_y):
             return self
         return replace(
@@ -367,7 +367,7 @@ def limited_name(name: str, train: int, test: int) -> str:
     return f"{name}, {train:,} train and {test:,} test samples"
 
 
-def some(rng: np.random.Generator, available: int, wanted: int) -> Array:
+def choose(rng: np.random.Generator, available: int, wanted: int) -> Array:
     """Return random positions, ascending.
 
     Args:
@@ -424,11 +424,11 @@ def _check_finite(what: str, rows: Array) -> None:
 
 def _classes(labels: Sequence[Array], ignored: int | None) -> int:
     """Return one more than the largest label that counts, or 1 for floats."""
-    counted = [_counted(each, ignored) for each in labels if each.dtype == np.int64]
+    counted = [_select_counted(each, ignored) for each in labels if each.dtype == np.int64]
     return 1 + max((int(each.max()) for each in counted if each.size), default=0)
 
 
-def _counted(labels: Array, ignored: int | None) -> Array:
+def _select_counted(labels: Array, ignored: int | None) -> Array:
     """Return the labels that are not ``ignored``, flat; all labels if ``ignored`` is None."""
     return labels if ignored is None else labels[labels != ignored]
 

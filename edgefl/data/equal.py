@@ -76,12 +76,12 @@ def _path(may: Array, raised: Array, start: int, open_columns: Array) -> list[tu
                 continue
             came[int(column)] = (row, through)
             if open_columns[column] > 0:
-                return _back(came, int(column))
+                return _trace_back(came, int(column))
             queue += [(int(other), int(column)) for other in np.flatnonzero(raised[:, column])]
     raise AssertionError("a table of shares with these sums has a whole one")
 
 
-def _back(came: dict[int, tuple[int, int]], column: int) -> list[tuple[int, int]]:
+def _trace_back(came: dict[int, tuple[int, int]], column: int) -> list[tuple[int, int]]:
     """Return the entries to flip on the path to ``column``, in order. In between, a row passes its raised entry to another
     column.
     """
@@ -153,7 +153,7 @@ def dirichlet_equal(labels: Array, clients: int, *, alpha: float, seed: int) -> 
     check_samples(labels, clients)
     check_alpha(alpha)
     known, counts = np.unique(labels, return_counts=True)
-    sizes = _sizes(len(labels), clients)
+    sizes = _equal_sizes(len(labels), clients)
     if counts.min() < clients or sizes.min() < len(known):
         raise DataError(
             f"partition dirichlet_equal gives each of {clients} devices samples of all {len(known)} classes, found "
@@ -197,7 +197,7 @@ def dirichlet_clients(labels: Array, clients: int, *, alpha: float, seed: int) -
     known, left = np.unique(labels, return_counts=True)
     rng = np.random.default_rng(seed)
     shares = rng.dirichlet(np.full(len(known), alpha), clients)
-    turns = rng.permutation(np.repeat(np.arange(clients), _sizes(len(labels), clients)))
+    turns = rng.permutation(np.repeat(np.arange(clients), _equal_sizes(len(labels), clients)))
     table, reached = np.zeros(shares.shape, np.int64), np.cumsum(shares, axis=1)
     for client, drawn in zip(turns.tolist(), rng.random(len(turns)).tolist(), strict=True):
         line = reached[client] if reached[client, -1] > 0.0 else np.cumsum(left)
@@ -244,15 +244,15 @@ def paired(labels: Array, clients: int, *, seed: int) -> list[Array]:
         half = rng.permutation(len(known))[: len(known) // 2]
         holdings[first, half] = 1.0
         holdings[first + 1] = 1.0 - holdings[first]
-    return deal(rng, labels, known, _halves(holdings, counts))
+    return deal(rng, labels, known, _divide_classes(holdings, counts))
 
 
-def _halves(held: Array, counts: Array) -> Array:
+def _divide_classes(held: Array, counts: Array) -> Array:
     """Return the samples per client and class, zero where ``held`` is zero: equal sizes if possible, else each class dealt
     evenly.
     """
     clients = len(held)
-    sizes = _sizes(int(counts.sum()), clients)
+    sizes = _equal_sizes(int(counts.sum()), clients)
     table = balance(held, sizes, counts)
     if table is not None:
         whole = round_table(table, sizes, counts)
@@ -260,10 +260,10 @@ def _halves(held: Array, counts: Array) -> Array:
             return whole
     even = np.zeros(held.shape, np.int64)
     for at, count in enumerate(counts):
-        even[held[:, at] > 0, at] = _sizes(int(count), clients // 2)
+        even[held[:, at] > 0, at] = _equal_sizes(int(count), clients // 2)
     return even
 
 
-def _sizes(samples: int, clients: int) -> Array:
+def _equal_sizes(samples: int, clients: int) -> Array:
     """Return the sizes of ``clients`` parts of ``samples``, which differ by at most one."""
     return np.asarray(samples // clients + (np.arange(clients) < samples % clients), np.int64)

@@ -216,7 +216,7 @@ def _check_ownable(labels: int, clients: int, per_client: int) -> None:
         )
 
 
-def alike(labels: Array, wanted: Array, *, seed: int) -> list[Array]:
+def match_shares(labels: Array, wanted: Array, *, seed: int) -> list[Array]:
     """Return rows for each client in given proportions of classes.
 
     All clients get the same share of ``wanted``, the largest that every class allows, to within one sample of a class.

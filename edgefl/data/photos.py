@@ -11,7 +11,7 @@ import numpy as np
 from edgefl.data.dataset import Array, Dataset
 from edgefl.data.partition import hold_out
 from edgefl.errors import DataError
-from edgefl.wire.images import SUFFIXES, UNREAD, PictureError, library, pixels_of
+from edgefl.wire.images import SUFFIXES, UNREAD, ImageError, import_pillow, read_pixels
 
 _TESTS = ("test", "val", "valid", "validation")
 
@@ -84,11 +84,11 @@ def _arrays(photos: Sequence[Sequence[Path]], size: int) -> tuple[Array, Array]:
         photos: Photos of each class.
         size: Width and height.
     """
-    pillow, rows = library(), []
+    pillow, rows = import_pillow(), []
     for path in (path for paths in photos for path in paths):
         try:
-            rows.append(np.moveaxis(pixels_of(pillow, path, "RGB", (size, size)), 2, 0))
-        except PictureError as error:
+            rows.append(np.moveaxis(read_pixels(pillow, path, "RGB", (size, size)), 2, 0))
+        except ImageError as error:
             raise DataError(f"{path}: {error}; repair or remove it", path=str(path)) from error
     labels = np.repeat(np.arange(len(photos)), [len(paths) for paths in photos])
     return np.array(rows, np.uint8).reshape(-1, 3, size, size), labels.astype(np.int64)

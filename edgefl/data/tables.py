@@ -25,16 +25,16 @@ from edgefl.wire.records import (
     class_number,
     column_names,
     field,
-    finite,
     is_number,
     is_text,
-    listed,
+    join_names,
     numbers,
+    parse_number,
     records,
-    scaled,
-    shown,
+    rescale,
+    shorten,
+    strip_zeros,
     text_of,
-    whole,
 )
 
 _CLASS = re.compile(r"[+-]?\d+")
@@ -66,7 +66,7 @@ def reader_of(path: Path, label: str) -> TableReader | TextReader:
     if label not in names:
         raise DataError(
             f"{path} has no column {label!r}, expected one with the class of each record; it has "
-            f"{listed(list(map(repr, names)))}: let `label` name one of these",
+            f"{join_names(list(map(repr, names)))}: let `label` name one of these",
             label=label,
         )
     text = TextReader(label=label)
@@ -106,7 +106,7 @@ def load(path: Path, reader: TableReader, seed: int, *, standardize: bool, train
             row = numbers(record, reader.columns, "float32")
             targets.append(labels.number(field(record, reader.label)))
         except BadRow as bad:
-            raise _refused(path, line, bad) from bad
+            raise _record_error(path, line, bad) from bad
         values.extend(row)
     rows = np.array(values).reshape(-1, len(reader.columns))
     y = np.array(targets, np.float32 if labels.floats else np.int64)
@@ -117,7 +117,7 @@ def load(path: Path, reader: TableReader, seed: int, *, standardize: bool, train
         varies = seen.max(axis=0) > seen.min(axis=0)
         deviation = np.where(varies, seen.std(axis=0), 1.0)
         reader = replace(reader, mean=tuple(seen.mean(axis=0).tolist()), deviation=tuple(deviation.tolist()))
-    x = scaled(rows, reader).astype(np.float32)
+    x = rescale(rows, reader).astype(np.float32)
     return Dataset.of(
         x[chosen],
         y[chosen],
@@ -154,7 +154,7 @@ def load_texts(path: Path, reader: TextReader, seed: int, *, train: bool = True)
             if not text.strip():
                 raise BadRow("the text is empty")
         except BadRow as bad:
-            raise _refused(path, line, bad) from bad
+            raise _record_error(path, line, bad) from bad
         texts.append(text)
     y = np.array(targets, np.int64)
     chosen, held_out = _split(y, False, seed) if train else (np.arange(0), np.arange(len(y)))
@@ -169,7 +169,7 @@ def _label(value: object) -> str:
     if not text:
         raise BadRow("the label is empty")
     if "\0" in text or not is_text(text):
-        raise BadRow(f"the label is no text in UTF-8: {shown(text)}")
+        raise BadRow(f"the label is no text in UTF-8: {shorten(text)}")
     return text
 
 
@@ -199,14 +199,14 @@ class _LabelColumn:
             try:
                 found.setdefault(_label(field(record, column)), line)
             except BadRow as bad:
-                raise _refused(path, line, bad) from bad
+                raise _record_error(path, line, bad) from bad
         others = {text: line for text, line in found.items() if not is_number(text)}
         if not others:
             return cls._of_numbers(path, column, found)
         numbers = [float(text) for text in found if text not in others]
         if numbers and (not all(map(float.is_integer, numbers)) or all(map(_is_missing, others))):
             text, line = next(iter(others.items()))
-            raise _refused(path, line, BadRow(f"the label is {shown(text)}, which is no number"))
+            raise _record_error(path, line, BadRow(f"the label is {shorten(text)}, which is no number"))
         return cls._named(path, column, sorted(found))
 
     @classmethod
@@ -215,11 +215,11 @@ class _LabelColumn:
         if not all(float(text).is_integer() for text in found):
             return cls(1, floats=True)
         for text, line in found.items():
-            if not _CLASS.fullmatch(whole(text)):
-                raise _refused(
-                    path, line, BadRow(f"the label is {shown(text)}: write a class in digits, such as 2")
+            if not _CLASS.fullmatch(strip_zeros(text)):
+                raise _record_error(
+                    path, line, BadRow(f"the label is {shorten(text)}: write a class in digits, such as 2")
                 )
-        names = sorted({whole(text) for text in found}, key=lambda text: (float(text), text))
+        names = sorted({strip_zeros(text) for text in found}, key=lambda text: (float(text), text))
         if len(names) > _MOST_NUMBERED and names != list(map(str, range(len(names)))):
             raise DataError(
                 f"{path}: column {column!r} has {len(names)} different whole numbers, expected at most {_MOST_NUMBERED} "
@@ -239,7 +239,7 @@ class _LabelColumn:
     def number(self, value: object) -> float:
         """Return the class number of a label, or the number to predict. Raises BadRow if it is invalid."""
         return (
-            finite(value, "the label", "float32")
+            parse_number(value, "the label", "float32")
             if self.floats
             else class_number(value, self.names, self.classes)
         )
@@ -261,7 +261,7 @@ def _split(labels: Array, floats: bool, seed: int) -> tuple[Array, Array]:
     return train, test
 
 
-def _refused(path: Path, line: int, bad: BadRow) -> DataError:
+def _record_error(path: Path, line: int, bad: BadRow) -> DataError:
     """Return the error for a record that cannot be used."""
     where = f"{path}, line {line}"
     return DataError(f"{where}: {bad}; repair or remove it", where=where)

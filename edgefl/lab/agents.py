@@ -12,7 +12,7 @@ from edgefl.config import Federation
 from edgefl.errors import ConfigError
 from edgefl.setup.tiers import own_tiers
 from edgefl.system.processes import module_command
-from edgefl.wire.text import nearest
+from edgefl.wire.text import suggest
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON, CPP, WEB = "python", "cpp", "web"
@@ -34,7 +34,7 @@ def parse_agents(text: str) -> dict[str, int]:
         if kind not in COMMANDS or not 1 <= count <= _MOST or kind in counts:
             raise ConfigError(
                 f"agents are KIND:COUNT by commas, each kind once, like python:2,cpp:1,web:1, found {part.strip()!r}; kinds "
-                f"are {', '.join(COMMANDS)}{nearest(kind, COMMANDS) if kind not in COMMANDS else ''}",
+                f"are {', '.join(COMMANDS)}{suggest(kind, COMMANDS) if kind not in COMMANDS else ''}",
                 agents=text,
             )
         counts[kind] = count

@@ -83,7 +83,7 @@ def _copy_function(function: FunctionType, memo: dict[int, Any]) -> FunctionType
     """Return a copy of a function that refers to a module in its closure or defaults. Return any other
     function unchanged.
     """
-    if not _copying.is_active() or not any(map(_refers_to_module, _captured(function))):
+    if not _copying.is_active() or not any(map(_refers_to_module, _captured_values(function))):
         return function
     cells = tuple(CellType() for _ in function.__closure__ or ())
     made = FunctionType(
@@ -100,7 +100,7 @@ def _copy_function(function: FunctionType, memo: dict[int, Any]) -> FunctionType
     return made
 
 
-def _captured(function: FunctionType) -> Iterator[object]:
+def _captured_values(function: FunctionType) -> Iterator[object]:
     """Yield the values in a function's closure and defaults."""
     yield from (cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell))
     yield from function.__defaults__ or ()
@@ -127,7 +127,7 @@ def _refers_to_module(value: object, depth: int = 3) -> bool:
         items = value.values() if isinstance(value, dict) else cast(list[object], value)
         return any(_refers_to_module(each, depth - 1) for each in items)
     return isinstance(value, FunctionType) and any(
-        _refers_to_module(each, depth - 1) for each in _captured(value)
+        _refers_to_module(each, depth - 1) for each in _captured_values(value)
     )
 
 
@@ -175,7 +175,7 @@ def trainable_copy(module: nn.Module) -> nn.Module:
     made = copy_module(module)
     mark_inference(made)
     _check_averages(made)
-    _part_stateless(made)
+    _copy_stateless(made)
     for part in made.modules():
         if isinstance(part, nn.modules.batchnorm._NormBase):
             part.register_load_state_dict_post_hook(_without_counter)
@@ -187,7 +187,7 @@ def trainable_copy(module: nn.Module) -> nn.Module:
     return made
 
 
-def with_shapes(module: nn.Module, sample: TensorSpec | Mapping[str, TensorSpec]) -> nn.Module:
+def initialize_lazy(module: nn.Module, sample: TensorSpec | Mapping[str, TensorSpec]) -> nn.Module:
     """Return ``module``, or a copy with initialized parameters if it has lazy layers.
 
     Args:
@@ -231,7 +231,7 @@ def _check_averages(module: nn.Module) -> None:
             )
 
 
-def _part_stateless(module: nn.Module) -> None:
+def _copy_stateless(module: nn.Module) -> None:
     """Replace a layer without state that has several names by one copy per name, so that a cut can separate them."""
     seen: set[nn.Module] = set()
     for part in module.modules():

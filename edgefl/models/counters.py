@@ -21,7 +21,7 @@ from edgefl.models.modes import in_mode
 _NOTE = "edgefl_counters"
 
 
-def moved_buffers(module: nn.Module, run: Any, sample: TensorSpec) -> frozenset[str]:
+def find_moved_buffers(module: nn.Module, run: Any, sample: TensorSpec) -> frozenset[str]:
     """Return the names of the non-persistent buffers that a training pass both changes and computes with.
 
     Args:
@@ -120,29 +120,29 @@ def note_counters(module: nn.Module, names: Collection[str]) -> None:
         part.__dict__[_NOTE] = {**part.__dict__.get(_NOTE, {}), own: buffer.dtype}
 
 
-def counters(module: nn.Module) -> dict[str, torch.dtype]:
+def counter_dtypes(module: nn.Module) -> dict[str, torch.dtype]:
     """Return the original dtype of each buffer that :func:`note_counters` converted, by its path in ``module``."""
-    return {f"{path}.{own}" if path else own: dtype for path, _, own, dtype in _noted(module)}
+    return {f"{path}.{own}" if path else own: dtype for path, _, own, dtype in _converted_buffers(module)}
 
 
 def restore_counters(module: nn.Module) -> None:
     """Convert the buffers back to rounded integers, in place. For a module whose code runs directly, without a training
     graph.
     """
-    for _, part, own, dtype in _noted(module):
+    for _, part, own, dtype in _converted_buffers(module):
         buffer = part._buffers[own]
         assert buffer is not None
         part._buffers[own] = buffer.round().to(dtype)
 
 
-def as_integers(tensors: Tensors, types: Mapping[str, torch.dtype]) -> Tensors:
+def round_counters(tensors: Tensors, types: Mapping[str, torch.dtype]) -> Tensors:
     """Return the tensors named in ``types``, rounded and converted to these dtypes. Names that ``tensors`` lacks are
     skipped.
     """
     return {name: tensors[name].round().to(dtype) for name, dtype in types.items() if name in tensors}
 
 
-def _noted(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.dtype]]:
+def _converted_buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.dtype]]:
     """Yield path, module, name and original dtype of each converted buffer."""
     for path, part in module.named_modules():
         for own, dtype in part.__dict__.get(_NOTE, {}).items():

@@ -22,7 +22,7 @@ from edgefl.errors import ModelError
 from edgefl.models.layers.initial import initialize
 from edgefl.models.losses.exit_loss import ExitLoss
 from edgefl.models.spec import ModelSpec, output_spec, sequential
-from edgefl.models.tied import borrowed
+from edgefl.models.tied import borrowed_names
 from edgefl.models.zoo.catalog import build_model
 
 SUFFIX = "_exit"
@@ -130,7 +130,7 @@ class ExitSpec(ModelSpec):
         ending = self.module.get_submodule(self.units[stop])
         assert isinstance(ending, Exit)
         level = branch([*self.part(0, stop).named_children(), (self.units[stop], ending.as_head())])
-        for path, name in borrowed(level).items():
+        for path, name in borrowed_names(level).items():
             raise ModelError(
                 f"exit {exit} of {self.name} ends before {name!r}, to which {path!r} is tied: give each its own weights, or "
                 "take a kind that keeps the head, such as output_side or importance",

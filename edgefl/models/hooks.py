@@ -33,7 +33,7 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
-def described_hooks(part: nn.Module) -> tuple[int, ...]:
+def hook_ids(part: nn.Module) -> tuple[int, ...]:
     """Return the ``id`` of each hook of ``part`` and its own parameters, and of a forward replaced on the instance.
 
     Two calls return equal tuples if the hooks did not change in between.

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.copies import trainable_copy, with_shapes
-from edgefl.models.counters import moved_buffers, note_counters
+from edgefl.models.copies import initialize_lazy, trainable_copy
+from edgefl.models.counters import find_moved_buffers, note_counters
 from edgefl.models.hooks import (
     drop_backward_hooks,
     has_forward_hooks,
@@ -106,7 +106,7 @@ def split(
 def _split(module: nn.Module, request: SplitRequest) -> ModelSpec:
     # 1. Copy the module. Deep copies lose hooks of parameters, so the copy notes them for the training graphs.
     """Split an unwrapped module by a request."""
-    shaped_module = with_shapes(module, request.sample)
+    shaped_module = initialize_lazy(module, request.sample)
     kind = type(module).__name__
     unfit = f"{kind} cannot be copied and set to training; expected a module that deepcopy and train() accept"
     with noting_gradient_hooks(shaped_module), user_errors(unfit):
@@ -125,7 +125,7 @@ def _split(module: nn.Module, request: SplitRequest) -> ModelSpec:
         copied, sample = with_one_input(copied, sample), request.first
 
     # 3. Buffers that a step moves are state, whatever the module registered them as.
-    moved = moved_buffers(copied, run_fake, sample)
+    moved = find_moved_buffers(copied, run_fake, sample)
     for name in moved:
         path, _, own = name.rpartition(".")
         copied.get_submodule(path)._non_persistent_buffers_set.discard(own)

@@ -5,7 +5,7 @@ In every other place it is a non-persistent buffer, so that ``state_dict`` and `
 it. ``torch.func.functional_call`` replaces tied tensors together, and so gives the value under that name to all uses::
 
     units = share_weights(units)
-    borrowed(units[:1])     # {"embed.weight": "head.weight"}: the first unit reads a tensor of another unit's state
+    borrowed_names(units[:1])     # {"embed.weight": "head.weight"}: the first unit reads a tensor of another unit's state
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class BorrowedWeight(nn.Module):
 
 
 @dataclass(frozen=True, eq=False)
-class _Use:
+class _ParameterUse:
     """One registration of a parameter: attribute ``own`` of the module ``holder``, which has the path ``path`` in
     ``unit``.
     """
@@ -72,7 +72,7 @@ def share_weights(units: nn.Sequential) -> nn.Sequential:
             change.
     """
     made = _separate_modules(units)
-    by_tensor: dict[int, list[_Use]] = {}
+    by_tensor: dict[int, list[_ParameterUse]] = {}
     tensors: dict[int, nn.Parameter] = {}
     for use, parameter in _uses(made):
         by_tensor.setdefault(id(parameter), []).append(use)
@@ -85,7 +85,7 @@ def share_weights(units: nn.Sequential) -> nn.Sequential:
     return made
 
 
-def borrowed(module: nn.Module) -> dict[str, str]:
+def borrowed_names(module: nn.Module) -> dict[str, str]:
     """Return the tensors that ``module`` reads from the state of other units: global name by path in ``module``."""
     own = {id(parameter) for parameter in module.parameters()}
     return {
@@ -96,9 +96,9 @@ def borrowed(module: nn.Module) -> dict[str, str]:
     }
 
 
-def state_of(module: nn.Module) -> dict[str, Tensor]:
+def collect_state(module: nn.Module) -> dict[str, Tensor]:
     """Return all state tensors that ``module`` reads, its own and borrowed ones, by global name. Detached, not copied."""
-    lent = {name: module.get_buffer(path) for path, name in borrowed(module).items()}
+    lent = {name: module.get_buffer(path) for path, name in borrowed_names(module).items()}
     return {name: tensor.detach() for name, tensor in (module.state_dict() | lent).items()}
 
 
@@ -174,16 +174,16 @@ def _check_buffers(name: str, unit: nn.Module, seen: dict[int, str]) -> None:
             )
 
 
-def _uses(units: nn.Sequential) -> Iterator[tuple[_Use, nn.Parameter]]:
+def _uses(units: nn.Sequential) -> Iterator[tuple[_ParameterUse, nn.Parameter]]:
     """Yield each registration of each parameter, in the order of the units."""
     for name, unit in units.named_children():
         for path, part in unit.named_modules():
             for own, parameter in part._parameters.items():
                 if parameter is not None:
-                    yield _Use(name, path, part, own), parameter
+                    yield _ParameterUse(name, path, part, own), parameter
 
 
-def _home(units: nn.Sequential, uses: list[_Use]) -> _Use:
+def _home(units: nn.Sequential, uses: list[_ParameterUse]) -> _ParameterUse:
     """Return the use that keeps the parameter. It is in the last unit, and if possible one that the unit's graph reads by
     name.
     """
@@ -201,7 +201,7 @@ def _read_by_name(unit: nn.Module) -> Mapping[str, list[fx.Node]]:
     return nodes
 
 
-def _lend(unit: nn.Module, use: _Use, value: nn.Parameter, name: str) -> None:
+def _lend(unit: nn.Module, use: _ParameterUse, value: nn.Parameter, name: str) -> None:
     """Replace ``use``, which is not the home of ``value``, by a read of the state tensor ``name``."""
     nodes = _read_by_name(unit).get(use.local, [])
     if nodes:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.counters import as_integers, counters
+from edgefl.models.counters import counter_dtypes, round_counters
 from edgefl.models.hooks import GradientHook, apply_gradient_hooks, gradient_hooks
 from edgefl.models.inputs import extra_inputs, input_tensors
 from edgefl.models.losses.classification import CROSS_ENTROPY
@@ -340,8 +340,8 @@ class Objective:
             for name, buffer in mode.named_buffers()
             if id(buffer) not in placed_ids and not buffer.is_floating_point()
         }
-        whole = counters(mode)
-        tensors |= as_integers(tensors, whole)
+        whole = counter_dtypes(mode)
+        tensors |= round_counters(tensors, whole)
         # Rebound buffers are written back into `tensors`, which is how the new moving statistics get out.
         with restored_state(mode):
             out = cast(Tensor, torch.func.functional_call(mode, tensors, (x,)))

@@ -18,7 +18,7 @@ from edgefl.data import datasets, photos, tables
 from edgefl.data.dataset import Array, Dataset
 from edgefl.data.equal import dirichlet_clients, dirichlet_equal, paired, similarity
 from edgefl.data.groups import groups
-from edgefl.data.partition import alike, by_labels, by_owners, by_shards, dirichlet, histograms, iid
+from edgefl.data.partition import by_labels, by_owners, by_shards, dirichlet, histograms, iid, match_shares
 from edgefl.data.text import corpora, samples, vocabulary
 from edgefl.data.text.corpora import Corpus
 from edgefl.errors import ConfigError, DataError
@@ -228,7 +228,7 @@ def held_out(federation: Federation, dataset: Dataset, parts: list[Any]) -> list
         most, single = table.group_test_samples, table.single_class
         return list(groups(dataset.test_y, len(parts), a=most, single_class=single, seed=seed))
     wanted = histograms(dataset.train_y, parts, dataset.classes)
-    return list(alike(dataset.test_y, wanted, seed=seed))
+    return list(match_shares(dataset.test_y, wanted, seed=seed))
 
 
 def _dirichlet(table: DataTable, labels: Array, devices: int, seed: int, warn: Warn) -> list[Any]:

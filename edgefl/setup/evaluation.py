@@ -23,7 +23,7 @@ from edgefl.setup.training import algorithm_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.statistics import StatisticsMode, estimable, unknown_statistics, with_buffers
 from edgefl.wire.bundle.manifest import SAMPLE
-from edgefl.wire.metrics import added, measured
+from edgefl.wire.metrics import add_sums, compute_metrics
 from edgefl.wire.tensors import Array, Arrays
 
 EVALUATION_BATCH = 500
@@ -167,8 +167,8 @@ def evaluation(
         tensors |= estimates(tensors) if estimated else {}
         sums: dict[str, Array] = {}
         for rows in batches:
-            sums = added(sums, summed(tensors, dataset.test_batch(rows)))
-        return measured(spec.metrics, sums)
+            sums = add_sums(sums, summed(tensors, dataset.test_batch(rows)))
+        return compute_metrics(spec.metrics, sums)
 
     return evaluate
 

@@ -10,7 +10,7 @@ from typing import Any
 from edgefl.config import Federation, TierTable, parse
 from edgefl.errors import ConfigError
 from edgefl.facts import shipped
-from edgefl.wire.text import nearest
+from edgefl.wire.text import suggest
 
 
 def completed(federation: Federation, per_tier: int = 2) -> Federation:
@@ -83,7 +83,7 @@ def check_tiers(text: str) -> None:
         if kind not in known:
             what = f"{kind!r} with a size" if size else repr(kind)
             raise ConfigError(
-                f"no tier {what}; there are {', '.join(known)}{nearest(kind, known)}", tier=kind
+                f"no tier {what}; there are {', '.join(known)}{suggest(kind, known)}", tier=kind
             )
         if size:
             _sized(kind, size)

@@ -9,7 +9,7 @@ from pathlib import Path
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, Compression, compress, decompress
 from edgefl.wire.bundle.manifest import Manifest
-from edgefl.wire.patches import patched, widened
+from edgefl.wire.patches import apply_patch, to_float32
 from edgefl.wire.tensors import Arrays
 from edgefl_server.publish.downlink import Downlink
 from edgefl_server.publish.model import ModelVersion
@@ -77,9 +77,9 @@ class Downloads:
         nbytes = 0
         for name in dict.fromkeys(names):
             first, *patches = self._downlink.units.get(name, ())
-            whole = widened(tensors.load(self._unpacked(first)))
+            whole = to_float32(tensors.load(self._unpacked(first)))
             for patch in patches:
-                whole = patched(whole, self._unpacked(patch))
+                whole = apply_patch(whole, self._unpacked(patch))
             arrays |= whole
             nbytes += first.size + sum(ref.size for ref in patches)
         return FetchedWeights(arrays, nbytes)

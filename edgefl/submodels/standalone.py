@@ -17,7 +17,7 @@ from edgefl.models.inputs import call_with_inputs
 from edgefl.models.losses.loss import Loss, metrics_of, sums_of
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.submodel import Submodel
-from edgefl.wire.metrics import added, measured
+from edgefl.wire.metrics import add_sums, compute_metrics
 from edgefl.wire.tensors import Array
 
 FIRST_ROUND = 1
@@ -70,9 +70,9 @@ def scores_of(
     names: tuple[str, ...] = ()
     for batch in batches:
         out, y = forward(batch), batch["y"]
-        sums = added(sums, arrays(sums_of(loss, out, y, torch.ones(len(y), device=y.device))))
+        sums = add_sums(sums, arrays(sums_of(loss, out, y, torch.ones(len(y), device=y.device))))
         names = metrics_of(loss, TensorSpec(tuple(out.shape[1:]), out.dtype))
-    return measured(names, sums) if sums else {}
+    return compute_metrics(names, sums) if sums else {}
 
 
 def _read(

@@ -33,22 +33,22 @@ def read_npz(path: Path, remedy: str) -> dict[str, Array]:
             raise DataError(f"{path} is no .npz archive; {remedy}", path=str(path))
         with np.load(path, allow_pickle=False) as archive:
             for name in archive.files:
-                arrays[name] = native(archive[name])
+                arrays[name] = to_native_order(archive[name])
     except FileNotFoundError as error:
         raise DataError(f"there is no file {path}; {remedy}", path=str(path)) from error
     except DataError:
         raise
     except Exception as error:  # numpy, zipfile and zlib raise unrelated types for damaged files
-        raise DataError(f"{path} cannot be read: {unreadable(error, name)}", path=str(path)) from error
+        raise DataError(f"{path} cannot be read: {read_error_text(error, name)}", path=str(path)) from error
     return arrays
 
 
-def native(array: Array) -> Array:
+def to_native_order(array: Array) -> Array:
     """Return ``array`` in native byte order: ``array`` itself if it already is, else a converted copy."""
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
-def unreadable(error: Exception, name: str) -> str:
+def read_error_text(error: Exception, name: str) -> str:
     """Return the error text for an exception that numpy raised while it read an npz or npy file.
 
     Args:

@@ -111,7 +111,7 @@ def split(data: bytes, chunk: int) -> Iterator[bytes]:
         yield data[start : start + chunk]
 
 
-def verified(ref: BlobRef, data: bytes) -> bytes:
+def verify_blob(ref: BlobRef, data: bytes) -> bytes:
     """Return ``data`` unchanged after checking it against ``ref``.
 
     Raises:
@@ -171,15 +171,15 @@ def decompress(ref: BlobRef, data: bytes, limit: int) -> bytes:
     try:
         claimed = zstd.get_frame_info(data).decompressed_size
         if claimed != ref.raw:
-            raise _refused(ref, f"its frame claims {claimed} bytes")
+            raise _frame_error(ref, f"its frame claims {claimed} bytes")
         reader = zstd.ZstdDecompressor(options={zstd.DecompressionParameter.window_log_max: window_log})
         content: bytes = reader.decompress(data, ref.raw + 1)  # one more, or the frame's end stays unread
     except zstd.ZstdError as error:
-        raise _refused(ref, str(error)) from error
+        raise _frame_error(ref, str(error)) from error
     if not reader.eof or reader.unused_data:
-        raise _refused(ref, "it is cut off, or something follows it")
+        raise _frame_error(ref, "it is cut off, or something follows it")
     if len(content) != ref.raw:
-        raise _refused(ref, f"it unfolds to {len(content)} bytes")
+        raise _frame_error(ref, f"it unfolds to {len(content)} bytes")
     return content
 
 
@@ -230,7 +230,7 @@ def _zstd() -> Any:
     return zstd
 
 
-def _refused(ref: BlobRef, why: str) -> BundleError:
+def _frame_error(ref: BlobRef, why: str) -> BundleError:
     return BundleError(
         f"blob {ref.sha256[:12]} is no zstd frame of {ref.raw} bytes ({why}); the server must publish it again",
         sha256=ref.sha256,

@@ -63,7 +63,7 @@ def parse_token(text: str) -> Token:
     return Token(found[1], bytes.fromhex(found[2]), parse_key(found[3]))
 
 
-def proof(secret: bytes, topic: str, public: bytes) -> bytes:
+def prove(secret: bytes, topic: str, public: bytes) -> bytes:
     """Return a proof of 32 bytes that the sender has a token. It is valid for one device and one key.
 
     Args:
@@ -76,8 +76,8 @@ def proof(secret: bytes, topic: str, public: bytes) -> bytes:
 
 
 def proves(secret: bytes, topic: str, public: bytes, given: bytes) -> bool:
-    """Return True if ``given`` equals :func:`proof` of the first three arguments. Compares in constant time."""
-    return hmac.compare_digest(proof(secret, topic, public), given)
+    """Return True if ``given`` equals :func:`prove` of the first three arguments. Compares in constant time."""
+    return hmac.compare_digest(prove(secret, topic, public), given)
 
 
 @dataclass(frozen=True)

@@ -20,15 +20,15 @@ _MOST_PIXELS = 1 << 26
 """Most pixels of a decoded image, 192 MiB in RGB, so that none takes the memory of the training."""
 
 
-class PictureError(Exception):
+class ImageError(Exception):
     """An image file that cannot be used: not PNG or JPEG, unreadable, too large, or more than 8 bits per channel."""
 
 
-def pixels_of(pillow: Any, path: Path, mode: str, size: tuple[int, int]) -> Array:
+def read_pixels(pillow: Any, path: Path, mode: str, size: tuple[int, int]) -> Array:
     """Return the pixels of an image file, rotated by its EXIF orientation and stretched to ``size``.
 
     Args:
-        pillow: Package Pillow (:func:`library`).
+        pillow: Package Pillow (:func:`import_pillow`).
         path: PNG or JPEG file.
         mode: ``L`` (grey) or ``RGB``.
         size: Width and height of the result in pixels.
@@ -40,26 +40,26 @@ def pixels_of(pillow: Any, path: Path, mode: str, size: tuple[int, int]) -> Arra
         PictureError: The file cannot be used.
     """
     if path.suffix.lower() in UNREAD:
-        raise PictureError(f"is no PNG or JPEG but {path.suffix}: convert it")
+        raise ImageError(f"is no PNG or JPEG but {path.suffix}: convert it")
     try:
         with pillow.Image.open(path) as image:
             longest = max(size)  # an image that lies on its side has width and height swapped here
             image.draft(mode, (DRAFT * longest, DRAFT * longest))
             if image.width * image.height > _MOST_PIXELS:
-                raise PictureError(
+                raise ImageError(
                     f"it has {image.width} x {image.height} pixels, more than {_MOST_PIXELS:,}: make it smaller"
                 )
             upright = pillow.ImageOps.exif_transpose(image)
             if upright.mode.startswith("I") or upright.mode == "F":
-                raise PictureError(f"it has pixels of more than 8 bits ({upright.mode})")
-            return np.asarray(_resized(pillow, upright.convert(mode), size), np.uint8)
-    except PictureError:
+                raise ImageError(f"it has pixels of more than 8 bits ({upright.mode})")
+            return np.asarray(_resize(pillow, upright.convert(mode), size), np.uint8)
+    except ImageError:
         raise
     except Exception as error:  # Pillow and its codecs raise a dozen unrelated types for damaged files
-        raise PictureError(f"is no image that can be read: {error}") from error
+        raise ImageError(f"is no image that can be read: {error}") from error
 
 
-def _resized(pillow: Any, image: Any, size: tuple[int, int]) -> Any:
+def _resize(pillow: Any, image: Any, size: tuple[int, int]) -> Any:
     """Return an image resized bilinearly, columns before rows. Pillow 13 would choose the order by size, older releases do
     not.
     """
@@ -68,7 +68,7 @@ def _resized(pillow: Any, image: Any, size: tuple[int, int]) -> Any:
     return image.resize((width, image.height), bilinear).resize((width, height), bilinear)
 
 
-def library() -> Any:
+def import_pillow() -> Any:
     """Import and return the package Pillow.
 
     Raises:
@@ -78,7 +78,7 @@ def library() -> Any:
         import PIL
         from PIL import Image, ImageOps  # noqa: F401
     except ImportError as error:
-        raise _missing() from error
+        raise _missing_error() from error
     return PIL
 
 
@@ -89,10 +89,10 @@ def check_library() -> None:
         ConfigError: Pillow is not installed.
     """
     if find_spec("PIL") is None:
-        raise _missing()
+        raise _missing_error()
 
 
-def _missing() -> ConfigError:
+def _missing_error() -> ConfigError:
     """Return the error for a missing Pillow."""
     return ConfigError(
         "images are read by Pillow, which is not installed: pip install 'edgefl-tiers[images]'"

@@ -80,7 +80,7 @@ class KeyPair:
         self._key = _private_key(path)
         self.public = self._key.public_key().public_bytes_raw()
         # A rotation that was interrupted leaves a statement about a key that is nowhere.
-        self.successions = tuple(each for each in _read_chain(chain_of(path)) if each.old != self.public)
+        self.successions = tuple(each for each in _read_chain(chain_path(path)) if each.old != self.public)
 
     @property
     def public_key(self) -> str:
@@ -144,7 +144,7 @@ def parse_keys(text: str) -> tuple[bytes, ...]:
     return tuple(parse_key(part.strip()) for part in text.split(",")) if text else ()
 
 
-def shown(key: bytes) -> str:
+def short_key(key: bytes) -> str:
     """Return the short form of a public key for display: its first 12 hexadecimal digits."""
     return key.hex()[:12]
 
@@ -177,12 +177,12 @@ def rotate(path: Path, *, overlap_s: float, now: float) -> KeyPair:
     statement = Succession(old=old.public, new=new, until=until, signature=signature)
     chain = (*old.successions, statement)[-MOST_SUCCESSIONS:]
     # The statement first: one without its key is ignored, and no device knows a key without its statement.
-    write_whole(chain_of(path), "".join(f"{_line(each)}\n" for each in chain).encode(), durable=True)
+    write_whole(chain_path(path), "".join(f"{_line(each)}\n" for each in chain).encode(), durable=True)
     _write_key(path, fresh)
     return KeyPair(path)
 
 
-def known_after(known: Mapping[bytes, int], statements: Iterable[Succession]) -> dict[bytes, int]:
+def apply_successions(known: Mapping[bytes, int], statements: Iterable[Succession]) -> dict[bytes, int]:
     """Return the trusted keys after the sender's statements about new keys were applied.
 
     A key that already has a successor cannot introduce another one, so a stolen old key is useless.
@@ -203,7 +203,7 @@ def known_after(known: Mapping[bytes, int], statements: Iterable[Succession]) ->
     return keys
 
 
-def chain_of(path: Path) -> Path:
+def chain_path(path: Path) -> Path:
     """Return the path of the file that stores the succession statements of the key file ``path``."""
     return path.with_name(path.name + ".chain")
 

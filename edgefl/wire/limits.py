@@ -222,7 +222,7 @@ SEED_MAX = 2**63 - 1
 seed."""
 
 
-def checked_seed(seed: int) -> int:
+def check_seed(seed: int) -> int:
     """Return ``seed`` unchanged.
 
     Raises:

@@ -22,7 +22,7 @@ Sums = Mapping[str, Array]
 LOSS = "loss"
 
 
-def added(total: Sums, sums: Mapping[str, Array]) -> dict[str, Array]:
+def add_sums(total: Sums, sums: Mapping[str, Array]) -> dict[str, Array]:
     """Return the sums of one more batch added to ``total``, in float64. A name that ``total`` lacks is taken from
     ``sums``.
     """
@@ -30,7 +30,7 @@ def added(total: Sums, sums: Mapping[str, Array]) -> dict[str, Array]:
     return {name: total[name] + each if name in total else each for name, each in new.items()}
 
 
-def measured(names: Sequence[str], sums: Sums) -> dict[str, float]:
+def compute_metrics(names: Sequence[str], sums: Sums) -> dict[str, float]:
     """Compute metrics from sums.
 
     Args:

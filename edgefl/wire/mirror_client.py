@@ -159,8 +159,8 @@ class MirrorConnection:
         """
         self._alarm.reset(self._patience_s)
         with self._closing_if_broken():
-            response = self._asked(sha256, None if (first, last) == (0, size) else (first, last))
-            skip = self._checked(response, size, first, last)
+            response = self._request(sha256, None if (first, last) == (0, size) else (first, last))
+            skip = self._check_response(response, size, first, last)
             for start in range(0, skip, step):
                 self._read(response, min(step, skip - start))
             for start in range(first, last, step):
@@ -187,7 +187,7 @@ class MirrorConnection:
         """
         self._alarm.reset(self._patience_s)
         with self._closing_if_broken():
-            response = self._asked(sha256, None)
+            response = self._request(sha256, None)
             self._check_status(response, (_OK,))
             size = response.length
             if size is None:
@@ -219,7 +219,7 @@ class MirrorConnection:
 
     # -- asking ----------------------------------------------------------------------------------------------
 
-    def _asked(self, sha256: str, part: tuple[int, int] | None) -> http.client.HTTPResponse:
+    def _request(self, sha256: str, part: tuple[int, int] | None) -> http.client.HTTPResponse:
         """Send a request for a blob and return the response. Reconnects if the mirror has closed the open connection.
 
         Args:
@@ -230,7 +230,7 @@ class MirrorConnection:
             with suppress(*_BROKEN):
                 return self._ask(self._connection, sha256, part)
             self.close()
-        self._connection = self._connected()
+        self._connection = self._connect()
         return self._ask(self._connection, sha256, part)
 
     def _ask(
@@ -244,10 +244,10 @@ class MirrorConnection:
         connection.endheaders()
         return connection.getresponse()
 
-    def _connected(self) -> http.client.HTTPConnection:
+    def _connect(self) -> http.client.HTTPConnection:
         """Return a new connection. Raises MirrorError for plain HTTP to a public address if ``near`` is set."""
         mirror = self._mirror
-        plain = self._dialled()
+        plain = self._dial()
         if not mirror.secure and self._near and not is_near(plain.getpeername()[0]):
             plain.close()
             raise MirrorError(
@@ -256,10 +256,10 @@ class MirrorConnection:
             )
         connection = http.client.HTTPConnection(mirror.host, mirror.port)
         connection.auto_open = 0  # what is closed is opened here, under the same rules
-        connection.sock = self._secured(plain) if mirror.secure else plain
+        connection.sock = self._start_tls(plain) if mirror.secure else plain
         return connection
 
-    def _dialled(self) -> socket.socket:
+    def _dial(self) -> socket.socket:
         """Return a TCP socket connected to one of the mirror's addresses, guarded by the watchdog."""
         found = socket.getaddrinfo(self._mirror.host, self._mirror.port, type=socket.SOCK_STREAM)
         error: OSError = OSError("the name has no address")
@@ -277,7 +277,7 @@ class MirrorConnection:
                 made.close()
         raise error
 
-    def _secured(self, plain: socket.socket) -> ssl.SSLSocket:
+    def _start_tls(self, plain: socket.socket) -> ssl.SSLSocket:
         """Return the socket after a TLS handshake, guarded by the watchdog."""
         try:
             context = ssl.create_default_context()
@@ -315,7 +315,7 @@ class MirrorConnection:
             )
         raise MirrorError(f"it answers HTTP {status}")
 
-    def _checked(self, response: http.client.HTTPResponse, size: int, first: int, last: int) -> int:
+    def _check_response(self, response: http.client.HTTPResponse, size: int, first: int, last: int) -> int:
         """Check status, range and length of a response.
 
         Returns:

@@ -27,7 +27,7 @@ SCALES = "/scales"
 _MOST = 127
 
 
-def patch(old: Mapping[str, Array], new: Mapping[str, Array], coded: Collection[str]) -> bytes | None:
+def make_patch(old: Mapping[str, Array], new: Mapping[str, Array], coded: Collection[str]) -> bytes | None:
     """Return the patch that turns ``old`` into an approximation of ``new``, or None if nothing changed.
 
     Args:
@@ -47,12 +47,12 @@ def patch(old: Mapping[str, Array], new: Mapping[str, Array], coded: Collection[
     return tensors.dump({**codes, **plain, SCALES: np.array(scales, np.float32)})
 
 
-def patched(weights: Mapping[str, Array], data: bytes) -> Arrays:
+def apply_patch(weights: Mapping[str, Array], data: bytes) -> Arrays:
     """Apply a patch and return the resulting weights. Unchanged tensors are shared with ``weights``.
 
     Args:
         weights: Weights before the patch.
-        data: Bytes of :func:`patch`.
+        data: Bytes of :func:`make_patch`.
 
     Raises:
         BundleError: The patch is malformed, has other names or shapes than ``weights``, or its result is not finite.
@@ -70,16 +70,16 @@ def patched(weights: Mapping[str, Array], data: bytes) -> Arrays:
     for name, array in changes.items():
         _check(name, array, weights)
     steps = dict(zip(coded, scales / np.float32(_MOST), strict=True))
-    return {name: _moved(name, old, changes.get(name), steps.get(name)) for name, old in weights.items()}
+    return {name: _update(name, old, changes.get(name), steps.get(name)) for name, old in weights.items()}
 
 
-def widened(weights: Mapping[str, Array]) -> Arrays:
+def to_float32(weights: Mapping[str, Array]) -> Arrays:
     """Return the weights with float16 tensors converted to float32, which graphs require. Other tensors are shared."""
     half = np.dtype(np.float16)
     return {n: array.astype(np.float32) if array.dtype == half else array for n, array in weights.items()}
 
 
-def halved(weights: Mapping[str, Array], coded: Collection[str]) -> Arrays:
+def to_float16(weights: Mapping[str, Array], coded: Collection[str]) -> Arrays:
     """Return the weights with the tensors named in ``coded`` converted from float32 to float16.
 
     A tensor with an entry beyond float16's range is not converted.
@@ -99,7 +99,7 @@ def _codes(change: Array, scale: np.float32) -> Array:
     return np.asarray(np.clip(np.rint(change / step), -_MOST, _MOST), np.int8)
 
 
-def _moved(name: str, old: Array, new: Array | None, step: np.float32 | None) -> Array:
+def _update(name: str, old: Array, new: Array | None, step: np.float32 | None) -> Array:
     """Return one tensor after a patch.
 
     Args:

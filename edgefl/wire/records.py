@@ -28,7 +28,7 @@ _LONG = 60
 """Most characters of a value in an error."""
 
 
-def shown(value: object) -> str:
+def shorten(value: object) -> str:
     """Return ``repr(value)`` for an error text, cut after 60 characters."""
     text = repr(value)
     return text if len(text) <= _LONG else f"{text[:_LONG]}..."
@@ -38,7 +38,7 @@ class BadRow(Exception):
     """A record that cannot be used. The text is the reason."""
 
 
-def finite(value: object, what: str, dtype: str) -> float:
+def parse_number(value: object, what: str, dtype: str) -> float:
     """Return the finite number in a field.
 
     Args:
@@ -56,10 +56,10 @@ def finite(value: object, what: str, dtype: str) -> float:
     except (ValueError, OverflowError):
         number = np.nan
     if not np.isfinite(number):
-        raise BadRow(f"{what} is {shown(value)}, which is no number")
+        raise BadRow(f"{what} is {shorten(value)}, which is no number")
     least, most = limits_of(dtype)
     if not least <= number <= most:
-        raise BadRow(f"{what} is {shown(value)}, which is beyond what {dtype} holds")
+        raise BadRow(f"{what} is {shorten(value)}, which is beyond what {dtype} holds")
     return number
 
 
@@ -75,7 +75,7 @@ def limits_of(dtype: str) -> tuple[float, float]:
 def is_number(text: str) -> bool:
     """Return True if ``text`` is a finite number."""
     try:
-        finite(text, "", "float64")
+        parse_number(text, "", "float64")
     except BadRow:
         return False
     return True
@@ -93,13 +93,13 @@ def is_text(text: str) -> bool:
 NOT_TEXT = "it is no text in UTF-8"
 
 
-def listed(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Return ``names`` joined by commas for an error text: the first twelve, and the total count if there are more."""
     more = f", ... ({len(names)} in all)" if len(names) > _NAMED else ""
     return ", ".join(names[:_NAMED]) + more
 
 
-def whole(text: str) -> str:
+def strip_zeros(text: str) -> str:
     """Return ``text`` without a final point and zeros: "3.0" becomes "3". Spreadsheet programs write class numbers so."""
     return _WHOLE.sub("", text)
 
@@ -120,15 +120,15 @@ def class_number(value: object, names: Sequence[str], classes: int) -> int:
         # macOS writes e and its accent apart.
         alike = [unicodedata.normalize("NFC", each) for each in names]
         written = unicodedata.normalize("NFC", text)
-        for each in (written, whole(written)):
+        for each in (written, strip_zeros(written)):
             if each in alike:
                 return alike.index(each)
-        raise BadRow(f"no class is called {shown(text)}; the federation's are {listed(names)}")
-    digits = whole(text)
+        raise BadRow(f"no class is called {shorten(text)}; the federation's are {join_names(names)}")
+    digits = strip_zeros(text)
     if digits.isdecimal() and len(digits) <= _DIGITS and int(digits) < classes:
         return int(digits)
     raise BadRow(
-        f"class {shown(text)} is no number from 0 to {classes - 1}, which is what the federation's classes are called by"
+        f"class {shorten(text)} is no number from 0 to {classes - 1}, which is what the federation's classes are called by"
     )
 
 
@@ -348,7 +348,7 @@ def text_of(record: Record, reader: TextReader) -> str:
     """
     text = field(record, reader.text)
     if not isinstance(text, str):
-        raise BadRow(f"column {reader.text!r} is {shown(text)}, which is no text")
+        raise BadRow(f"column {reader.text!r} is {shorten(text)}, which is no text")
     if not is_text(text):
         raise BadRow(NOT_TEXT)
     return text
@@ -366,11 +366,11 @@ def numbers(record: Record, columns: Sequence[str], dtype: str, below: int = 0) 
     Raises:
         BadRow: A number is missing, invalid or out of range.
     """
-    row = [finite(field(record, name), f"column {name!r}", dtype) for name in columns]
+    row = [parse_number(field(record, name), f"column {name!r}", dtype) for name in columns]
     if not np.issubdtype(dtype, np.floating):
         for name, value in zip(columns, row, strict=True):
             if value != int(value):
-                raise BadRow(f"column {name!r} is {shown(field(record, name))}, which is no whole number")
+                raise BadRow(f"column {name!r} is {shorten(field(record, name))}, which is no whole number")
             if below and not 0 <= value < below:
                 raise BadRow(
                     f"column {name!r} is {int(value)}, the model takes whole numbers from 0 to {below - 1}"
@@ -378,7 +378,7 @@ def numbers(record: Record, columns: Sequence[str], dtype: str, below: int = 0) 
     return row
 
 
-def scaled(rows: Array, reader: TableReader | SeriesReader) -> Array:
+def rescale(rows: Array, reader: TableReader | SeriesReader) -> Array:
     """Return ``(rows - mean) / deviation`` for rows of shape (n, columns). A reader without mean or deviation skips that
     step.
     """
@@ -404,8 +404,8 @@ def _check_columns(path: Path, found: Sequence[str], needed: Sequence[str]) -> N
         )
     if missing:
         raise DataError(
-            f"{path} has no column {missing[0]!r}; it has {listed(list(map(repr, found))) or 'none'}: columns are called as "
-            "the federation calls them, in the first line",
+            f"{path} has no column {missing[0]!r}; it has {join_names(list(map(repr, found))) or 'none'}: columns are "
+            "called as the federation calls them, in the first line",
             missing=missing,
         )
     if twice := [name for name in needed if list(found).count(name) > 1]:

@@ -125,7 +125,7 @@ def load(data: bytes, max_bits: int = MAX_MASK_BITS) -> Arrays:
                     limit=max_bits,
                 )
             max_bits -= count
-            array = _unfolded(name, array, count)  # noqa: PLW2901
+            array = _unpack_gaps(name, array, count)  # noqa: PLW2901
         arrays[name] = array
     return arrays
 
@@ -175,7 +175,7 @@ def _name_and_count(entry: str) -> tuple[str, int | None]:
     return match[1], int(match[2])
 
 
-def _unfolded(name: str, gaps: Array, count: int) -> Array:
+def _unpack_gaps(name: str, gaps: Array, count: int) -> Array:
     """Return the packed mask of a tensor that is stored as gaps."""
     if gaps.dtype != np.uint8 or gaps.ndim != 1:
         raise ProtocolError(

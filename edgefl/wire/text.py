@@ -10,7 +10,7 @@ MOST_TEXT = 1000
 """Most letters of an untrusted text that are shown."""
 
 
-def cleaned(text: str) -> str:
+def clean_text(text: str) -> str:
     """Return ``text`` with each control character replaced by a blank. Line ends are kept."""
     if text.isprintable():
         return text
@@ -24,7 +24,7 @@ def printable(text: str, most: int = MOST_TEXT) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in text[:most])
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def suggest(name: str, known: Iterable[str]) -> str:
     """Return ``; did you mean 'sgd'?`` with the known name most similar to ``name``, or "" if none is similar."""
     from difflib import get_close_matches  # idle devices are to be small
 
@@ -33,11 +33,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {names[found[0]]!r}?" if found else ""
 
 
-def unknown(names: Iterable[str], known: Collection[str]) -> list[str]:
+def describe_unknown(names: Iterable[str], known: Collection[str]) -> list[str]:
     """Return a line like ``fetch_windw: unknown key; did you mean 'fetch_window'?`` for each of ``names`` that is not in
     ``known``.
     """
-    return [f"{name}: unknown key{nearest(name, known)}" for name in names if name not in known]
+    return [f"{name}: unknown key{suggest(name, known)}" for name in names if name not in known]
 
 
 def similar(path: Path) -> str:
@@ -50,7 +50,7 @@ def similar(path: Path) -> str:
         there = [str(path.with_name(each.name)) for each in path.parent.iterdir() if each.suffix in suffixes]
     except (OSError, ValueError):
         return ""
-    return nearest(str(path), there)
+    return suggest(str(path), there)
 
 
 SHARES = frozenset({"accuracy", "f1", "iou"})

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from edgefl.contract.tensors import TensorSpec, role_of
-from edgefl.wire.bundle.graphs import is_joined, joined, split
+from edgefl.wire.bundle.graphs import is_joined, join, split
 from edgefl.wire.bundle.sources import Node
 
 REWRITTEN = ".next"
@@ -83,7 +83,7 @@ def in_segments(
         free = tuple(name for name in artifact.in_place if name not in later)
         segments.append(SegmentPorts(inputs, outputs, free))
     return Artifact(
-        model=joined([artifact.model for _, _, artifact in parts]),
+        model=join([artifact.model for _, _, artifact in parts]),
         planned_bytes=planned_bytes,
         in_place=tuple(name for segment in segments for name in segment.in_place),
         nodes=nodes,

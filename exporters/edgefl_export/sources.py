@@ -219,7 +219,7 @@ def program_nodes(lowered: LoweredGraph, graph: fx.Graph, instructions: Mapping[
 
 def packed_sources(graphs: Mapping[str, Mapping[str, Node]], chunk: int) -> tuple[BlobRef, bytes]:
     """Return reference and bytes of the blob of all graphs, as it is stored."""
-    return compress(sources.encode(sources.sources_of(graphs)), chunk)
+    return compress(sources.encode(sources.make_sources(graphs)), chunk)
 
 
 # -- ONNX --------------------------------------------------------------------------------------------------------

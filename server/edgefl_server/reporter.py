@@ -12,7 +12,7 @@ from edgefl.errors import ProtocolError, StoreError
 from edgefl.system.clock import Clock
 from edgefl.wire.mqtt.events import Disconnected
 from edgefl.wire.mqtt.messages import FAILED, Progress, Round, encode
-from edgefl.wire.mqtt.neighbours import Neighbours, named
+from edgefl.wire.mqtt.neighbours import Neighbours, list_devices
 from edgefl.wire.mqtt.reasons import TEXTS
 from edgefl.wire.text import printable
 from edgefl_server import events
@@ -189,7 +189,7 @@ class EventReporter:
         if not strangers or strangers == self._strangers or state.phase != "waiting":
             return
         self._strangers = strangers
-        names = named([f"{each!r} ({named(devices)})" for each, devices in strangers.items()])
+        names = list_devices([f"{each!r} ({list_devices(devices)})" for each, devices in strangers.items()])
         self._warn(
             f"at this broker devices wait for a server of federation {names}; those that are meant for this one want "
             f"`edgefl device --federation {name}`"

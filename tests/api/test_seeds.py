@@ -9,7 +9,7 @@ import pytest
 import edgefl
 from edgefl.cli.commands import app
 from edgefl.errors import ConfigError
-from edgefl.wire.limits import SEED_MAX, checked_seed
+from edgefl.wire.limits import SEED_MAX, check_seed
 from tests.cli.runner import runner
 
 WORDS = r"seed: expected a number from 0 to 9223372036854775807 \(2\*\*63 - 1\), found"
@@ -19,7 +19,7 @@ WORDS = r"seed: expected a number from 0 to 9223372036854775807 \(2\*\*63 - 1\),
 @pytest.mark.parametrize(
     "take",
     [
-        checked_seed,
+        check_seed,
         lambda seed: edgefl.compile(edgefl.Model("mlp", seed=seed)),
         lambda seed: edgefl.check("mlp", seed=seed),
         lambda seed: edgefl.spread(seed=seed),

@@ -15,7 +15,7 @@ import pytest
 import edgefl
 from edgefl.errors import BundleError, IdentityError
 from edgefl.wire import bits, enrolment, tensors
-from edgefl.wire.blobs import BlobRef, decompress, verified
+from edgefl.wire.blobs import BlobRef, decompress, verify_blob
 from edgefl.wire.keys import Succession, verify
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.envelope import open_message
@@ -115,7 +115,7 @@ def test_chunks_are_accepted_and_wrong_references_refused() -> None:
         ref.check(1 << 20)
         assert len(pieces) == ref.count
         assert all(ref.accepts(index, piece) for index, piece in enumerate(pieces))
-        assert verified(ref, b"".join(pieces)).hex() == case["blob"]
+        assert verify_blob(ref, b"".join(pieces)).hex() == case["blob"]
     for case in BLOBS["refused"]:
         with pytest.raises((BundleError, msgspec.ValidationError)):
             _ref(case["ref"]).check(1 << 20)
@@ -123,7 +123,7 @@ def test_chunks_are_accepted_and_wrong_references_refused() -> None:
 
 def test_frames_unfold_or_are_refused_and_masks_are_their_gaps() -> None:
     for case in BLOBS["frames"]:
-        ref, frame = _ref(case["ref"]), verified(_ref(case["ref"]), bytes.fromhex(case["frame"]))
+        ref, frame = _ref(case["ref"]), verify_blob(_ref(case["ref"]), bytes.fromhex(case["frame"]))
         if case["why"]:
             with pytest.raises(BundleError):
                 decompress(ref, frame, 1 << 20)

@@ -10,7 +10,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from edgefl.wire.bundle.archive import BundleArchive
-from edgefl.wire.bundle.variants import folded
+from edgefl.wire.bundle.variants import compress
 from tests.device_runtime import tiny
 
 
@@ -34,7 +34,7 @@ def with_forms(bundle: BundleArchive) -> BundleArchive:
     """``bundle``, said to need a byte, with the forms of its step."""
     own, blobs, variants = tiny.train()[1], dict(bundle.blobs), []
     for name, model in forms().items():
-        variant, frame = folded(name, model, tiny.CHUNK, base=own)
+        variant, frame = compress(name, model, tiny.CHUNK, base=own)
         variants.append(variant)
         blobs[variant.blob.sha256] = frame
     graphs = tuple(

@@ -27,7 +27,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bundle.readers import SoundReader, TableReader, TextReader
-from edgefl.wire.images import library, pixels_of
+from edgefl.wire.images import import_pillow, read_pixels
 from edgefl.wire.tensors import Array
 from edgefl_export.deploy.target import DeployTarget, files_of, refuse_existing, target_of
 from tests.cli.runner import runner
@@ -137,7 +137,7 @@ def test_a_jpeg_is_classified_by_what_the_file_says(inside: bool, white: int, tm
     model = made(module, data, preprocessing=inside).artifact.model
     found, logits = classify(model, pixels(path))
 
-    device = np.moveaxis(pixels_of(library(), path, "RGB", (10, 12)), 2, 0)
+    device = np.moveaxis(read_pixels(import_pillow(), path, "RGB", (10, 12)), 2, 0)
     device = (device.astype(np.int32) * white + 127) // 255
     expected = module(torch.from_numpy(data.read(device[None])))[0]
     np.testing.assert_allclose(logits, expected.detach().numpy(), atol=0.02 if inside else 1e-5)

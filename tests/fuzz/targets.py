@@ -64,7 +64,7 @@ def tensor_file(data: bytes) -> None:
 
 def patch(data: bytes) -> None:
     with suppress(EdgeflError):
-        new = patches.patched(_WEIGHTS, data)
+        new = patches.apply_patch(_WEIGHTS, data)
         assert {name: array.shape for name, array in new.items()} == {n: a.shape for n, a in _WEIGHTS.items()}
 
 

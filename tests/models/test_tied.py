@@ -20,7 +20,7 @@ from edgefl.models.exits import with_exits
 from edgefl.models.losses import SequenceCrossEntropy, SquaredError
 from edgefl.models.spec import ModelSpec, skeleton
 from edgefl.models.split import split
-from edgefl.models.tied import borrowed, state_of
+from edgefl.models.tied import borrowed_names, collect_state
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.compaction.compact import compact
@@ -169,7 +169,7 @@ def _batch(spec: ModelSpec, rows: int = 4) -> dict[str, Tensor]:
 def test_it_is_cut_with_each_tensor_once_in_the_state(case: str) -> None:
     module, spec = _made(case)
     assert spec.units == CASES[case][2]
-    assert borrowed(spec.part(0, 1)) == CASES[case][3]
+    assert borrowed_names(spec.part(0, 1)) == CASES[case][3]
     assert len(spec.weights) == len(list(module.parameters()))
     assert list(spec.weights) == [name for name, _ in spec.module.named_parameters()]
     x = _batch(spec)["batch.0.x"]
@@ -204,7 +204,7 @@ def test_the_state_goes_back_into_the_users_module_by_all_its_names(case: str) -
 def test_uses_stay_in_one_unit_where_that_leaves_enough_of_them() -> None:
     module, spec = _made("twice")
     assert [len(list(unit.parameters())) for unit in spec.module] == [2, 2, 2]
-    assert not borrowed(spec.part(0, 2))
+    assert not borrowed_names(spec.part(0, 2))
     apart = split(module, ["first", "head"], sample=VECTOR, classes=1, loss=SquaredError())
     assert apart.units == ("first", "head")
 
@@ -221,7 +221,7 @@ def test_a_tier_behind_the_cut_trains_the_tensor_by_its_use_there(case: str, cut
 
     # The whole graph with a stop of the gradient at the boundary (embracingfl.md 7, I3).
     chunk = tier.prefix[0]
-    names = borrowed(chunk.module)
+    names = borrowed_names(chunk.module)
     read = {name: weights[name] for name in chunk.module.state_dict()}
     read |= {path: weights[name] for path, name in names.items()}
     record = torch.func.functional_call(chunk.module, read, (batch["batch.0.x"],)).detach()
@@ -241,7 +241,7 @@ def test_a_frozen_chunk_counts_what_it_borrows() -> None:
     _, spec = _made("head")
     chunk = OutputSide(spec, 2, 2).prefix[0]
     assert chunk.units == ("head",)  # the server publishes nothing for embed, which has no tensor of its own
-    assert state_of(chunk.module).keys() == {"head.weight"}
+    assert collect_state(chunk.module).keys() == {"head.weight"}
     assert m_forward(chunk, 1) >= VOCABULARY * FEATURES
 
 

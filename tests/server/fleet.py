@@ -15,12 +15,12 @@ import msgspec
 import numpy as np
 
 from edgefl.wire import tensors
-from edgefl.wire.blobs import BlobRef, decompress, describe, split, verified
+from edgefl.wire.blobs import BlobRef, decompress, describe, split, verify_blob
 from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import DataSpec, Graph, Manifest
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address, client_id
-from edgefl.wire.mqtt.envelope import Seal, bare, peek
+from edgefl.wire.mqtt.envelope import Seal, peek, unsigned
 from edgefl.wire.mqtt.events import Connected, IncomingMessage, Will
 from edgefl.wire.mqtt.messages import (
     Ack,
@@ -177,7 +177,7 @@ class ScriptedDevice:
         limits: Limits,
         answer: Callable[[ScriptedDevice, Task, Round], None] | None = None,
         *,
-        seal: Seal = bare,
+        seal: Seal = unsigned,
         **hello: Any,
     ) -> None:
         self.name = name
@@ -362,7 +362,7 @@ def fetch(session: Session, federation: str, ref: BlobRef) -> bytes:
             _, index = topics.parse_blob(event.topic)
             assert ref.accepts(index, event.payload)
             pieces[index] = event.payload
-    travelled = verified(ref, b"".join(pieces[index] for index in range(ref.count)))
+    travelled = verify_blob(ref, b"".join(pieces[index] for index in range(ref.count)))
     return decompress(ref, travelled, 1 << 30)
 
 

@@ -108,7 +108,7 @@ PATCH_GOAL = {
     "head.mean": np.array([0.75], dtype=np.float32),
     "stem.scale": np.array(0.9, dtype=np.float32),
 }
-PATCH = patches.patch(PATCH_OLD, PATCH_GOAL, {"head.weight", "head.bias", "stem.scale"}) or b""
+PATCH = patches.make_patch(PATCH_OLD, PATCH_GOAL, {"head.weight", "head.bias", "stem.scale"}) or b""
 
 STEM = (describe(b"stem weights", 131072),)
 HEAD = (describe(bytes(range(10)), 4),)
@@ -177,7 +177,7 @@ MESSAGES: dict[str, Message] = {
         engines={"onnxruntime": "1.22.0"},
         tier="weak",
         token="0123456789abcdef",
-        proof=enrolment.proof(bytes(range(32, 64)), Topics("demo").device("phone-7").hello, bytes(range(32))),
+        proof=enrolment.prove(bytes(range(32, 64)), Topics("demo").device("phone-7").hello, bytes(range(32))),
     ),
     "task": Task(run="run-7", round=3, tier="weak", seed=2**62 + 1, nonce="0011aabb", samples=128),
     "progress": Progress(
@@ -367,7 +367,7 @@ def vectors() -> dict[str, bytes]:
     found["tensors_masked"] = tensors.dump(MASKED, MASK_COUNTS)
     found["zstd_frame"] = ZSTD_FRAME
     found["patch_old"], found["patch"] = tensors.dump(PATCH_OLD), PATCH
-    found["patch_new"] = tensors.dump(patches.patched(PATCH_OLD, PATCH))
+    found["patch_new"] = tensors.dump(patches.apply_patch(PATCH_OLD, PATCH))
     found["topics"] = "\n".join(topic_table()).encode()
     files = {f"{name}.bin": data for name, data in sorted(found.items())}
     return {**files, VALUES: values_of(files)}

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.errors import BundleError
-from edgefl.wire.blobs import BlobRef, describe, split, verified
+from edgefl.wire.blobs import BlobRef, describe, split, verify_blob
 from tests.wire.texts import LETTERS
 
 DATA = st.binary(max_size=300)
@@ -26,7 +26,7 @@ def test_chunks_join_to_the_blob_and_each_is_accepted_in_its_place(data: bytes, 
     assert len(pieces) == ref.count
     assert all(len(piece) <= chunk for piece in pieces)
     assert all(ref.accepts(index, piece) for index, piece in enumerate(pieces))
-    assert verified(ref, b"".join(pieces)) == data
+    assert verify_blob(ref, b"".join(pieces)) == data
 
 
 @given(st.binary(min_size=1, max_size=300), CHUNK, st.data())
@@ -38,7 +38,7 @@ def test_a_changed_byte_is_refused(data: bytes, chunk: int, draw: st.DataObject)
     index = place // chunk
     assert not ref.accepts(index, damaged[index * chunk : (index + 1) * chunk])
     with pytest.raises(BundleError, match="is damaged"):
-        verified(ref, damaged)
+        verify_blob(ref, damaged)
 
 
 @given(DATA, CHUNK, st.integers(-3, 400))

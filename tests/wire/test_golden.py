@@ -188,12 +188,12 @@ def test_tensors_in_both_directions(vector: str, arrays: tensors.Arrays, counts:
 
 def test_a_patch_leads_to_the_same_bits() -> None:
     old = tensors.load(golden("patch_old"))
-    new = patches.patched(old, golden("patch"))
+    new = patches.apply_patch(old, golden("patch"))
 
     assert tensors.dump(new) == golden("patch_new")
-    assert patches.patch(old, make_golden.PATCH_GOAL, {"head.weight", "head.bias", "stem.scale"}) == golden(
-        "patch"
-    )
+    assert patches.make_patch(
+        old, make_golden.PATCH_GOAL, {"head.weight", "head.bias", "stem.scale"}
+    ) == golden("patch")
 
 
 def test_a_zstd_frame_unfolds() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from edgefl.errors import ConfigError, StoreError
 from edgefl.wire import keys
-from edgefl.wire.keys import FOREVER, MOST_SUCCESSIONS, KeyPair, known_after, parse_keys, rotate, verify
+from edgefl.wire.keys import FOREVER, MOST_SUCCESSIONS, KeyPair, apply_successions, parse_keys, rotate, verify
 
 NOW = 1_000_000.0
 
@@ -23,7 +23,7 @@ def test_a_rotated_key_is_introduced_by_the_old_one(tmp_path: Path) -> None:
 
     assert KeyPair(path).public == new.public != old.public
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    known = known_after({old.public: FOREVER}, new.successions)
+    known = apply_successions({old.public: FOREVER}, new.successions)
     assert known == {old.public: int(NOW) + 60, new.public: FOREVER}
 
 
@@ -33,10 +33,10 @@ def test_whoever_was_away_for_several_rotations_follows_them(tmp_path: Path) -> 
     for _ in range(MOST_SUCCESSIONS):
         last = rotate(path, overlap_s=0, now=NOW)
 
-    assert known_after({first.public: FOREVER}, reversed(last.successions))[last.public] == FOREVER
+    assert apply_successions({first.public: FOREVER}, reversed(last.successions))[last.public] == FOREVER
     again = rotate(path, overlap_s=0, now=NOW)
     assert len(again.successions) == MOST_SUCCESSIONS
-    assert again.public not in known_after({first.public: FOREVER}, again.successions)
+    assert again.public not in apply_successions({first.public: FOREVER}, again.successions)
 
 
 def test_a_statement_that_the_old_key_did_not_sign_introduces_nobody(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_statement_that_the_old_key_did_not_sign_introduces_nobody(tmp_path: P
         msgspec.structs.replace(made, until=FOREVER),
         msgspec.structs.replace(made, signature=thief.sign(b"anything")),
     ):
-        assert known_after(known, [forged]) == known
+        assert apply_successions(known, [forged]) == known
 
 
 def test_a_key_that_was_followed_introduces_no_second_one(tmp_path: Path) -> None:
@@ -60,9 +60,9 @@ def test_a_key_that_was_followed_introduces_no_second_one(tmp_path: Path) -> Non
     new = rotate(path, overlap_s=FOREVER, now=NOW)
     forged = rotate(stolen, overlap_s=FOREVER, now=NOW)
 
-    known = known_after({old.public: FOREVER}, new.successions)
+    known = apply_successions({old.public: FOREVER}, new.successions)
 
-    assert forged.public not in known_after(known, forged.successions)
+    assert forged.public not in apply_successions(known, forged.successions)
 
 
 def test_an_interrupted_rotation_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_an_interrupted_rotation_is_repeated(tmp_path: Path, monkeypatch: pytest
 
     assert KeyPair(tmp_path / "key").successions == ()
     new = rotate(tmp_path / "key", overlap_s=0, now=NOW)
-    assert new.public in known_after({old.public: FOREVER}, new.successions)
+    assert new.public in apply_successions({old.public: FOREVER}, new.successions)
 
 
 def test_there_is_nothing_to_rotate_where_there_is_no_key(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_there_is_nothing_to_rotate_where_there_is_no_key(tmp_path: Path) -> Non
 
 def test_a_damaged_chain_is_named(tmp_path: Path) -> None:
     KeyPair(tmp_path / "key")
-    keys.chain_of(tmp_path / "key").write_text("one two\n")
+    keys.chain_path(tmp_path / "key").write_text("one two\n")
 
     with pytest.raises(ConfigError, match=r"key\.chain is damaged"):
         KeyPair(tmp_path / "key")

@@ -24,7 +24,7 @@ from edgefl.models.losses import (
     SequenceCrossEntropy,
 )
 from edgefl.models.losses.loss import metrics_of, sums_of
-from edgefl.wire.metrics import Sums, added, measured
+from edgefl.wire.metrics import Sums, add_sums, compute_metrics
 
 ROWS = 60
 
@@ -59,12 +59,12 @@ def in_two_batches(loss: Loss, out: Tensor, y: Tensor) -> Sums:
     rest = torch.cat((torch.arange(SPLIT, ROWS), fill))
     mask = torch.ones(len(rest))
     mask[-GARBAGE:] = 0.0
-    sums = added({}, arrays(sums_of(loss, out[:SPLIT], y[:SPLIT], torch.ones(SPLIT))))
-    return added(sums, arrays(sums_of(loss, out[rest], y[rest], mask)))
+    sums = add_sums({}, arrays(sums_of(loss, out[:SPLIT], y[:SPLIT], torch.ones(SPLIT))))
+    return add_sums(sums, arrays(sums_of(loss, out[rest], y[rest], mask)))
 
 
 def values(loss: Loss, out: Tensor, y: Tensor) -> dict[str, float]:
-    return measured(metrics_of(loss, TensorSpec(tuple(out.shape[1:]))), in_two_batches(loss, out, y))
+    return compute_metrics(metrics_of(loss, TensorSpec(tuple(out.shape[1:]))), in_two_batches(loss, out, y))
 
 
 @pytest.mark.parametrize("count", [2, 3, 7])
@@ -110,8 +110,8 @@ def test_metrics_of_pixels_equal_scikit_learn(ignored: int | None) -> None:
 def test_a_class_that_neither_occurs_nor_is_said_has_no_part_in_f1() -> None:
     out = torch.tensor([[9.0, 0, 0], [0, 9, 0], [0, 9, 0]])
     y = torch.tensor([0, 1, 0])
-    sums = added({}, sums_of(CrossEntropy(), out, y, torch.ones(3)))
-    assert measured(["f1"], sums)["f1"] == pytest.approx(f1_score(y, out.argmax(1), average="macro"))
+    sums = add_sums({}, sums_of(CrossEntropy(), out, y, torch.ones(3)))
+    assert compute_metrics(["f1"], sums)["f1"] == pytest.approx(f1_score(y, out.argmax(1), average="macro"))
 
 
 LANGUAGE = [
@@ -180,10 +180,12 @@ def test_a_function_has_no_metric_but_its_loss() -> None:
 
 def test_nothing_to_measure_is_no_number_and_an_unknown_metric_is_named() -> None:
     y = torch.full((2, 3), -100)
-    sums = added({}, sums_of(SequenceCrossEntropy(ignore_index=-100), torch.randn(2, 3, 4), y, torch.ones(2)))
-    assert all(math.isnan(value) for value in measured(["perplexity", "accuracy"], sums).values())
-    assert measured(["perplexity"], {**sums, "nll": np.array(9000.0), "tokens": np.array(1.0)})[
+    sums = add_sums(
+        {}, sums_of(SequenceCrossEntropy(ignore_index=-100), torch.randn(2, 3, 4), y, torch.ones(2))
+    )
+    assert all(math.isnan(value) for value in compute_metrics(["perplexity", "accuracy"], sums).values())
+    assert compute_metrics(["perplexity"], {**sums, "nll": np.array(9000.0), "tokens": np.array(1.0)})[
         "perplexity"
     ] == pytest.approx(math.inf)
     with pytest.raises(ModelError, match="no metric 'bleu'; there are: accuracy, f1"):
-        measured(["bleu"], sums)
+        compute_metrics(["bleu"], sums)

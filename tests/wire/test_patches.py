@@ -7,7 +7,7 @@ import pytest
 
 from edgefl.errors import BundleError
 from edgefl.wire import tensors
-from edgefl.wire.patches import SCALES, halved, patch, patched, widened
+from edgefl.wire.patches import SCALES, apply_patch, make_patch, to_float16, to_float32
 from edgefl.wire.tensors import Array, Arrays
 
 CODED = {"u.w", "u.b", "u.s"}
@@ -21,7 +21,7 @@ def model(seed: int) -> Arrays:
 
 def test_codes_are_the_nearest_of_255_levels() -> None:
     new = np.array([0.0, 127.0, -127.0, 63.4, -63.6, 0.4], np.float32)
-    found = tensors.load(patch({"u.w": np.zeros(6, np.float32)}, {"u.w": new}, CODED) or b"")
+    found = tensors.load(make_patch({"u.w": np.zeros(6, np.float32)}, {"u.w": new}, CODED) or b"")
 
     assert found["u.w"].tolist() == [0, 127, -127, 63, -64, 0] and found["u.w"].dtype == np.int8
     assert found[SCALES].tolist() == [127.0]
@@ -29,7 +29,7 @@ def test_codes_are_the_nearest_of_255_levels() -> None:
 
 def test_a_patch_moves_every_entry_to_within_half_a_level() -> None:
     old, new = model(0), model(1)
-    r = patched(old, patch(old, new, CODED) or b"")
+    r = apply_patch(old, make_patch(old, new, CODED) or b"")
 
     for name in CODED:
         largest = np.abs(new[name] - old[name]).max()
@@ -40,13 +40,13 @@ def test_a_patch_moves_every_entry_to_within_half_a_level() -> None:
 
 def test_the_bits_follow_the_documented_operations() -> None:
     old, new = model(0), model(1)
-    data = patch(old, new, CODED) or b""
+    data = make_patch(old, new, CODED) or b""
     found = tensors.load(data)
     for at, name in enumerate(sorted(CODED)):
         step = np.float32(found[SCALES][at]) / np.float32(127)
         for index in np.ndindex(old[name].shape):
             expected = np.float32(old[name][index] + np.float32(np.float32(found[name][index]) * step))
-            assert patched(old, data)[name][index] == expected
+            assert apply_patch(old, data)[name][index] == expected
         if name == "u.w":
             break
 
@@ -55,32 +55,32 @@ def test_what_a_patch_rounds_off_is_in_the_next() -> None:
     old, target = model(0), model(1)
     errors = []
     for _ in range(4):
-        data = patch(old, target, CODED)
+        data = make_patch(old, target, CODED)
         if data is None:
             break
-        old = patched(old, data)
+        old = apply_patch(old, data)
         errors.append(max(float(np.abs(old[name] - target[name]).max()) for name in CODED))
     assert errors[1] < errors[0] / 50 and errors[2] < errors[1]
 
 
 def test_a_patch_of_nothing_is_none() -> None:
-    assert patch(model(0), model(0), CODED) is None
+    assert make_patch(model(0), model(0), CODED) is None
     moved = model(0) | {"u.mean": np.zeros(5, np.float32)}
-    assert set(tensors.load(patch(model(0), moved, set()) or b"")) == {"u.mean", SCALES}
+    assert set(tensors.load(make_patch(model(0), moved, set()) or b"")) == {"u.mean", SCALES}
 
 
 def test_a_change_too_small_for_float32_levels_is_left_to_later() -> None:
     tiny = {"u.w": np.full(3, 1e-45, np.float32)}
-    assert patch({"u.w": np.zeros(3, np.float32)}, tiny, CODED) is None
+    assert make_patch({"u.w": np.zeros(3, np.float32)}, tiny, CODED) is None
 
 
 def test_halves_come_back_as_float32_and_what_does_not_fit_stays() -> None:
     weights: Arrays = {"u.w": np.array([1.0, 0.1], np.float32), "u.b": np.array([1e6], np.float32)}
     weights["u.mean"] = np.array([0.1], np.float32)
-    sent = halved(weights, CODED)
+    sent = to_float16(weights, CODED)
 
     assert [sent[name].dtype for name in weights] == [np.float16, np.float32, np.float32]
-    got = widened(sent)
+    got = to_float32(sent)
     assert got["u.w"].tolist() == np.array([1.0, 0.1], np.float16).astype(np.float32).tolist()
     assert got["u.mean"] is weights["u.mean"]
 
@@ -104,7 +104,7 @@ def test_a_patch_that_does_not_fit_is_refused_with_a_reason(name: str) -> None:
     arrays, reason = BAD[name]
 
     with pytest.raises(BundleError, match=f"does not fit.*{reason}"):
-        patched(model(0), tensors.dump(arrays))
+        apply_patch(model(0), tensors.dump(arrays))
 
 
 def test_a_patch_that_leads_beyond_float32_is_refused() -> None:
@@ -112,9 +112,9 @@ def test_a_patch_that_leads_beyond_float32_is_refused() -> None:
     data = tensors.dump({"u.w": np.full(3, 127, np.int8), SCALES: SCALE * np.float32(3e38)})
 
     with pytest.raises(BundleError, match=r"does not fit.*'u.w' would hold NaN or infinity"):
-        patched(old, data)
+        apply_patch(old, data)
 
 
 def test_bytes_that_are_no_patch_are_refused() -> None:
     with pytest.raises(BundleError, match="does not fit"):
-        patched(model(0), b"nonsense")
+        apply_patch(model(0), b"nonsense")

@@ -46,11 +46,11 @@ def patched_weights(harness: RoundHarness) -> None:
     unit = what.manifest.suffix[0]
     old = what.units[unit]
     first = {name: (array + np.float32(0.013)).astype(np.float32) for name, array in old.items()}
-    one = patches.patch(old, first, set(old)) or b""
-    middle = patches.patched(old, one)
+    one = patches.make_patch(old, first, set(old)) or b""
+    middle = patches.apply_patch(old, one)
     second = {name: (array * np.float32(1.21)).astype(np.float32) for name, array in middle.items()}
-    two = patches.patch(middle, second, {min(old)}) or b""
-    new = patches.patched(middle, two)
+    two = patches.make_patch(middle, second, {min(old)}) or b""
+    new = patches.apply_patch(middle, two)
     after = what.with_units({**what.units, unit: new})
 
     def with_patches(announced: Round) -> Round:

@@ -141,7 +141,7 @@ def _succession() -> dict[str, Any]:
 
 def _enrolment() -> dict[str, Any]:
     token = enrolment.Token("0123456789abcdef", bytes(range(96, 128)), _public(_SERVER))
-    proof = enrolment.proof(token.secret, _MINE.hello, _public(_DEVICE))
+    proof = enrolment.prove(token.secret, _MINE.hello, _public(_DEVICE))
     return {"token": token.text, "topic": _MINE.hello, "public": _public(_DEVICE).hex(), "proof": proof.hex()}
 
 

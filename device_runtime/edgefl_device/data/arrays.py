@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from edgefl.errors import DataError
-from edgefl.wire.array_files import native, read_idx, read_npz, unreadable
+from edgefl.wire.array_files import read_error_text, read_idx, read_npz, to_native_order
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.records import BadRow
 from edgefl.wire.tensors import Array
@@ -40,10 +40,10 @@ def load(path: Path, policy: Policy) -> LocalData | None:
 def _mapped(file: Path) -> Array:
     """Return the array of an npy, which stays on the disk unless its bytes are in another machine's order."""
     try:
-        return native(np.load(file, mmap_mode="r"))
+        return to_native_order(np.load(file, mmap_mode="r"))
     except ValueError as error:
         raise DataError(
-            f"{file} cannot be read as training data: {unreadable(error, '')}", path=str(file)
+            f"{file} cannot be read as training data: {read_error_text(error, '')}", path=str(file)
         ) from error
 
 
@@ -74,7 +74,7 @@ def given(source: Source, policy: Policy) -> LocalData:
 
 def _array(part: object, key: str, name: str) -> Array:
     try:
-        return native(np.asarray(part))
+        return to_native_order(np.asarray(part))
     except ValueError as error:  # lists of unequal lengths
         raise DataError(f"{name}() gives {key} that is no array: {error}") from error
 
@@ -104,9 +104,9 @@ def read_npy_files(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamp
 def _sample(path: Path, spec: DataSpec) -> Array:
     """Return a file's sample as the model reads it. Files may hold integers and floats; only integers are scaled."""
     try:
-        found = native(np.load(path, allow_pickle=False))
+        found = to_native_order(np.load(path, allow_pickle=False))
     except Exception as error:  # numpy raises unrelated types for damaged files
-        raise BadRow(f"cannot be read: {unreadable(error, '')}") from error
+        raise BadRow(f"cannot be read: {read_error_text(error, '')}") from error
     if spec.shape not in (found.shape, (1, *found.shape)):
         raise BadRow(f"the sample has shape {found.shape}, the model takes {spec.shape}")
     if found.dtype.kind not in "iu" and found.dtype != np.dtype(spec.dtype):

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgefl.errors import DataError
 from edgefl.wire.bundle.readers import ImageReader, SoundReader
-from edgefl.wire.images import PictureError, library, pixels_of
+from edgefl.wire.images import ImageError, import_pillow, read_pixels
 from edgefl.wire.records import BadRow
 from edgefl.wire.tensors import Array
 from edgefl_device.data.problems import converted
@@ -162,14 +162,14 @@ def read_images(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples
             "(.npz)",
             expected=shape,
         )
-    pillow = library()
+    pillow = import_pillow()
     _, height, width = shape
     mode = _MODES[shape[0]]
 
     def decode(path: Path) -> Array:
         try:
-            pixels = pixels_of(pillow, path, mode, (width, height))
-        except PictureError as error:
+            pixels = read_pixels(pillow, path, mode, (width, height))
+        except ImageError as error:
             raise BadRow(str(error)) from error
         channels = pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, 2, 0)
         if reader.white == 255:

@@ -11,7 +11,7 @@ import numpy as np
 from edgefl.errors import DataError
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import Reader
-from edgefl.wire.records import BadRow, class_number, finite, listed
+from edgefl.wire.records import BadRow, class_number, join_names, parse_number
 from edgefl.wire.tensors import Array
 from edgefl_device.data.problems import Problems
 from edgefl_device.data.samples import BundleParts, DecodedRows, LabelSpec, SampleRows
@@ -60,7 +60,7 @@ class Reading:
         if value is None or value == "":
             raise BadRow("the label is empty")
         if self.label.floats:
-            return finite(value, "the label", self.label.dtype)
+            return parse_number(value, "the label", self.label.dtype)
         return class_number(value, self.spec.names, self.spec.classes)
 
     def is_label(self, text: str) -> bool:
@@ -81,7 +81,7 @@ class Reading:
         if outside := [each.path.name for each in entries if not each.folder]:
             raise DataError(
                 f"{self.source} has {len(outside)} files that are in no folder, such as {outside[0]}: put the files of each "
-                f"class in a folder that is called as the class is ({listed(self.spec.names) or 'its number'})"
+                f"class in a folder that is called as the class is ({join_names(self.spec.names) or 'its number'})"
             )
         numbers: dict[str, int | None] = {}
         for folder in dict.fromkeys(each.folder for each in entries):

@@ -10,7 +10,7 @@ import numpy as np
 from edgefl.errors import DataError
 from edgefl.wire.bundle.manifest import Input
 from edgefl.wire.bundle.readers import SeriesReader, TableReader
-from edgefl.wire.records import BadRow, Checks, field, is_number, numbers, records, scaled
+from edgefl.wire.records import BadRow, Checks, field, is_number, numbers, records, rescale
 from edgefl.wire.tensors import Array
 from edgefl_device.data.reading import FileEntry, Reading, ReadSamples
 from edgefl_device.data.samples import DecodedRows
@@ -36,7 +36,7 @@ def read_tables(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples
     def flush() -> None:
         for name, spool in spools.items():
             rows = np.array(held[name], np.float64)
-            spool.extend(scaled(rows.reshape(-1, len(reader.columns)), reader) if name == "x" else rows)
+            spool.extend(rescale(rows.reshape(-1, len(reader.columns)), reader) if name == "x" else rows)
             held[name] = array("d")
 
     for entry in entries:
@@ -140,7 +140,7 @@ def _recordings(
 
 def _moved(held: array[float], reader: SeriesReader, kept: Spool) -> array[float]:
     """Move the held rows to ``kept``; return an empty array."""
-    kept.extend(scaled(np.array(held, np.float64).reshape(-1, len(reader.columns)), reader))
+    kept.extend(rescale(np.array(held, np.float64).reshape(-1, len(reader.columns)), reader))
     return array("d")
 
 

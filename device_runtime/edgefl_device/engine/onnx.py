@@ -22,7 +22,7 @@ import onnxruntime as ort
 from edgefl.errors import BundleError, StoreError
 from edgefl.system.files import reserve_room
 from edgefl.system.sizes import size
-from edgefl.wire.bundle.graphs import Graph, RowRange, cover, rows_in, split
+from edgefl.wire.bundle.graphs import Graph, RowRange, cover, parse_rows, split
 from edgefl.wire.bundle.manifest import Port
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.base import Outputs, State
@@ -246,7 +246,7 @@ class OnnxGraph:
         self._spare: State = {}
         inputs, outputs = list(session.get_inputs()), _by_port(session.get_outputs())
         ports = {port.name: port for port in graph.inputs}
-        names = [rows.whole if (rows := rows_in(arg.name)) else arg.name for arg in inputs]
+        names = [rows.whole if (rows := parse_rows(arg.name)) else arg.name for arg in inputs]
         wrong = sorted({*names} ^ ports.keys())
         self._inputs = [(ports[name], arg) for name, arg in zip(names, inputs, strict=True) if name in ports]
         self._outputs = list(zip(graph.outputs, outputs, strict=False))
@@ -281,13 +281,13 @@ class OnnxGraph:
         for port, arg in self._inputs:
             if port.role != "state":
                 binding.bind_cpu_input(port.name, np.asarray(feeds[port.name], order="C"))
-            elif rows := rows_in(arg.name):
+            elif rows := parse_rows(arg.name):
                 binding.bind_input(arg.name, *_place(state[port.name], port, rows, arg.shape))
             else:
                 binding.bind_ortvalue_input(port.name, state[port.name])
         for port, args in self._outputs:
             for arg in args:
-                if port.role == "state" and (rows := rows_in(arg.name)):
+                if port.role == "state" and (rows := parse_rows(arg.name)):
                     binding.bind_output(arg.name, *_place(later_state[port.name], port, rows, arg.shape))
                 elif port.role == "state":
                     binding.bind_ortvalue_output(arg.name, later_state[port.name])
@@ -368,7 +368,7 @@ def _by_port(args: Sequence[Any]) -> list[list[Any]]:
     """Return outputs in groups: successive rows of one whole are one port."""
 
     def whole(numbered: tuple[int, Any]) -> str | int:
-        rows = rows_in(numbered[1].name)
+        rows = parse_rows(numbered[1].name)
         return rows.whole if rows else numbered[0]
 
     return [[arg for _, arg in group] for _, group in itertools.groupby(enumerate(args), key=whole)]
@@ -400,7 +400,7 @@ def _dtype_name(element_type: str) -> str:
 
 def _outputs_differ(port: Port, args: Sequence[Any]) -> list[str]:
     """Return the contradictions of a port's outputs: each, and rows that are not all of it."""
-    parts = [rows for arg in args if (rows := rows_in(arg.name))]
+    parts = [rows for arg in args if (rows := parse_rows(arg.name))]
     if parts and (port.role != "state" or not cover(parts, port.shape[0] if port.shape else 0)):
         return [f"{port.name}: rows that are not all of it"]
     return [_differs(port, arg) for arg in args]
@@ -413,7 +413,7 @@ def _differs(port: Port, arg: Any) -> str:
     whole, nothing may be unknown. A graph may take rows as another shape of as many entries: they lie behind each other.
     """
     dtype, shape, wanted = _dtype_name(arg.type), tuple(arg.shape), tuple(port.shape)
-    rows = rows_in(arg.name)
+    rows = parse_rows(arg.name)
     if rows is not None:
         if port.role != "state" or not wanted or not rows.start < rows.stop <= wanted[0]:
             return f"{arg.name}: no rows of the state that the manifest lists"

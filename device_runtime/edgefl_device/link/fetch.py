@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from edgefl.errors import BundleError, RoundAborted, RoundDeclined
-from edgefl.wire.blobs import BlobRef, decompress, verified
+from edgefl.wire.blobs import BlobRef, decompress, verify_blob
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import LARGE_CHUNKS, LOST_CHUNK
 from edgefl.wire.mqtt.session import Session
@@ -143,7 +143,7 @@ class Fetcher:
         """Return the blob as it travels. If it is fetched again, the blobs ``beside`` stay in the store."""
         for _ in range(self._limits.fetch_retries):
             try:
-                return verified(ref, self._store.blob(ref))
+                return verify_blob(ref, self._store.blob(ref))
             except BundleError:
                 self._store.drop_blob(ref)
                 self._bring([*beside, ref])

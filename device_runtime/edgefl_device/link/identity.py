@@ -23,7 +23,7 @@ from edgefl.errors import BundleError, IdentityError, StoreError
 from edgefl.wire import keys
 from edgefl.wire.bundle import archive
 from edgefl.wire.mqtt.connection import Delivery
-from edgefl.wire.mqtt.envelope import Envelope, MessageCounter, MessageSigner, unwrap, verified
+from edgefl.wire.mqtt.envelope import Envelope, MessageCounter, MessageSigner, unwrap, verify_envelope
 from edgefl.wire.mqtt.messages import MALFORMED, AnyMessage, Message, Round, decode, encode
 from edgefl.wire.mqtt.session import Session
 from edgefl_device.config import DeviceLog
@@ -177,7 +177,7 @@ class ServerTrust:
             if envelope is None:
                 return self._unsigned(kind, topic, payload)
             learnt = self._admitted(kind, envelope)
-            message = verified(kind, topic, envelope)
+            message = verify_envelope(kind, topic, envelope)
             if learnt is not None:
                 self._learn(learnt, envelope.key)
             if self._keys:
@@ -219,16 +219,16 @@ class ServerTrust:
             if time.time() < until:
                 return None
             raise IdentityError(
-                "old-key", f"server key {keys.shown(envelope.key)} was replaced and is not good any more"
+                "old-key", f"server key {keys.short_key(envelope.key)} was replaced and is not good any more"
             )
         if not self._keys:
             if not issubclass(kind, Round):
                 return None
             return msgspec.structs.replace(self._trusted, first=envelope.key)
-        if envelope.key in keys.known_after(self._keys, envelope.succession):
+        if envelope.key in keys.apply_successions(self._keys, envelope.succession):
             statements = tuple(dict.fromkeys((*self._trusted.statements, *envelope.succession)))
             return msgspec.structs.replace(self._trusted, statements=statements)
-        known = ", ".join(keys.shown(key) for key in self._keys)
+        known = ", ".join(keys.short_key(key) for key in self._keys)
         raise IdentityError(
             "unknown-key",
             f"signed by server key {envelope.key.hex()}, and this device knows {known}: if the server was given a new key "
@@ -252,7 +252,7 @@ class ServerTrust:
         # The server is stopped while its key is rotated: the old one has announced its last round by then.
         if announces and self._keys.get(key) != keys.FOREVER:
             raise IdentityError(
-                "old-key", f"server key {keys.shown(key)} was replaced and announces no rounds any more"
+                "old-key", f"server key {keys.short_key(key)} was replaced and announces no rounds any more"
             )
         numbers = self._last.numbers.get(topic, {})
         last = numbers.get(key, -1)
@@ -274,7 +274,7 @@ class ServerTrust:
 
     def _known(self) -> dict[bytes, int]:
         roots = self._pinned or ((self._trusted.first,) if self._trusted.first else ())
-        return keys.known_after(dict.fromkeys(roots, keys.FOREVER), self._trusted.statements)
+        return keys.apply_successions(dict.fromkeys(roots, keys.FOREVER), self._trusted.statements)
 
     def _keep(self) -> None:
         with suppress(StoreError):  # a full disk: it is known as long as this process lives

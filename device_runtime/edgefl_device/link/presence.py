@@ -10,7 +10,7 @@ from collections.abc import Hashable
 import msgspec
 from msgspec import UNSET
 
-from edgefl.wire.enrolment import proof
+from edgefl.wire.enrolment import prove
 from edgefl.wire.mqtt.messages import COME_LATER, UNKNOWN_CONDITIONS, Ack, Hello, Round
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
@@ -64,7 +64,7 @@ class HelloSender:
             engines={engine.name: engine.version},
             tier=config.tier,
             token=token.name if token else "",
-            proof=proof(token.secret, self._topic, key) if token else b"",
+            proof=prove(token.secret, self._topic, key) if token else b"",
         )
 
     def begin(self) -> None:

@@ -9,7 +9,7 @@ from edgefl.system.clock import clock
 from edgefl.wire.mqtt.address import client_id
 from edgefl.wire.mqtt.events import Disconnected, Refusal
 from edgefl.wire.mqtt.messages import COME_LATER, Ack, Round
-from edgefl.wire.mqtt.neighbours import NeighbourMonitor, Neighbours, NeighbourSearch, named
+from edgefl.wire.mqtt.neighbours import NeighbourMonitor, Neighbours, NeighbourSearch, list_devices
 from edgefl.wire.mqtt.topics import ALL_ROUNDS, Topics
 from edgefl_device.config import AgentConfig, DeviceLog
 
@@ -128,7 +128,7 @@ class FederationStatus:
         others = [repr(name) for name in neighbours.served(but=self._federation)]
         text = f"nothing is heard of federation {self._federation!r} at {self._broker}"
         if others:
-            text += f"; there is {named(others)}: name the right one (`edgefl device --federation`)"
+            text += f"; there is {list_devices(others)}: name the right one (`edgefl device --federation`)"
         else:
             text += ", nor of another: this device waits for the server of its federation"
         if self._alone and text != self._neighbours:

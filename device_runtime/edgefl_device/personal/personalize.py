@@ -23,7 +23,7 @@ import numpy as np
 
 from edgefl.errors import BundleError, ConfigError
 from edgefl.wire.bundle.manifest import Graph, Manifest
-from edgefl.wire.metrics import LOSS, METRICS, Sums, added, measured
+from edgefl.wire.metrics import LOSS, METRICS, Sums, add_sums, compute_metrics
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.data import support
 from edgefl_device.data.samples import FittedData, LabelSpec, LocalSource
@@ -62,7 +62,7 @@ class AdaptationPoint(msgspec.Struct, frozen=True, kw_only=True):
 def point_of(steps: int, names: Sequence[str], sums: Sums) -> AdaptationPoint:
     """Return the point of the sums of all query samples; ``names`` are the metrics that the evaluation's graph lists."""
     known = [name for name in names or _UNTOLD if name in METRICS]
-    found = measured(known, sums)
+    found = compute_metrics(known, sums)
     return AdaptationPoint(steps=steps, loss=found.pop(LOSS), metrics=found)
 
 
@@ -320,7 +320,7 @@ class Personalizer:
         sums: dict[str, Array] = {}
         for group in range(math.ceil(len(query.data) / _batch(spec))):
             feeds = check_complete(spec, fixed | query.masked_batch(spec, group))
-            sums = added(sums, arrays_of_role(graph.run(feeds, {}).arrays, "metric"))
+            sums = add_sums(sums, arrays_of_role(graph.run(feeds, {}).arrays, "metric"))
         return point_of(steps, spec.metrics, sums)
 
 

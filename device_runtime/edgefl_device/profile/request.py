@@ -31,7 +31,7 @@ from edgefl.wire.bundle.manifest import Manifest, decode_manifest
 from edgefl.wire.bundle.profiles import BundleProfile, MemoryTimeline
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.envelope import peek
-from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, TOO_LARGE, ProfileAnswer, declined
+from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, TOO_LARGE, ProfileAnswer, decline_profile
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_device.link.fetch import Fetcher
 from edgefl_device.link.identity import Repeated, SignedSession
@@ -160,7 +160,7 @@ class ProfileService:
         except IdentityError:  # the requester gets an answer, a flood does not
             if self._strangers.is_due(messages.SIGNATURE):
                 self._send(
-                    messages.declined(peek(messages.ProfileRequest, payload).nonce, messages.SIGNATURE)
+                    messages.decline_profile(peek(messages.ProfileRequest, payload).nonce, messages.SIGNATURE)
                 )
             raise
         known = self._answers.get(request.nonce)
@@ -208,7 +208,7 @@ class ProfileService:
     def _declined(self, nonce: str, reason: str, text: str) -> messages.ProfileAnswer:
         """Return the answer that declines a request. Its details go to the device's own log."""
         self._log.event("profile", f"declined ({nonce}) {reason}: {text}")
-        return messages.declined(nonce, reason)
+        return messages.decline_profile(nonce, reason)
 
     def step(self, *, busy: bool) -> None:
         """Begin, stop or end measurements; ``busy``: a round is worked on, or begins now."""
@@ -259,7 +259,7 @@ class ProfileService:
             if entry.gone or (not entry.offered and now > min(entry.until, entry.came + timeout)):
                 self._leave(entry)
             elif now > entry.until:
-                self._settle(entry, messages.declined(entry.nonce, messages.BUSY))
+                self._settle(entry, messages.decline_profile(entry.nonce, messages.BUSY))
 
     def _leave(self, asked: _ActiveRequest) -> None:
         self._forget(asked)
@@ -292,9 +292,9 @@ class ProfileService:
                 "profile", f"stopped ({nonce})" if asked.gone else f"put off ({nonce}): a round begins"
             )
         except RoundDeclined as error:
-            asked.answer, asked.details = messages.declined(nonce, error.reason), error.message
+            asked.answer, asked.details = messages.decline_profile(nonce, error.reason), error.message
         except Exception as error:  # whatever an engine or the system raises must not end the agent
-            asked.answer = messages.declined(nonce, messages.PROFILE_FAILED)
+            asked.answer = messages.decline_profile(nonce, messages.PROFILE_FAILED)
             asked.details = (
                 error.message if isinstance(error, EdgeflError) else f"{type(error).__name__}: {error}"
             )
@@ -383,7 +383,7 @@ def answer_with(nonce: str, profile: BundleProfile, limit: int) -> ProfileAnswer
         data = profiles.encode(shorter)
         if len(data) <= room:
             return ProfileAnswer(nonce=nonce, state="done", profile=data)
-    return declined(nonce, TOO_LARGE)
+    return decline_profile(nonce, TOO_LARGE)
 
 
 def _shorter(profile: BundleProfile) -> Iterator[BundleProfile]:

@@ -21,7 +21,7 @@ import numpy as np
 from edgefl.errors import BundleError, RoundAborted, StoreError
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph
-from edgefl.wire.bundle.variants import strays, unfolded
+from edgefl.wire.bundle.variants import decompress, differ
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import MALFORMED
 from edgefl.wire.tensors import Array, Arrays
@@ -279,9 +279,9 @@ class Autotuner:
                     if variant.name in dropped:
                         continue
                     try:
-                        model = unfolded(variant, frame, base=base, limit=self.limit_bytes)
+                        model = decompress(variant, frame, base=base, limit=self.limit_bytes)
                         outputs, turn[variant.name] = trial.run(model, before, most, timed)
-                        problem = DIFFERS if strays(outputs, expected, before) else ""
+                        problem = DIFFERS if differ(outputs, expected, before) else ""
                     except (MemoryError, RoundAborted):
                         raise
                     except Exception:  # an engine's own, where one of its kernels fails
@@ -312,7 +312,7 @@ class Autotuner:
         model = base = blobs.get(graph.blob)
         for variant in graph.variants:
             if variant.name == result.variant:
-                model = unfolded(variant, blobs.get(variant.blob), base=base, limit=self.limit_bytes)
+                model = decompress(variant, blobs.get(variant.blob), base=base, limit=self.limit_bytes)
         before = trial.state_copy()
         *fewer, most = trial.engine.thread_counts
         ms = {most: result.ms[result.variant]}
@@ -389,7 +389,7 @@ class GraphVariants:
             return base, result.threads
         frame = self.blobs.get(chosen.blob)
         try:
-            model = unfolded(chosen, frame, base=base, limit=self.tuner.limit_bytes)
+            model = decompress(chosen, frame, base=base, limit=self.tuner.limit_bytes)
         except BundleError:
             self.dropped[f"{graph.name}/{chosen.name}"] = FAILS
             return base, result.threads

@@ -14,7 +14,7 @@ from edgefl.errors import BundleError, DataError
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph, Manifest, Port
-from edgefl.wire.patches import patched, widened
+from edgefl.wire.patches import apply_patch, to_float32
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.base import Engine, LoadedGraph, Outputs, State
 from edgefl_device.host import anonymous_bytes
@@ -158,9 +158,9 @@ class GraphLoader:
         weights: Arrays = {}
         for line in lines.values():
             # The first blob is whole, in float32 where it travelled in float16; patches follow in order.
-            unit_weights = widened(tensors.load(next(blobs)))
+            unit_weights = to_float32(tensors.load(next(blobs)))
             for _ in line[1:]:
-                unit_weights = patched(unit_weights, next(blobs))
+                unit_weights = apply_patch(unit_weights, next(blobs))
             weights |= unit_weights
         self.residency.hold(units, weights)
         return weights

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, select
-from edgefl.models.counters import as_integers, counters
+from edgefl.models.counters import counter_dtypes, round_counters
 from edgefl.models.inputs import extra_inputs, input_tensors
 from edgefl.models.python_state.snapshots import restored_state
 from edgefl.models.spec import skeleton
-from edgefl.models.tied import borrowed, state_of
+from edgefl.models.tied import borrowed_names, collect_state
 from edgefl.models.torch_functions.control_flow import TraceableMode
 from edgefl.wire.bundle.manifest import SAMPLE
 
@@ -32,8 +32,8 @@ def chunk_forward(units: nn.Sequential, sample: TensorSpec, *, batch: int = 32) 
         batch: Rows of a group.
     """
     bare = skeleton(units, training=False)
-    weights = {name: TensorSpec.of(tensor) for name, tensor in state_of(units).items()}
-    lent = borrowed(units)
+    weights = {name: TensorSpec.of(tensor) for name, tensor in collect_state(units).items()}
+    lent = borrowed_names(units)
 
     def fn(tensors: Tensors) -> Tensors:
         read = select(tensors, "weights")
@@ -41,7 +41,7 @@ def chunk_forward(units: nn.Sequential, sample: TensorSpec, *, batch: int = 32) 
         own |= {path: read[name] for path, name in lent.items()}
         with torch.no_grad(), TraceableMode(), restored_state(bare):
             batch = select(tensors, "batch.0")
-            own |= as_integers(own, counters(bare))
+            own |= round_counters(own, counter_dtypes(bare))
             out = torch.func.functional_call(bare, own | input_tensors(bare, batch), (batch["x"],))
         return {"record.x": cast(Tensor, out)}
 

@@ -30,7 +30,7 @@ from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, arrays, prefixed, role_of, select
 from edgefl.errors import ConfigError, DataError
 from edgefl.wire.bundle.manifest import SAMPLE
-from edgefl.wire.metrics import added
+from edgefl.wire.metrics import add_sums
 from edgefl.wire.tensors import Array
 from edgefl_device.data import support
 from edgefl_device.data.support import SampleShards
@@ -253,5 +253,5 @@ def _judged(evaluate: Function, weights: Tensors, judged: Rows, steps: int) -> A
     for rows in torch.arange(count).tensor_split(math.ceil(count / EVALUATION_ROWS)):
         batch = {part: each[rows] for part, each in judged.items()}
         batch |= {"mask": torch.ones(len(rows), dtype=dtype)}
-        sums = added(sums, arrays(select(evaluate(own | prefixed("batch.0", batch)), "metric")))
+        sums = add_sums(sums, arrays(select(evaluate(own | prefixed("batch.0", batch)), "metric")))
     return point_of(steps, evaluate.metrics, sums)

@@ -14,7 +14,7 @@ import typer
 from edgefl.cli.output import console, errors, print_json, print_table
 from edgefl.errors import ConfigError
 from edgefl.system.sizes import size
-from edgefl.wire.text import nearest
+from edgefl.wire.text import suggest
 
 if TYPE_CHECKING:
     from edgefl.api.bundle import Bundle
@@ -116,7 +116,7 @@ def _combinations(rows: list[dict[str, Any]], name: str | None, as_json: bool) -
 
 
 def _absent(what: str, name: str, known: Collection[str]) -> ConfigError:
-    there = f"there are: {', '.join(known)}{nearest(name, known)}"
+    there = f"there are: {', '.join(known)}{suggest(name, known)}"
     return ConfigError(f"`edgefl ls {what}` has no {name!r}; {there}", name=name)
 
 

@@ -8,7 +8,7 @@ import msgspec
 
 from edgefl.system.clock import clock
 from edgefl.system.sizes import size
-from edgefl.wire.mqtt.neighbours import named
+from edgefl.wire.mqtt.neighbours import list_devices
 from edgefl.wire.text import headline_metric
 from edgefl_export.compiler import cache
 from edgefl_server import events
@@ -66,7 +66,7 @@ def text_of(event: events.Event) -> str | None:  # noqa: PLR0911 - a case for ea
         case events.Noted():
             return event.text
         case events.Waiting():
-            whom = f", missing {named(event.missing)}" if event.missing else ""
+            whom = f", missing {list_devices(event.missing)}" if event.missing else ""
             why = f" ({event.reason})" if event.reason else ""
             return f"round {event.next_round} waits for devices: {event.known} of {event.needed} are there{whom}{why}"
         case events.Offline():
@@ -99,7 +99,7 @@ def text_of(event: events.Event) -> str | None:  # noqa: PLR0911 - a case for ea
             return f"round {event.round} waits until {clock(event.until)} for {devices}"
         case events.RoundOpened():
             devices = _counted(len(event.devices), "device")
-            return f"round {event.round} opened for {devices} until {clock(event.deadline)}: {named(event.devices)}"
+            return f"round {event.round} opened for {devices} until {clock(event.deadline)}: {list_devices(event.devices)}"
         case events.DeviceSeen():
             if event.stage != events.REPORTED:
                 return None

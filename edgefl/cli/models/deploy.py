@@ -187,7 +187,7 @@ def _check(
     """Raise ConfigError for a name that is in no catalog, and for a tier that the federation file lacks."""
     from edgefl.config.names import name_problems
     from edgefl.config.reading import checked
-    from edgefl.wire.text import nearest
+    from edgefl.wire.text import suggest
 
     if kind and (problems := name_problems({"tiers": {kind: {"kind": kind, "options": options}}})):
         raise ConfigError("; ".join(problem.removeprefix(f"tiers.{kind}.") for problem in problems))
@@ -197,7 +197,7 @@ def _check(
     tiers = checked(config).tiers if config else {}
     if tier and tiers and tier not in tiers:
         raise ConfigError(
-            f"{config} has no tier {tier!r}; it has {', '.join(tiers)}{nearest(tier, tiers)}", tier=tier
+            f"{config} has no tier {tier!r}; it has {', '.join(tiers)}{suggest(tier, tiers)}", tier=tier
         )
 
 

@@ -20,14 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from edgefl.data.dataset import Array, limited_name, some
+from edgefl.data.dataset import Array, choose, limited_name
 from edgefl.data.download import Progress, fetch
 from edgefl.errors import ConfigError, DataError
 
 # Texts as they are published: what their files are called and where they come from, found in a folder or downloaded.
 
 
-class Missing(DataError):
+class CorpusMissing(DataError):
     """A file of a corpus that is in none of the searched folders."""
 
 
@@ -62,7 +62,7 @@ class PublishedCorpus:
                 if path.is_file():
                     return path
         searched = ", ".join(str(place / self.folder) for place in places) or "no folder"
-        raise Missing(
+        raise CorpusMissing(
             f"{self.name} was not found: {' or '.join(names)} is not in {searched}; put it there, name the folder with "
             f"`data.dir` or EDGEFL_DATA, or allow the download (data.download = true) of {', '.join(self.md5)} from "
             f"{self.urls[0]}",
@@ -170,7 +170,7 @@ class Corpus:
         """
         rng = np.random.default_rng(seed)
         rows, held_out = (
-            some(rng, len(part), most) for part, most in ((self.train, train), (self.test, test))
+            choose(rng, len(part), most) for part, most in ((self.train, train), (self.test, test))
         )
         if (len(rows), len(held_out)) == (len(self.train), len(self.test)):
             return self
@@ -202,12 +202,12 @@ def load(
     try:
         try:
             return read(places)
-        except Missing:
+        except CorpusMissing:
             if target is not None:
                 CORPORA[name].download(target, progress)
                 return read((target,))
             if read_part is not None:
-                with suppress(Missing):
+                with suppress(CorpusMissing):
                     return read_part(places)
             raise
     except (
@@ -236,7 +236,7 @@ def _imdb(places: Sequence[Path]) -> Corpus:
         if all(file.suffix == ".parquet" for file in files)
         else _reviews(IMDB.find(places, (archive,)))
     )
-    train, test = (_labelled(*half) for half in halves)
+    train, test = (_with_labels(*half) for half in halves)
     return Corpus(IMDB.name, train, test, ("negative", "positive"))
 
 
@@ -258,7 +258,7 @@ def _topics(train: Sequence[list[Any]], places: Sequence[Path]) -> Corpus:
     test = _news(AG_NEWS.find(places, ("test.csv", "test.csv.gz")))
     some = len(train[0]) < 120_000
     name = f"{AG_NEWS.name} ({len(train[0]):,} of 120,000 training texts)" if some else AG_NEWS.name
-    return Corpus(name, _labelled(*train), _labelled(*test), _TOPICS)
+    return Corpus(name, _with_labels(*train), _with_labels(*test), _TOPICS)
 
 
 def _wikitext2(places: Sequence[Path]) -> Corpus:
@@ -292,7 +292,7 @@ def _shakespeare(places: Sequence[Path]) -> Corpus:
         held_out = max(1, len(said) // 10) if len(said) > 1 else 0
         train += [(number, text) for text in said[: len(said) - held_out]]
         test += [(number, text) for text in said[len(said) - held_out :]]
-    return Corpus(SHAKESPEARE.name, _owned(train), _owned(test))
+    return Corpus(SHAKESPEARE.name, _with_owners(train), _with_owners(test))
 
 
 CORPORA: Mapping[str, PublishedCorpus] = {
@@ -359,14 +359,14 @@ def _articles(text: str) -> Texts:
     found = (
         [text[start:end].strip() for start, end in zip(heads, ends, strict=True)] if heads else [text.strip()]
     )
-    return _owned(enumerate(found))
+    return _with_owners(enumerate(found))
 
 
-def _labelled(texts: Sequence[str], labels: Sequence[int]) -> Texts:
+def _with_labels(texts: Sequence[str], labels: Sequence[int]) -> Texts:
     return Texts(texts, np.array(labels, np.int64))
 
 
-def _owned(pairs: Iterable[tuple[int, str]]) -> Texts:
+def _with_owners(pairs: Iterable[tuple[int, str]]) -> Texts:
     """Return texts with owners, from pairs of owner and text."""
     listed = list(pairs)
     return Texts([text for _, text in listed], owners=np.array([who for who, _ in listed], np.int64))

@@ -48,7 +48,7 @@ def lstm_cells(
         Hidden states (T, B, H); last h and last c (B, H); and for the backward pass six sequences (T, H, B): the
         activated gates i, f, g, o, the cell state before each step, and tanh of the cell state after it.
     """
-    projected, hidden = _projected(x, kernel, bias), h.shape[1]
+    projected, hidden = _project(x, kernel, bias), h.shape[1]
     states, i_, f_, g_, o_, before, squashed = _sequences(x, h, 6)
     h, c = h.t(), c.t()
     for t in _order(x, reverse):
@@ -132,7 +132,7 @@ def gru_cells(
         Hidden states (T, B, H); the last one (B, H); and for the backward pass five sequences (T, H, B): r, z, n, p_n
         and h - n.
     """
-    projected, hidden = _projected(x, kernel, outer), h.shape[1]
+    projected, hidden = _project(x, kernel, outer), h.shape[1]
     states, r, z, n, p_n, away = _sequences(x, h, 5)
     h, column = h.t(), inner.unsqueeze(1)
     for t in _order(x, reverse):
@@ -195,7 +195,7 @@ def gru_cells_backward(
     return d_a, d_p, d_h.t().contiguous()
 
 
-def _projected(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+def _project(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
     """Return ``kernel @ x[t] + bias`` for all steps, computed as one product, (G, T, B) with G rows of ``kernel``."""
     steps, batch, features = x.shape
     rows = x.reshape(steps * batch, features)
@@ -341,8 +341,8 @@ class _Cells(torch.autograd.Function):
         return (
             None,
             products[0] @ kernel if ctx.needs_input_grad[1] else None,
-            _over_steps(products[0], x),
-            _over_steps(products[-1], _shifted(states, h, ctx.reverse)),
+            _sum_over_steps(products[0], x),
+            _sum_over_steps(products[-1], _shift_states(states, h, ctx.reverse)),
             *(product.sum((0, 1)) for product in products),
             *d_first,
             None,
@@ -369,13 +369,13 @@ class _CellsBackward(torch.autograd.Function):
         )
 
 
-def _shifted(states: Tensor, first: Tensor, reverse: bool) -> Tensor:
+def _shift_states(states: Tensor, first: Tensor, reverse: bool) -> Tensor:
     """Return the hidden state before each step, (T, B, H)."""
     first = first.unsqueeze(0)
     return torch.cat((states[1:], first)) if reverse else torch.cat((first, states[:-1]))
 
 
-def _over_steps(d_product: Tensor, read: Tensor) -> Tensor:
+def _sum_over_steps(d_product: Tensor, read: Tensor) -> Tensor:
     """Return a weight's gradient (G, E): ``d_product[t]^T @ read[t]``, summed over the steps, from (T, B, G) and (T, B,
     E).
     """

@@ -58,7 +58,7 @@ def build(name: str, **options: Any) -> Loss:
         ModelError: The value of an option is out of range.
     """
     if ":" in name:
-        return _own(name, options)
+        return _build_own(name, options)
     factory = LOSSES.get(name)
     if factory is None:
         known = ", ".join(LOSSES)
@@ -72,7 +72,7 @@ def build(name: str, **options: Any) -> Loss:
         raise ConfigError(f"loss {name!r} needs options: {error}", name=name) from error
 
 
-def _own(name: str, options: Mapping[str, Any]) -> Loss:
+def _build_own(name: str, options: Mapping[str, Any]) -> Loss:
     """Return the loss of a user's function or class."""
     made = factory_of(name, "loss")
     if not inspect.isclass(made):
@@ -128,7 +128,7 @@ def fit_loss(
     if len(names) == 1:
         ignored = None if labels is None else labels.ignored
         return build(names[0]) if ignored is None else build(names[0], ignore_index=ignored)
-    described = "" if labels is None else f" and labels are {_described(labels)}"
+    described = "" if labels is None else f" and labels are {_describe_labels(labels)}"
     remedy = "no loss of edgefl fits" if not names else f"name the loss: {', '.join(names)} fit"
     raise ModelError(
         f"the model gives {out.shape} per sample{described}: {remedy}; a function (out, y) -> one loss per sample does, too",
@@ -154,7 +154,7 @@ def fitting_losses(
 def _reads(name: str, out: TensorSpec, labels: TensorSpec | None) -> bool:
     """Return True if the loss ``name`` can read these outputs and labels."""
     if name == "ctc":  # the only one whose labels have a length of their own
-        return len(out.shape) == 2 and (labels is None or _shorter(labels, out))
+        return len(out.shape) == 2 and (labels is None or _are_shorter(labels, out))
     try:
         expected = build(name).label(out)
     except ModelError:
@@ -168,10 +168,10 @@ def _reads(name: str, out: TensorSpec, labels: TensorSpec | None) -> bool:
     )
 
 
-def _shorter(labels: TensorSpec, out: TensorSpec) -> bool:
+def _are_shorter(labels: TensorSpec, out: TensorSpec) -> bool:
     """Return True if labels are integer sequences that are shorter than the output's."""
     return not labels.dtype.is_floating_point and len(labels.shape) == 1 and labels.shape[0] < out.shape[0]
 
 
-def _described(labels: TensorSpec) -> str:
+def _describe_labels(labels: TensorSpec) -> str:
     return f"{str(labels.dtype).removeprefix('torch.')} {labels.shape}"

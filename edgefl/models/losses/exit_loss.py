@@ -76,7 +76,7 @@ class ExitLoss:
     def each(self, out: Tensor, y: Tensor) -> Tensor:
         if out.dim() == self.rank:
             return self.base.each(out, y)
-        return self._over_exits(out, lambda logits: self.base.each(logits, y), self._distilled)
+        return self._over_exits(out, lambda logits: self.base.each(logits, y), self._distillation)
 
     def batch_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """Return the value that training minimises for a batch, ()."""
@@ -86,7 +86,7 @@ class ExitLoss:
             return training_loss(self.base, out, y)
 
         def distilled(last: Tensor, early: Tensor) -> Tensor | float:
-            values = self._distilled(last, early)
+            values = self._distillation(last, early)
             return batch_mean(self, values, y) if isinstance(values, Tensor) else values
 
         return self._over_exits(out, lambda logits: training_loss(self.base, logits, y), distilled)
@@ -115,7 +115,7 @@ class ExitLoss:
             total = total + position * (loss_of(logits) + distilled(last, logits))
         return total / (count * (count + 1) / 2)
 
-    def _distilled(self, last: Tensor, early: Tensor) -> Tensor | float:
+    def _distillation(self, last: Tensor, early: Tensor) -> Tensor | float:
         """Return ``kd_weight`` times the divergence of an early exit from the last one, (B,), or 0.0
         without distillation.
         """

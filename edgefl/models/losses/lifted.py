@@ -56,7 +56,7 @@ def lift_loss(
             root.train(training)
             algorithm = export_module(root, *inputs.values(), label)
         parts.append(_LossGraph(algorithm, root))
-    _check_same(parts[0].described(), parts[1].described(), type(root).__name__)
+    _check_same(parts[0].describe(), parts[1].describe(), type(root).__name__)
     function = parts[0].module()
     _check_ignored(function, parts[0].output, label, type(root).__name__)
     return OwnLoss(function, label)
@@ -149,9 +149,9 @@ class _LossGraph:
         value = self._output.meta["val"]
         return TensorSpec(tuple(value.shape[1:]), value.dtype)
 
-    def described(self) -> list[str]:
+    def describe(self) -> list[str]:
         """Return one line per operation and constant. Equal lists mean the same computation in the same order."""
-        needed = self._needed()
+        needed = self._needed_nodes()
         names: dict[fx.Node, str] = {self._output: "out", self._labels: "y"}
         lines = []
         for node in self._nodes:
@@ -167,7 +167,7 @@ class _LossGraph:
 
     def module(self) -> fx.GraphModule:
         """Return a graph module (out, y) that computes the loss."""
-        needed = self._needed()
+        needed = self._needed_nodes()
         made, held = fx.Graph(), nn.Module()
         copies: dict[fx.Node, Any] = {
             self._output: made.placeholder("out"),
@@ -188,7 +188,7 @@ class _LossGraph:
         module.__dict__["__name__"] = f"loss of {self._name}"
         return module
 
-    def _needed(self) -> set[fx.Node]:
+    def _needed_nodes(self) -> set[fx.Node]:
         """Return the nodes that the loss depends on, down to the output and the labels.
 
         Raises:

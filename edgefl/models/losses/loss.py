@@ -201,11 +201,11 @@ def sums_of(loss: Loss, out: Tensor, y: Tensor, mask: Tensor) -> Tensors:
     return {
         **{name: (each * mask).sum() for name, each in rows.items()},
         "count": mask.sum(),
-        **{name: _summed(each, mask) for name, each in own.items()},
+        **{name: _masked_sum(each, mask) for name, each in own.items()},
     }
 
 
-def _summed(each: Tensor, mask: Tensor) -> Tensor:
+def _masked_sum(each: Tensor, mask: Tensor) -> Tensor:
     """Return the sum of values (B,) or (B, n) over the samples whose mask is 1, () or (n,)."""
     return (each * mask).sum() if each.dim() == 1 else (each * mask.unsqueeze(1)).sum(dim=0)
 

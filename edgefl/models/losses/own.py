@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.losses.loss import Loss
-from edgefl.models.python_state.references import References
+from edgefl.models.python_state.references import StateSearch
 from edgefl.models.python_state.snapshots import Snapshot, restoring
 from edgefl.models.torch_functions.rules import RewriteMode
 from edgefl.models.user_code import at_line, defined_at, user_errors
@@ -87,7 +87,7 @@ def _try_once(
     poisoned = torch.cat((outputs[:1], torch.full_like(outputs[1:], torch.nan)))
     failed = f"the loss {name!r} failed on outputs {out.shape} and labels {labels.shape}"
     with (
-        restoring(Snapshot(References(function))),
+        restoring(Snapshot(StateSearch(function))),
         torch.enable_grad(),
         _LossTrialMode(name),
         _NoRandomMode(name),
@@ -95,7 +95,7 @@ def _try_once(
         with user_errors(failed, defined_at(function)):
             # The first call may fill caches, such as weights that are made once.
             _check_result(function(*given[0]), name, rows)
-            before = Snapshot(References(function))
+            before = Snapshot(StateSearch(function))
             values = function(*given[1])
             _check_state(name, before)
             again = function(*given[2])

@@ -107,7 +107,7 @@ class Dataflow:
             if torch.Tag.pointwise in getattr(step.target, "tags", ())
             else tuple(
                 name
-                for name in self._state_names([step, *map(_viewed, step.all_input_nodes)])
+                for name in self._state_names([step, *map(_base_of_view, step.all_input_nodes)])
                 if dimensions[name] >= 2
             )
             for step in self.steps
@@ -234,7 +234,7 @@ class Dataflow:
         """Groups of nodes that share memory, in order. Only groups with an operation that writes."""
         owner: dict[fx.Node, fx.Node] = {}
         for node in self.graph.graph.nodes:
-            bases = [owner[base] for base in _aliased(node)]
+            bases = [owner[base] for base in _aliased_arguments(node)]
             owner[node] = bases[0] if bases else node
             merged = set(bases[1:])
             owner |= {other: owner[node] for other, base in owner.items() if base in merged}
@@ -305,14 +305,14 @@ def _size(size: int | torch.SymInt) -> Any:
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
-def _viewed(node: fx.Node) -> fx.Node:
+def _base_of_view(node: fx.Node) -> fx.Node:
     """Return the node that ``node`` is a view of, through any number of views; ``node`` itself if it is no view."""
     while node.target in _VIEWS:
         node = node.all_input_nodes[0]
     return node
 
 
-def _aliased(node: fx.Node) -> list[fx.Node]:
+def _aliased_arguments(node: fx.Node) -> list[fx.Node]:
     """Return the arguments whose memory the result may share."""
     if node.target is operator.getitem:
         return [argument for argument in node.args[:1] if isinstance(argument, fx.Node)]

@@ -424,12 +424,12 @@ def export_module(root: nn.Module, *samples: TensorSpec, sketched: bool = False)
     if parameters and parameters[0].kind is Parameter.VAR_POSITIONAL:  # forward(self, *xs) has one entry
         sizes = {parameters[0].name: sizes}
     action = f"cannot trace {type(root).__name__} on samples of shape {samples[0].shape}"
-    with _explained(action), _exportable(root):
+    with _explain_errors(action), _prepare_export(root):
         return torch.export.export(root, inputs, dynamic_shapes=None if sketched else sizes, strict=False)
 
 
 @contextmanager
-def _exportable(root: nn.Module) -> Iterator[None]:
+def _prepare_export(root: nn.Module) -> Iterator[None]:
     """Prepare Python and torch for the export of ``root``, and restore them afterwards."""
     with ExitStack() as stack:
         # Torch logs a traceback, and writes advice for its own graph, before it raises; the error repeats what matters.
@@ -482,7 +482,7 @@ def _requires_gradient(values: Any, record: _TraceRecord | None) -> bool:
 
 
 @contextmanager
-def _explained(action: str) -> Iterator[None]:
+def _explain_errors(action: str) -> Iterator[None]:
     """Convert exceptions to ModelError like :func:`user_errors`, with a shorter text if torch itself cannot trace the
     code.
     """

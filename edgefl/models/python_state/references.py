@@ -62,7 +62,7 @@ _HEAP_TYPE = 1 << 9
 LruCache = functools._lru_cache_wrapper
 
 
-class References:
+class StateSearch:
     """Containers, tensors and cached functions that code can reach.
 
     Args:
@@ -136,10 +136,10 @@ class References:
                 self.caches.append(value)
             self._add([(path, value.__wrapped__)], depth)
         elif isinstance(value, MethodType):
-            self._add([(path, value.__func__), (_joined(path, "self"), value.__self__)], depth)
+            self._add([(path, value.__func__), (_join_path(path, "self"), value.__self__)], depth)
         elif isinstance(value, BuiltinMethodType | MethodWrapperType):
             if not isinstance(value.__self__, ModuleType):
-                self._add([(_joined(path, "self"), value.__self__)], depth)
+                self._add([(_join_path(path, "self"), value.__self__)], depth)
         elif isinstance(value, functools.partial):
             self._add([(path, value.func), (f"{path}.args", value.args)], depth)
             self._hold(DictSpace(value.keywords), depth, f"{path}.keywords[", "]")
@@ -171,7 +171,7 @@ class References:
             self._hold(DictSpace(value.__dict__), depth, f"{path}.")
 
     def _visit_object(self, path: str, value: Any, depth: int) -> None:
-        kind, prefix = type(value), _joined(path, "")
+        kind, prefix = type(value), _join_path(path, "")
         is_module = isinstance(value, nn.Module)
         if not is_module:
             array = _array_on(value)
@@ -195,7 +195,7 @@ class References:
                 "]",
             )
             for held in (value._parameters, value._modules):
-                self._add(((_joined(path, name), each) for name, each in held.items()), depth)
+                self._add(((_join_path(path, name), each) for name, each in held.items()), depth)
             for name in _HOOKS:  # code may add hooks in its first forward pass
                 if isinstance(hooks := value.__dict__.get(name), dict):
                     self._hold(DictSpace(hooks), depth, f"{prefix}{name}[", "]")
@@ -284,7 +284,7 @@ def _array_on(value: Any) -> np.ndarray[Any, Any] | None:
     return None
 
 
-def _joined(path: str, name: str) -> str:
+def _join_path(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Generator, Tensor, nn
 
-from edgefl.models.python_state.references import LruCache, References
+from edgefl.models.python_state.references import LruCache, StateSearch
 from edgefl.models.python_state.spaces import DictSpace, SequenceSpace, SetSpace, Space, bytes_of, is_equal
 
 # Depth to which the result of a cached function is searched for tensors.
@@ -35,7 +35,7 @@ def restored_state(module: nn.Module) -> Iterator[list[Held]]:
     Yields:
         Each container with the values that it had before.
     """
-    found = References(module)
+    found = StateSearch(module)
     before = [(space, space.read()) for space in found.spaces]
     held = (each for _, values in before for each in values.values())
     states = [(each, each.get_state()) for each in held if isinstance(each, Generator)]
@@ -84,7 +84,7 @@ class Snapshot:
         tensors: All tensors that the search found, with their paths.
     """
 
-    def __init__(self, references: References, module: nn.Module | None = None) -> None:
+    def __init__(self, references: StateSearch, module: nn.Module | None = None) -> None:
         self._path = references.path
         self.tensors = references.tensors
         parts = [] if module is None else list(module.modules())
@@ -143,7 +143,7 @@ def snapshot_of(module: nn.Module, loss: object) -> Snapshot:
     """
     # The losses of edgefl hold those of the user.
     roots = [("loss", each) for each in (loss, *getattr(loss, "__dict__", {}).values())]
-    return Snapshot(References(module, roots), module)
+    return Snapshot(StateSearch(module, roots), module)
 
 
 @contextmanager

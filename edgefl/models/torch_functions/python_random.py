@@ -20,7 +20,7 @@ import numpy as np
 from torch import nn
 
 from edgefl.errors import ModelError
-from edgefl.models.python_state.references import References
+from edgefl.models.python_state.references import StateSearch
 from edgefl.models.torch_functions.patches import ThreadPatch
 from edgefl.models.user_code import at_line
 
@@ -211,7 +211,7 @@ def patched_generators(module: nn.Module) -> Iterator[None]:
     with functions_patch():
         replaced = [
             (space, key, value, replacement)
-            for space in References(module).spaces
+            for space in StateSearch(module).spaces
             for key, value in space.read().items()
             if (replacement := _replacement_of(value)) is not value
         ]

@@ -23,7 +23,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.counters import as_integers, counters
+from edgefl.models.counters import counter_dtypes, round_counters
 from edgefl.models.python_state.snapshots import move_to_meta, restored_state
 from edgefl.models.torch_functions.control_flow import SinglePathMode, TraceableMode
 from edgefl.models.torch_functions.layouts import on_meta_device
@@ -143,7 +143,7 @@ def random_inputs(
 
     with on_meta_device():
         tensors = {name: torch.empty(spec.shape, dtype=spec.dtype) for name, spec in weights.items()}
-        tensors |= as_integers(tensors, counters(module))
+        tensors |= round_counters(tensors, counter_dtypes(module))
         mode = RandomInputMode(draw)
         try:
             with _paths(module, running), patched_generators(module), restored_state(module) as held, mode:

@@ -33,10 +33,10 @@ def normal(draw: Draw, shape: Sequence[int]) -> Tensor:
 
 def drop_entries(draw: Draw, x: Tensor, rate: float) -> Tensor:
     """Apply dropout: keep each entry of ``x`` with probability 1 - rate, divided by 1 - rate, and set the others to 0."""
-    return _dropped(draw, x, rate, x.shape)
+    return _drop(draw, x, rate, x.shape)
 
 
-def _dropped(draw: Draw, x: Tensor, rate: float, shape: Sequence[int]) -> Tensor:
+def _drop(draw: Draw, x: Tensor, rate: float, shape: Sequence[int]) -> Tensor:
     """Apply dropout with one random number per entry of ``shape``, which broadcasts to ``x``."""
     if rate == 1.0:
         return x * 0.0
@@ -59,7 +59,7 @@ def _channels(x: Tensor) -> tuple[int, ...]:
 
 
 def _feature_dropout(draw: Draw, input: Tensor, p: float, train: bool) -> Any:
-    return _dropped(draw, input, p, _channels(input)) if train and p else NotImplemented
+    return _drop(draw, input, p, _channels(input)) if train and p else NotImplemented
 
 
 def _alpha(draw: Draw, x: Tensor, rate: float, shape: Sequence[int]) -> Tensor:

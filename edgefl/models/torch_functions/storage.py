@@ -39,7 +39,7 @@ def shape_error(what: str, before: Tensor, now: Tensor, at: str = "") -> ModelEr
     """
     how = "shape" if now.shape != before.shape else "type"
     return ModelError(
-        f"{what} changes its {how} in forward: expected {_described(before)} in every step, found {_described(now)}{at}; "
+        f"{what} changes its {how} in forward: expected {_describe(before)} in every step, found {_describe(now)}{at}; "
         "register a buffer of the final shape and type, and write its entries by copy_",
         refused=True,
     )
@@ -64,7 +64,7 @@ def without_new(module: nn.Module) -> Iterator[None]:
                 ) from None
 
 
-def _described(tensor: Tensor) -> str:
+def _describe(tensor: Tensor) -> str:
     shape = str(tuple(size if type(size) is int else "batch" for size in tensor.shape)).replace("'", "")
     return f"{shape} {str(tensor.dtype).removeprefix('torch.')}"
 

@@ -20,7 +20,7 @@ from edgefl.errors import ModelError
 from edgefl.models.copies import copy_module
 from edgefl.models.layers.recurrent import BiLstm, Stack
 from edgefl.models.spec import ModelSpec, on_meta, run_meta, without_values
-from edgefl.models.tied import state_of
+from edgefl.models.tied import collect_state
 from edgefl.models.torch_functions.recurrent import PaddedSequence
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.submodel import FrozenUnits, Submodel
@@ -175,7 +175,7 @@ def m_forward(chunk: FrozenUnits, batch: int = 32) -> int:
 
     The weights include moving statistics, and tied weights that a later unit holds.
     """
-    weights: int = sum(tensor.numel() for tensor in state_of(chunk.module).values())
+    weights: int = sum(tensor.numel() for tensor in collect_state(chunk.module).values())
     live, sample = 0, chunk.sample
     for name, unit in chunk.module.named_children():
         peak, sample = live_elements(name, unit, sample, batch)

@@ -12,7 +12,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.layers.recurrent import BiLstm, truncate
 from edgefl.models.spec import ModelSpec, output_spec, sequential
-from edgefl.models.tied import borrowed
+from edgefl.models.tied import borrowed_names
 from edgefl.submodels.submodel import FrozenUnits, Submodel, units_with_tensors
 from edgefl.wire.regions import Placement
 from edgefl.wire.tensors import Array
@@ -92,7 +92,7 @@ class OutputSide(Submodel):
                 units.append((self.spec.units[self.cut], self._truncated[0]))
             module = sequential(units)
             result = output_spec(module, sample)
-            lenders = dict.fromkeys(name.partition(".")[0] for name in borrowed(module).values())
+            lenders = dict.fromkeys(name.partition(".")[0] for name in borrowed_names(module).values())
             chunks.append(FrozenUnits((*units_with_tensors(module), *lenders), module, sample, result))
             sample = result
         return tuple(chunks)

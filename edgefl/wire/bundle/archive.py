@@ -15,9 +15,9 @@ from pathlib import Path
 
 from edgefl.errors import BundleError
 from edgefl.system.files import write_whole
-from edgefl.wire.blobs import BlobRef, describe, verified
+from edgefl.wire.blobs import BlobRef, describe, verify_blob
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest, encode_manifest
-from edgefl.wire.keys import KeyPair, shown, verify
+from edgefl.wire.keys import KeyPair, short_key, verify
 
 MANIFEST_NAME = "manifest.msgpack"
 _MANIFEST_LIMIT = 64 << 20  # far beyond any manifest; keeps a zip bomb from filling the memory
@@ -49,7 +49,7 @@ class BundleArchive:
         return self.blobs[self.manifest.graph(name).blob.sha256]
 
 
-def file_of(bundle: BundleArchive) -> bytes:
+def encode_bundle(bundle: BundleArchive) -> bytes:
     """Return the bytes of a zip file with the bundle. Equal bundles give equal bytes."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -63,7 +63,7 @@ def file_of(bundle: BundleArchive) -> bytes:
 def write_bundle(bundle: BundleArchive, path: Path) -> None:
     """Write the bundle to the file ``path`` atomically. Creates missing folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, file_of(bundle))
+    write_whole(path, encode_bundle(bundle))
 
 
 def read_bundle(path: Path) -> BundleArchive:
@@ -72,10 +72,10 @@ def read_bundle(path: Path) -> BundleArchive:
     Raises:
         BundleError: The file does not exist, or is damaged.
     """
-    with _opened(path) as archive:
-        manifest = decode_manifest(_entry(archive, MANIFEST_NAME, _MANIFEST_LIMIT))
+    with _open_archive(path) as archive:
+        manifest = decode_manifest(_read_entry(archive, MANIFEST_NAME, _MANIFEST_LIMIT))
         blobs = {
-            ref.sha256: verified(ref, _entry(archive, f"blobs/{ref.sha256}", ref.size))
+            ref.sha256: verify_blob(ref, _read_entry(archive, f"blobs/{ref.sha256}", ref.size))
             for ref in manifest.blobs
         }
     return BundleArchive(manifest, blobs)
@@ -87,12 +87,12 @@ def read_manifest(path: Path) -> Manifest:
     Raises:
         BundleError: The file does not exist, or is damaged.
     """
-    with _opened(path) as archive:
-        return decode_manifest(_entry(archive, MANIFEST_NAME, _MANIFEST_LIMIT))
+    with _open_archive(path) as archive:
+        return decode_manifest(_read_entry(archive, MANIFEST_NAME, _MANIFEST_LIMIT))
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
+def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
     """Open a bundle's file as a zip archive. Converts all errors in the block to BundleError."""
     try:
         with zipfile.ZipFile(path) as archive:
@@ -110,7 +110,7 @@ def _opened(path: Path) -> Iterator[zipfile.ZipFile]:
         ) from error
 
 
-def _entry(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
+def _read_entry(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
     """Return one entry of the archive. Raises BundleError if its declared size is above ``most`` bytes."""
     size = archive.getinfo(name).file_size
     if size > most:
@@ -164,7 +164,7 @@ def check(known: Collection[bytes], sha256: str, signature: bytes) -> None:
     if signature and any(verify(key, signature, signed_text(sha256)) for key in known):
         return
     flaw = "a wrong signature" if signature else "no signature"
-    keys = ", ".join(shown(key) for key in known) or "none"
+    keys = ", ".join(short_key(key) for key in known) or "none"
     raise BundleError(
         f"bundle {sha256[:12]} carries {flaw} for the server key {keys}: it is not loaded; "
         "give the device the key that the server prints, or find out who published this bundle",

@@ -184,7 +184,7 @@ def _faults(graph: Graph) -> Iterator[Fault]:
     if graph.planned_outputs and (graph.format != "executorch" or graph.segments):
         text = "which only a program of format executorch has, and none in segments"
         yield f"graph {graph.name!r} has planned outputs, {text}", {}
-    for problem in _disorder(graph):
+    for problem in _segment_faults(graph):
         yield f"the segments of graph {graph.name!r} do not fit together: {problem}", {}
 
 
@@ -196,7 +196,7 @@ def _all_ports(graph: Graph) -> Iterator[Port]:
         yield from part.outputs
 
 
-def _disorder(graph: Graph) -> Iterator[str]:
+def _segment_faults(graph: Graph) -> Iterator[str]:
     """Yield the reasons for which the segments, run in their order, would not compute the graph."""
     if not graph.segments:
         yield from (
@@ -232,19 +232,19 @@ def _names(ports: Iterable[Port]) -> list[str]:
     return sorted(port.name for port in ports)
 
 
-def joined(artifacts: Sequence[bytes]) -> bytes:
+def join(artifacts: Sequence[bytes]) -> bytes:
     """Return the blob of a graph in segments: a MessagePack list of the artifacts. No engine accepts it as an artifact."""
     return msgspec.msgpack.encode((_CONTAINER, artifacts))
 
 
 def is_joined(data: bytes) -> bool:
-    """Return True if ``data`` begins like the result of :func:`joined`."""
+    """Return True if ``data`` begins like the result of :func:`join`."""
     mark = _CONTAINER.encode()
     return mark in data[: len(mark) + 8]
 
 
 def split(data: bytes) -> list[bytes]:
-    """Return the artifacts of the segments in order, from a blob that :func:`joined` made.
+    """Return the artifacts of the segments in order, from a blob that :func:`join` made.
 
     Raises:
         BundleError: ``data`` is no such blob.
@@ -296,7 +296,7 @@ def rows_of_port(name: str, start: int, stop: int) -> str:
     return f"{name}[{start}:{stop}]"
 
 
-def rows_in(name: str) -> RowRange | None:
+def parse_rows(name: str) -> RowRange | None:
     """Parse the name of a port. Return the rows that it denotes, or None if it is the name of a whole port."""
     found = _ROWS.fullmatch(name) if name.endswith("]") else None
     return RowRange(found["whole"], int(found["start"]), int(found["stop"])) if found else None

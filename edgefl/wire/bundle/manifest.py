@@ -22,7 +22,7 @@ from edgefl.errors import BundleError
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.formats import FormatName, numbers_of
 from edgefl.wire.bundle.graphs import Fault, Graph, Port, Role, check_graph
-from edgefl.wire.bundle.readers import Reader, SoundReader, TextReader, problem_of
+from edgefl.wire.bundle.readers import Reader, SoundReader, TextReader, find_problem
 from edgefl.wire.mqtt.messages import MALFORMED, VERSION, Message
 
 __all__ = [
@@ -354,7 +354,7 @@ def _data_faults(manifest: Manifest) -> Iterator[Fault]:
     if data.names and not len({*data.names}) == len(data.names) == data.classes:
         text = f"the data have {data.classes} classes and {len({*data.names})} different names for them"
         yield text, {"names": data.names}
-    if reader is not None and (problem := problem_of(reader)):
+    if reader is not None and (problem := find_problem(reader)):
         yield f"the reader of a manifest cannot be used: {problem}", {}
     shown = (manifest.model, manifest.program, manifest.tier, manifest.exchange, *names, *data.names)
     for name in (*shown, *(graph.name for graph in manifest.graphs)):

@@ -118,7 +118,7 @@ class TextReader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 Reader = ImageReader | TableReader | SeriesReader | SoundReader | TextReader
 
 
-def problem_of(reader: Reader) -> str:
+def find_problem(reader: Reader) -> str:
     """Return the reason for which the settings of a reader are invalid, or "" if they are valid."""
     if isinstance(reader, ImageReader):
         return "" if 0 < reader.white <= 255 else f"white is {reader.white}, of 1 to 255"

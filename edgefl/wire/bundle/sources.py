@@ -72,7 +72,7 @@ class Node:
     nbytes: int
 
 
-def sources_of(graphs: Mapping[str, Mapping[str, Node]]) -> Sources:
+def make_sources(graphs: Mapping[str, Mapping[str, Node]]) -> Sources:
     """Return the encoded form of nodes.
 
     Args:

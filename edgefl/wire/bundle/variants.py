@@ -2,9 +2,9 @@
 
 ::
 
-    variant, frame = folded("blocked", other, chunk, base=model)
-    other = unfolded(variant, frame, base=model)
-    difference = strays(outputs, expected, before)        # "" if they agree
+    variant, frame = compress("blocked", other, chunk, base=model)
+    other = decompress(variant, frame, base=model)
+    difference = differ(outputs, expected, before)        # "" if they agree
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         name: Name of the variant.
-        blob: Artifact, compressed with the graph's own artifact as dictionary (:func:`unfolded`).
+        blob: Artifact, compressed with the graph's own artifact as dictionary (:func:`decompress`).
         raw: Size of the artifact in bytes.
         sha256: Hexadecimal digest of the artifact.
     """
@@ -57,7 +57,7 @@ def is_sound(variant: Variant) -> bool:
     )
 
 
-def folded(name: str, model: bytes, chunk: int, *, base: bytes) -> tuple[Variant, bytes]:
+def compress(name: str, model: bytes, chunk: int, *, base: bytes) -> tuple[Variant, bytes]:
     """Compress a variant against the artifact of its graph.
 
     Args:
@@ -74,7 +74,7 @@ def folded(name: str, model: bytes, chunk: int, *, base: bytes) -> tuple[Variant
     return Variant(name=name, blob=describe(frame, chunk), raw=len(model), sha256=digest), frame
 
 
-def unfolded(variant: Variant, frame: bytes, *, base: bytes, limit: int | None = None) -> bytes:
+def decompress(variant: Variant, frame: bytes, *, base: bytes, limit: int | None = None) -> bytes:
     """Return the artifact of a variant.
 
     Args:
@@ -94,7 +94,7 @@ def unfolded(variant: Variant, frame: bytes, *, base: bytes, limit: int | None =
     return model
 
 
-def strays(found: Mapping[str, Array], expected: Mapping[str, Array], before: Mapping[str, Array]) -> str:
+def differ(found: Mapping[str, Array], expected: Mapping[str, Array], before: Mapping[str, Array]) -> str:
     """Compare the outputs of two runs, of a graph and of its variant, up to rounding.
 
     Changes of the state are compared, not its values: matrices one by one, vectors all together. A single vector says
@@ -113,7 +113,7 @@ def strays(found: Mapping[str, Array], expected: Mapping[str, Array], before: Ma
     }:
         return "it has other outputs"
     state = [name for name in expected if name.startswith("state.")]
-    for names in _judged(state, expected):
+    for names in _group_names(state, expected):
         apart = _norm([_minus(found[name], expected[name]) for name in names])
         moved = _norm([_minus(expected[name], before.get(name, 0.0)) for name in names])
         if not apart <= ALIKE * moved:
@@ -127,7 +127,7 @@ def strays(found: Mapping[str, Array], expected: Mapping[str, Array], before: Ma
     return ""
 
 
-def _judged(state: Sequence[str], arrays: Mapping[str, Array]) -> Iterator[list[str]]:
+def _group_names(state: Sequence[str], arrays: Mapping[str, Array]) -> Iterator[list[str]]:
     """Yield the names of the state arrays that are compared together: each matrix alone, then all vectors."""
     vectors = [name for name in state if arrays[name].ndim < 2]
     yield from ([name] for name in state if arrays[name].ndim >= 2)

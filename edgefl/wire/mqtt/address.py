@@ -131,7 +131,7 @@ class Address:
         """
         scheme, is_url, rest = text.partition("://")
         if not is_url:
-            return cls._placed(text, _PORTS["mqtt"])
+            return cls._parse_place(text, _PORTS["mqtt"])
         if scheme not in _PORTS:
             raise BrokerError(
                 f"{scheme!r} is no way to reach a broker: write {', '.join(_PORTS)} before ://", scheme=scheme
@@ -139,7 +139,7 @@ class Address:
         rest, _, query = rest.partition("?")
         credentials, at, place = rest.rpartition("@")
         place, _, path = place.partition("/")
-        placed = cls._placed(f"{credentials}{at}{place}", _PORTS[scheme])
+        placed = cls._parse_place(f"{credentials}{at}{place}", _PORTS[scheme])
         websocket = scheme in ("ws", "wss")
         if path and not websocket:
             raise BrokerError(
@@ -155,7 +155,7 @@ class Address:
         )
 
     @classmethod
-    def _placed(cls, text: str, default_port: int) -> Address:
+    def _parse_place(cls, text: str, default_port: int) -> Address:
         """Return the address ``user:password@host:port``, with ``default_port`` if it has none."""
         credentials, _, place = text.rpartition("@")
         username, _, password = credentials.partition(":")

@@ -80,7 +80,7 @@ class BoundedClient(paho.Client):
     most_bytes = 0
     hung_up = ""
     answered = False
-    foreign = b""
+    foreign_text = b""
 
     def say_goodbye(self) -> None:
         """Send DISCONNECT and close the socket. Without that packet the broker keeps us connected until the keep-alive
@@ -251,13 +251,13 @@ def subscriptions(
     ]
 
 
-def expiring(seconds: float) -> Properties:
+def expiry_properties(seconds: float) -> Properties:
     """Return the properties of a PUBLISH that the broker drops after ``seconds``. Connections of MQTT 3.1.1 ignore them."""
-    return _expiring(max(1, min(round(seconds), 0xFFFF_FFFF)))
+    return _expiry_properties(max(1, min(round(seconds), 0xFFFF_FFFF)))
 
 
 @lru_cache(maxsize=64)
-def _expiring(seconds: int) -> Properties:
+def _expiry_properties(seconds: int) -> Properties:
     """Return the properties for whole seconds. They are cached, because building them takes longer than publishing a
     message.
     """
@@ -273,17 +273,17 @@ def reason_of(code: object, properties: object = None) -> str:
     return f"{words} ({said[:200]})" if said else words
 
 
-def unreachable(address: Address, error: Exception) -> str:
+def unreachable_text(address: Address, error: Exception) -> str:
     """Return the error text for a connection that failed with ``error``, with a remedy."""
     return f"cannot reach the broker at {address}: {error}{_unreachable_remedy(address, error)}"
 
 
-def refused(address: Address, reason: str) -> str:
+def refusal_text(address: Address, reason: str) -> str:
     """Return the error text for a connection that the broker refused with ``reason``, with a remedy."""
     return f"the broker at {address} refused us: {reason}{_refusal_remedy(address, reason)}"
 
 
-def foreign(address: Address, answer: bytes) -> str:
+def foreign_text(address: Address, answer: bytes) -> str:
     """Return the error text for a port that answered with something other than MQTT.
 
     Args:
@@ -296,7 +296,7 @@ def foreign(address: Address, answer: bytes) -> str:
     return f"no MQTT broker listens at {address}: the port answers {protocol}; correct the port"
 
 
-def unanswered(address: Address, *, silent: bool) -> str:
+def unanswered_text(address: Address, *, silent: bool) -> str:
     """Return the error text for a connection on which the broker sent no CONNACK.
 
     Args:

@@ -138,7 +138,7 @@ def unwrap(payload: bytes, kind: type[Message] = Message) -> Envelope | None:
         raise ProtocolError(f"the envelope of a {kind.__name__} is malformed: {error}") from error
 
 
-def verified(kind: type[AnyMessage], topic: str, envelope: Envelope) -> AnyMessage:
+def verify_envelope(kind: type[AnyMessage], topic: str, envelope: Envelope) -> AnyMessage:
     """Verify the signature of an envelope and return its message.
 
     Args:
@@ -173,7 +173,7 @@ def open_message(kind: type[AnyMessage], topic: str, payload: bytes) -> OpenedMe
     envelope = unwrap(payload, kind)
     if envelope is None:
         return OpenedMessage(decode(kind, payload))
-    return OpenedMessage(verified(kind, topic, envelope), envelope.key, envelope.at)
+    return OpenedMessage(verify_envelope(kind, topic, envelope), envelope.key, envelope.at)
 
 
 def peek(kind: type[AnyMessage], payload: bytes) -> AnyMessage:
@@ -264,6 +264,6 @@ Seal = Callable[[str, Message], bytes]
 """Function that encodes a message for publishing on a topic, signed or not."""
 
 
-def bare(topic: str, message: Message) -> bytes:
+def unsigned(topic: str, message: Message) -> bytes:
     """Return an encoded message without a signature. A reader that knows a key of the sender ignores such a message."""
     return encode(message)

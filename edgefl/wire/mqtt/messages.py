@@ -50,7 +50,7 @@ def known_conditions(conditions: Conditions) -> Conditions:
 
     Equal results are the same object, to save memory in a large fleet.
     """
-    return _shared(
+    return _intern_conditions(
         conditions.power if conditions.power in POWER else "",
         conditions.link if conditions.link in LINK else "",
         conditions.thermal if conditions.thermal in THERMAL else "",
@@ -59,7 +59,7 @@ def known_conditions(conditions: Conditions) -> Conditions:
 
 
 @cache
-def _shared(power: str, link: str, thermal: str, available: bool | None) -> Conditions:
+def _intern_conditions(power: str, link: str, thermal: str, available: bool | None) -> Conditions:
     """Return the cached conditions with these values."""
     return Conditions(power=power, link=link, thermal=thermal, available=available)
 
@@ -631,7 +631,7 @@ class ProfileAnswer(Message, frozen=True, kw_only=True):
     profile: bytes = b""
 
 
-def declined(nonce: str, reason: str) -> ProfileAnswer:
+def decline_profile(nonce: str, reason: str) -> ProfileAnswer:
     """Return the answer that declines a profile request.
 
     Args:

@@ -173,7 +173,7 @@ class NeighbourMonitor:
             self._looked = True
 
 
-def named(devices: Sequence[str]) -> str:
+def list_devices(devices: Sequence[str]) -> str:
     """Return a list of device names for display, such as ``phone-1, phone-2 and 3 more``."""
     more = len(devices) - _MOST_NAMED
     shown = ", ".join(devices[:_MOST_NAMED])

@@ -239,7 +239,7 @@ class Session:
                 max_inflight=limits.max_inflight,
             )
         except (OSError, ValueError, OverflowError) as error:
-            return connection.unreachable(address, error)
+            return connection.unreachable_text(address, error)
         started = time.monotonic()
         silent = reported = False
         code = paho.MQTT_ERR_SUCCESS
@@ -256,18 +256,18 @@ class Session:
                     break  # the next attempt closes this connection
                 if waited > _SILENT_S and not reported and self._version == self._first:
                     reported = True
-                    reason = connection.unanswered(address, silent=True)
+                    reason = connection.unanswered_text(address, silent=True)
                     self._deliver(Disconnected(reason, _ANSWER_S - waited, waiting=True))
         if self._stopping.is_set():
             self._client.say_goodbye()
         if self._refusal:
-            return connection.refused(address, self._refusal)
+            return connection.refusal_text(address, self._refusal)
         if self._client.foreign:
             self._ended = self._client.hung_up
-            return connection.foreign(address, self._client.foreign)
+            return connection.foreign_text(address, self._client.foreign)
         if not self._connected.is_set():
             self._ended = _UNANSWERED
-            return connection.unanswered(address, silent=silent)
+            return connection.unanswered_text(address, silent=silent)
         why = self._client.hung_up or self._ended or paho.error_string(code).rstrip(".")
         return f"connection to the broker at {address} lost: {why}"
 
@@ -422,7 +422,7 @@ class Session:
         self.sent_bytes += len(payload)
         if len(payload) > self._largest[1]:
             self._largest = topic, len(payload)
-        properties = connection.expiring(expires_s) if expires_s > 0 else None
+        properties = connection.expiry_properties(expires_s) if expires_s > 0 else None
         info = self._client.publish(topic, payload, qos=qos, retain=retain, properties=properties)
         if qos > 0 and info.rc == paho.MQTT_ERR_NO_CONN:
             info.rc = paho.MQTT_ERR_SUCCESS  # paho queued it, and would still call it failed once it arrived

@@ -119,7 +119,7 @@ def split(
     _check_names("arrays of an update", list(arrays), layout)
     for name, (dtype, length) in layout.items():
         _check_array(f"array {name!r}", arrays[name], dtype, length)
-    masks = _kept(form, arrays, sizes)
+    masks = _read_masks(form, arrays, sizes)
     return _split(form, _ArrayQueue(arrays), sizes, masks)
 
 
@@ -159,7 +159,7 @@ def read(coded: CodedTensor, region: Region, shapes: Shapes) -> Reals:
         shapes: Shapes of the global tensors.
 
     Raises:
-        ProtocolError: As :func:`scaled`.
+        ProtocolError: As :func:`iter_scales`.
     """
     match coded.section.encoding:
         case Codes() as codes:
@@ -173,7 +173,7 @@ def read(coded: CodedTensor, region: Region, shapes: Shapes) -> Reals:
             return entries
 
 
-def scaled(coded: CodedTensor, region: Region, shapes: Shapes) -> Iterator[tuple[str, int, np.float32]]:
+def iter_scales(coded: CodedTensor, region: Region, shapes: Shapes) -> Iterator[tuple[str, int, np.float32]]:
     """Yield the parts of a tensor of codes in local order. Each part has the scale of its global tensor's group.
 
     Entries of several global tensors may be sent as one tensor.
@@ -202,7 +202,7 @@ def scaled(coded: CodedTensor, region: Region, shapes: Shapes) -> Iterator[tuple
 
 
 def _read_codes(coded: CodedTensor, codes: Codes, region: Region, shapes: Shapes) -> Reals:
-    parts = list(scaled(coded, region, shapes))
+    parts = list(iter_scales(coded, region, shapes))
     unpacked = unpack_codes(coded.data, codes.bits, sum(count for _, count, _ in parts))
     levels = np.asarray(codes.levels, np.float32)
     entries = np.empty(unpacked.size, np.float32)
@@ -246,7 +246,7 @@ def _split(
             yield CodedTensor(name, section, data, scales, kept.get(name))
 
 
-def _kept(
+def _read_masks(
     form: Form, arrays: Mapping[str, Array], sizes: Mapping[str, int]
 ) -> dict[str, npt.NDArray[np.bool_]]:
     """Return the mask of each tensor of the sparse sections, bool [entries]. Raises ProtocolError for a wrong number of

@@ -183,7 +183,7 @@ _LENGTH = 8
 
 
 @dataclass(frozen=True)
-class PartSize:
+class SectionSize:
     """Size of one section of an update.
 
     Attributes:
@@ -213,7 +213,7 @@ class UpdateSize:
         float32_bytes: Bytes of a blob with the same tensors in float32.
     """
 
-    parts: tuple[PartSize, ...]
+    parts: tuple[SectionSize, ...]
     nbytes: int
     float32_bytes: int
 
@@ -237,8 +237,8 @@ def update_size(form: Form, shapes: Shapes, statistics: Collection[str] = ()) ->
         statistics: Names of the tensors that are moving statistics.
     """
     entries = {name: math.prod(shape) for name, shape in shapes.items()}
-    sections = form.sections or _as_they_are(shapes, statistics)
-    parts = tuple(_part(section, entries, statistics) for section in sections)
+    sections = form.sections or _dense_sections(shapes, statistics)
+    parts = tuple(_section_size(section, entries, statistics) for section in sections)
     dense = float32_bytes(shapes)
     arrays = {name: (dtype, (length,)) for name, (dtype, length) in form.arrays(entries).items()}
     return UpdateSize(parts, blob_bytes(arrays) if form.sections else dense, dense)
@@ -268,17 +268,17 @@ def blob_bytes(arrays: Mapping[str, tuple[str, Shape]]) -> int:
     return _LENGTH + math.ceil(text / _LENGTH) * _LENGTH + start
 
 
-def _as_they_are(shapes: Shapes, statistics: Collection[str]) -> tuple[Section, ...]:
+def _dense_sections(shapes: Shapes, statistics: Collection[str]) -> tuple[Section, ...]:
     """Return the sections of a dense update: trained tensors, then statistics."""
     trained = tuple(sorted(name for name in shapes if name not in statistics))
     others = tuple(sorted(name for name in shapes if name in statistics))
     return tuple(Section(names, FloatValues()) for names in (trained, others) if names)
 
 
-def _part(section: Section, entries: Mapping[str, int], statistics: Collection[str]) -> PartSize:
+def _section_size(section: Section, entries: Mapping[str, int], statistics: Collection[str]) -> SectionSize:
     """Return the size of a section."""
     alone = Form(sections=(section,)).arrays(entries)
-    return PartSize(
+    return SectionSize(
         tensors=len(section.names),
         entries=sum(entries[name] for name in section.names),
         bits=bits_per_entry(section.encoding),

@@ -22,7 +22,7 @@ from edgefl.errors import BundleError
 from edgefl.system.files import PARTIAL, write_whole
 from edgefl.system.sizes import GIB, size
 from edgefl.wire import folders
-from edgefl.wire.bundle.archive import BundleArchive, file_of, read_bundle, read_manifest
+from edgefl.wire.bundle.archive import BundleArchive, encode_bundle, read_bundle, read_manifest
 from edgefl.wire.bundle.manifest import Manifest
 
 FOLDER = "EDGEFL_CACHE"
@@ -92,7 +92,7 @@ class BundleCache:
         path = self._path(digest)
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            write_whole(path, file_of(bundle), shared=True)
+            write_whole(path, encode_bundle(bundle), shared=True)
             total = 0
             for other, nbytes, _ in self._files():
                 total += nbytes

@@ -14,7 +14,7 @@ from edgefl.wire.bundle.formats import FORMATS, Outputs
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.bundle.readers import TextReader
 from edgefl.wire.bundle.sources import Node
-from edgefl.wire.bundle.variants import folded
+from edgefl.wire.bundle.variants import compress
 from edgefl_export.artifact import Artifact
 from edgefl_export.capture.graph import LoweredGraph, TracedFunction
 from edgefl_export.capture.trace import TraceCache
@@ -130,7 +130,7 @@ class Compiler:
         ref = describe(artifact.model, request.chunk_bytes)
         blobs, variants = {ref.sha256: artifact.model}, []
         for kind, form in forms.items():
-            variant, frame = folded(kind, form, request.chunk_bytes, base=artifact.model)
+            variant, frame = compress(kind, form, request.chunk_bytes, base=artifact.model)
             variants.append(variant)
             blobs[variant.blob.sha256] = frame
         masks = request.algorithm.masks if name == request.algorithm.finish.name else {}

@@ -14,8 +14,8 @@ import torch
 
 from edgefl.contract.algorithm import Function
 from edgefl.errors import ExportError
-from edgefl.wire.bundle.graphs import RowRange, rows_in
-from edgefl.wire.bundle.variants import strays
+from edgefl.wire.bundle.graphs import RowRange, parse_rows
+from edgefl.wire.bundle.variants import differ
 from edgefl_export.artifact import REWRITTEN, artifacts_in, is_page
 from edgefl_export.verify.rounding import Array, Rounding, distance, judge_wide, wide_example
 
@@ -216,7 +216,7 @@ def agrees(
         results = in_order(load()(example), outputs)
     except ExportError:
         return False
-    return not strays(dict(zip(outputs, results, strict=True)), verification.found, example)
+    return not differ(dict(zip(outputs, results, strict=True)), verification.found, example)
 
 
 def _relative(error: ExportError) -> float:
@@ -293,7 +293,7 @@ def _bound(session: Any, arrays: Mapping[str, Array], in_place: Collection[str])
         if name in arrays
     }
     for port in session.get_inputs():
-        rows = rows_in(port.name)
+        rows = parse_rows(port.name)
         name = rows.whole if rows else port.name
         if name not in shared:
             array = given(port.name, arrays)
@@ -304,7 +304,7 @@ def _bound(session: Any, arrays: Mapping[str, Array], in_place: Collection[str])
         else:
             binding.bind_ortvalue_input(port.name, shared[name])
     for port in session.get_outputs():
-        rows = rows_in(port.name)
+        rows = parse_rows(port.name)
         name = (rows.whole if rows else port.name).removesuffix(REWRITTEN)
         if name not in shared:
             binding.bind_output(port.name, "cpu")
@@ -328,14 +328,14 @@ def _place(
 
 def _unseen(name: str, value: Array, arrays: Mapping[str, Array]) -> Array:
     """Return rows that a graph returns in a shape of its own as rows of the whole tensor."""
-    rows = rows_in(name)
+    rows = parse_rows(name)
     whole = arrays.get(rows.whole.removesuffix(REWRITTEN)) if rows else None
     return value if rows is None or whole is None else value.reshape(-1, *whole.shape[1:])
 
 
 def given(name: str, arrays: Mapping[str, Array]) -> Array:
     """Return the array of a port, or its rows of one."""
-    rows = rows_in(name)
+    rows = parse_rows(name)
     return arrays[rows.whole][rows.start : rows.stop] if rows else arrays[name]
 
 
@@ -343,7 +343,7 @@ def joined(names: Sequence[str], values: Sequence[Array]) -> list[Array]:
     """Return the outputs of a graph, with the rows of one tensor concatenated."""
     wholes: dict[str, list[Array]] = {}
     for name, value in zip(names, values, strict=True):
-        rows = rows_in(name)
+        rows = parse_rows(name)
         wholes.setdefault(rows.whole if rows else name, []).append(value)
     return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in wholes.values()]
 

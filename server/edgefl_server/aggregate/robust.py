@@ -23,7 +23,7 @@ import numpy.typing as npt
 from edgefl.errors import ConfigError
 from edgefl.wire.regions import Region, spans
 from edgefl.wire.tensors import Array
-from edgefl.wire.update.decode import decode, read, scaled, split
+from edgefl.wire.update.decode import decode, iter_scales, read, split
 from edgefl.wire.update.form import Codes, Form
 
 RuleName = Literal["mean", "median", "trimmed_mean", "multi_krum"]
@@ -218,7 +218,7 @@ def _squares_of_sections(
         region, encoding = regions[coded.name], coded.section.encoding
         if isinstance(encoding, Codes) and len({abs(level) for level in encoding.levels}) == 1:
             level = np.float32(encoding.levels[0])
-            for part, count, scale in scaled(coded, region, shapes):
+            for part, count, scale in iter_scales(coded, region, shapes):
                 if part not in without:
                     yield float(scale * level) ** 2 * count
         else:

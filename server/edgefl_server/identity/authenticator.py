@@ -16,8 +16,8 @@ from typing import Generic
 from edgefl.errors import ConfigError, IdentityError, ProtocolError, StoreError
 from edgefl.system.clock import Clock
 from edgefl.wire.enrolment import proves
-from edgefl.wire.keys import FOREVER, known_after, shown
-from edgefl.wire.mqtt.envelope import Envelope, unwrap, verified
+from edgefl.wire.keys import FOREVER, apply_successions, short_key
+from edgefl.wire.mqtt.envelope import Envelope, unwrap, verify_envelope
 from edgefl.wire.mqtt.messages import AnyMessage, Hello, Message, Status, UpdateChunk, decode
 from edgefl_server.events import EventListener, Noted
 from edgefl_server.identity.buffered_registry import BufferedRegistry
@@ -135,10 +135,10 @@ class Authenticator:
                     self._keep_early(device, envelope.key, topic, payload)
                 raise unknown_key(device, envelope, keys)
             # Nothing is stored of a name without a hello, not even the number of its message.
-            return VerifiedMessage(device, verified(kind, topic, envelope))
+            return VerifiedMessage(device, verify_envelope(kind, topic, envelope))
         if known is not None:
             check_valid(device, known, self._clock())
-        message = verified(kind, topic, envelope)
+        message = verify_envelope(kind, topic, envelope)
         entry = None
         if known is None and isinstance(message, Hello):
             entry = self._entry(device, topic, message, envelope, keys, max_devices)
@@ -227,7 +227,7 @@ class Authenticator:
         if hello.token and self._proven(device, topic, hello, envelope):
             return _KeyEntry("token", token=hello.token)
         roots = {each.key: FOREVER for each in keys if each.state == "active"}
-        if roots and envelope.key in (after := known_after(roots, envelope.succession)):
+        if roots and envelope.key in (after := apply_successions(roots, envelope.succession)):
             self._check_pace(device, keys)
             return _KeyEntry("rotation", until=min(after[key] for key in roots))
         if self._enrolled or keys:
@@ -250,7 +250,7 @@ class Authenticator:
         if last.source == "rotation" and 0 <= self._clock() - last.added_at < _BETWEEN_ROTATIONS_S:
             raise IdentityError(
                 "too-soon",
-                f"key {shown(last.key)} of {device} took another's place less than {_BETWEEN_ROTATIONS_S:g} s ago: "
+                f"key {short_key(last.key)} of {device} took another's place less than {_BETWEEN_ROTATIONS_S:g} s ago: "
                 "connect again later",
                 device=device,
             )
@@ -309,13 +309,13 @@ def check_valid(device: str, known: DeviceKey, now: float) -> None:
     if known.state == "revoked":
         raise IdentityError(
             "revoked-key",
-            f"key {shown(known.key)} of {device} was revoked: enroll the device again",
+            f"key {short_key(known.key)} of {device} was revoked: enroll the device again",
             device=device,
         )
     if known.state == "retired" and now >= known.until:
         raise IdentityError(
             "old-key",
-            f"key {shown(known.key)} of {device} was replaced, and is not good any more",
+            f"key {short_key(known.key)} of {device} was replaced, and is not good any more",
             device=device,
         )
 
@@ -328,7 +328,7 @@ def unsigned(kind: type[Message], device: str, *, enrolled: bool) -> IdentityErr
 
 def unknown_key(device: str, envelope: Envelope, keys: Sequence[DeviceKey]) -> IdentityError:
     """Return the error of a message that none of the device's ``keys`` signed."""
-    good = ", ".join(shown(each.key) for each in keys if each.state == "active")
+    good = ", ".join(short_key(each.key) for each in keys if each.state == "active")
     if not good:
         text = f"device {device} with the key {envelope.key.hex()} is not enrolled: give it a token (`edgefl enroll token`)"
         return IdentityError("unknown-key", text, device=device)

@@ -25,7 +25,7 @@ from edgefl.wire.bundle.archive import Signer
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address, client_id
 from edgefl.wire.mqtt.connection import Delivery
-from edgefl.wire.mqtt.envelope import MessageCounter, MessageSigner, bare, open_message
+from edgefl.wire.mqtt.envelope import MessageCounter, MessageSigner, open_message, unsigned
 from edgefl.wire.mqtt.events import Connected, Disconnected, Event, IncomingMessage, Refusal, check_limit
 from edgefl.wire.mqtt.messages import (
     AnyMessage,
@@ -93,7 +93,7 @@ class FleetProfiler:
         name = client_id(secret, "profiler", options.federation, self._nonce, style=address.client_ids)
         self._session = Session(address, name, limits=options.limits, clean=True)
         # An asker begins anew each time, and lives by the clock.
-        self._seal = MessageSigner(signer.keys, MessageCounter()).seal if signer else bare
+        self._seal = MessageSigner(signer.keys, MessageCounter()).seal if signer else unsigned
         self._keys: dict[str, bytes] = {}
         self._rows: dict[str, Row] = {}
         self._blobs: dict[str, tuple[BlobRef, bytes]] = {}

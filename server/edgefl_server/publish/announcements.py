@@ -12,7 +12,7 @@ from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import encode_manifest
 from edgefl.wire.bundle.readers import TextReader
-from edgefl.wire.mqtt.envelope import Seal, bare
+from edgefl.wire.mqtt.envelope import Seal, unsigned
 from edgefl.wire.mqtt.messages import ELSEWHERE, VERSION, Live, Offer, Round, Task
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import NO_SHARD, Topics
@@ -45,7 +45,7 @@ class Announcements:
         folder: Path,
         *,
         sign: Sign = lambda _: b"",
-        seal: Seal = bare,
+        seal: Seal = unsigned,
     ) -> None:
         self._spec = spec
         self._run = run

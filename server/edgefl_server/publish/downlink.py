@@ -20,7 +20,7 @@ from typing import Protocol
 from edgefl.errors import ConfigError
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, decompress
-from edgefl.wire.patches import halved, patch, patched, widened
+from edgefl.wire.patches import apply_patch, make_patch, to_float16, to_float32
 from edgefl.wire.regions import Entries, Placement, Positions, Region, spans
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import Form
@@ -117,9 +117,9 @@ class Downlink:
         record, blobs = known
         for name, refs in record.lines.items():
             data = [decompress(ref, blobs[ref.sha256], self._limit) for ref in refs]
-            r = widened(tensors.load(data[0]))
+            r = to_float32(tensors.load(data[0]))
             for changes in data[1:]:
-                r = patched(r, changes)
+                r = apply_patch(r, changes)
             for ref in refs:
                 self._publisher.put(ref, blobs[ref.sha256])
             self._lines[name] = _PatchChain(record.oldest, refs, r, parts[name].regions)
@@ -134,7 +134,7 @@ class Downlink:
         rounded_weights = {name: array.copy() for name, array in weights.items()}
         shapes = {name: array.shape for name, array in weights.items()}
         for name, part in sorted(parts.items(), key=lambda item: item[1].regions is None):
-            r = self._lines[name].r or widened(halved(part.arrays, part.coded))
+            r = self._lines[name].r or to_float32(to_float16(part.arrays, part.coded))
             regions = dict.fromkeys(r) if part.regions is None else part.regions
             for local in regions.keys() & r.keys():
                 _scatter(r[local].reshape(-1), spans(local, regions[local], shapes), rounded_weights)
@@ -146,18 +146,18 @@ class Downlink:
         moved = before is not None and part.regions != before.regions
         keyframe = before is None or number % self._spec.keyframe_every == 0
         if encoding == "float16" or (encoding == "int8" and (moved or part.masks)):
-            return self._whole(number, part, halved(part.arrays, part.coded))
+            return self._whole(number, part, to_float16(part.arrays, part.coded))
         if before is None or encoding == "float32" or keyframe:
             return self._whole(number, part, part.arrays)
-        changes = patch(before.r, part.arrays, part.coded)
+        changes = make_patch(before.r, part.arrays, part.coded)
         if changes is None:
             return before
         refs = (*before.refs, self._publisher.offer(changes))
-        return replace(before, refs=refs, r=patched(before.r, changes))
+        return replace(before, refs=refs, r=apply_patch(before.r, changes))
 
     def _whole(self, number: int, part: PublishedPart, arrays: Mapping[str, Array]) -> _PatchChain:
         ref = self._publisher.offer(tensors.dump(arrays, part.masks))
-        r = widened(arrays) if self._spec.encoding == "int8" and not part.masks else {}
+        r = to_float32(arrays) if self._spec.encoding == "int8" and not part.masks else {}
         return _PatchChain(number, (ref,), r, part.regions)
 
 

@@ -17,7 +17,7 @@ from edgefl.system.clock import Clock
 from edgefl.wire.blobs import BlobRef, Compression, compress, describe
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.connection import Delivery
-from edgefl.wire.mqtt.envelope import Seal, bare, unwrap
+from edgefl.wire.mqtt.envelope import Seal, unsigned, unwrap
 from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.events import EventListener, Warned
@@ -51,7 +51,7 @@ class Publisher:
         chunk_bytes: int,
         compression: Compression = "none",
         blob_limit: int = Limits().max_blob_bytes,
-        seal: Seal = bare,
+        seal: Seal = unsigned,
         *,
         store: BlobStore | None = None,
         by_broker: bool = True,

@@ -22,7 +22,7 @@ from edgefl.system.clock import Clock, steady_time
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address, client_id
 from edgefl.wire.mqtt.connection import AS_PUBLISHED
-from edgefl.wire.mqtt.envelope import unwrap, verified
+from edgefl.wire.mqtt.envelope import unwrap, verify_envelope
 from edgefl.wire.mqtt.events import Connected, EventSink, Inbox, IncomingMessage
 from edgefl.wire.mqtt.messages import UpdateChunk, decode
 from edgefl.wire.mqtt.session import Session, inbox_of
@@ -134,7 +134,7 @@ class KeyRing:
             raise unknown_key(device, envelope, keys)
         if known is not None:
             check_valid(device, known, self._clock())
-        return verified(UpdateChunk, topic, envelope)
+        return verify_envelope(UpdateChunk, topic, envelope)
 
 
 @dataclass(frozen=True)

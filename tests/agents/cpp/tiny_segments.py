@@ -13,7 +13,7 @@ import msgspec
 
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import BundleArchive
-from edgefl.wire.bundle.graphs import Segment, joined
+from edgefl.wire.bundle.graphs import Segment, join
 from edgefl.wire.bundle.manifest import SEGMENTED, PhaseSpec
 from tests.device_runtime import tiny
 from tests.device_runtime.tiny import CHUNK, LOSS, LR, WIDTH, X, graph_of, node, onnx_bytes, port
@@ -49,7 +49,7 @@ def make_bundle(steps: int = 3) -> BundleArchive:
         Segment(inputs=(W, X), outputs=(PAGE, LOSS)),
         Segment(inputs=(W, X, PAGE, LR), outputs=(W,), in_place=(W.name,)),
     )
-    blob = joined([first, second])
+    blob = join([first, second])
     train = msgspec.structs.replace(
         graph_of("train", blob, (W, X, LR), (W, LOSS)), segments=segments, in_place=(W.name,)
     )

@@ -19,12 +19,12 @@ from edgefl_device.store.database import Store
 
 def drops_the_old_key() -> None:
     """Hear a key no more once it introduced the next, though it has time left."""
-    known_after = keys.known_after
+    known_after = keys.apply_successions
 
     def newest(known: dict[bytes, int], said: tuple[keys.Succession, ...]) -> dict[bytes, int]:
         return {key: until for key, until in known_after(known, said).items() if until == keys.FOREVER}
 
-    keys.known_after = newest  # type: ignore[assignment]
+    keys.apply_successions = newest  # type: ignore[assignment]
 
 
 def ends_at_the_past() -> None:
@@ -113,8 +113,8 @@ def hears_the_past() -> None:
 
 def ignores_expiry() -> None:
     """Hear a key for ever, though its time is over."""
-    known_after = keys.known_after
-    keys.known_after = lambda known, said: dict.fromkeys(known_after(known, said), keys.FOREVER)
+    known_after = keys.apply_successions
+    keys.apply_successions = lambda known, said: dict.fromkeys(known_after(known, said), keys.FOREVER)
 
 
 def ignores_signatures() -> None:

@@ -13,7 +13,7 @@ from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.archive import BundleArchive, read_bundle
 from edgefl.wire.bundle.profiles import BundleProfile
 from edgefl.wire.mqtt import messages
-from edgefl.wire.mqtt.envelope import Seal, bare, peek
+from edgefl.wire.mqtt.envelope import Seal, peek, unsigned
 from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.messages import ProfileAnswer, ProfileOffer, ProfileRequest
 from edgefl.wire.mqtt.topics import ProfileTopics
@@ -51,7 +51,7 @@ class Asker:
 
     def __init__(self, server: ScriptedServer) -> None:
         self.server = server
-        self.seal: Seal = bare
+        self.seal: Seal = unsigned
         self.topics = ProfileTopics(server.topics.federation, NONCE)
         server.session.subscribe(self.server.topics.profile_filters[2:3])
 

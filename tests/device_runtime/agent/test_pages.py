@@ -12,7 +12,7 @@ from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, compress, describe
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round
-from edgefl.wire.patches import patch, patched
+from edgefl.wire.patches import apply_patch, make_patch
 from edgefl.wire.tensors import Arrays
 from edgefl_device.personal.readonly_client import ReadOnlyClient
 from tests.conftest import BrokerProcess
@@ -141,7 +141,7 @@ NEW = {"head.w": tiny.weights()["head"]["head.w"] + np.float32(0.3)}
 
 
 def patch_ref(world: World, old: Arrays, new: Arrays) -> BlobRef:
-    return world.add(patch(old, new, set(new)) or b"")
+    return world.add(make_patch(old, new, set(new)) or b"")
 
 
 def with_patches(world: World, *refs: BlobRef) -> Round:
@@ -159,13 +159,13 @@ def assign(server: ScriptedServer, world: World, announced: Round) -> None:
 def test_agents_train_from_patched_weights(server: ScriptedServer, start: StartAgent, world: World) -> None:
     old = world.units["head"]
     first = patch_ref(world, old, NEW)
-    between = patched(old, world.blobs[first.sha256])
+    between = apply_patch(old, world.blobs[first.sha256])
     second = patch_ref(world, between, {"head.w": NEW["head.w"] * 2})
     start()
     assign(server, world, with_patches(world, first, second))
     update = server.update()
 
-    world.units["head"] = patched(between, world.blobs[second.sha256])
+    world.units["head"] = apply_patch(between, world.blobs[second.sha256])
     expected, _, _ = tiny.expected_round(world, world.job(), tiny.ROWS)
     np.testing.assert_allclose(weights_of(update)["head.w"], expected, rtol=1e-5)
 

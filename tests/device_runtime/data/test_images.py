@@ -177,7 +177,7 @@ def test_without_pillow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(__import__("sys").modules, "PIL", None)
 
     with pytest.raises(ConfigError, match=r"pip install 'edgefl-tiers\[images\]'"):
-        images.library()
+        images.import_pillow()
     with pytest.raises(ConfigError, match=r"pip install 'edgefl-tiers\[images\]'"):
         load(tmp_path)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from edgefl.errors import BundleError, StoreError
-from edgefl.wire.bundle.graphs import joined, split
+from edgefl.wire.bundle.graphs import join, split
 from edgefl.wire.bundle.manifest import Port
 from edgefl_device.engine.onnx import SMALL_BYTES, Pages
 from tests.silence import frank_environment
@@ -61,11 +61,11 @@ def test_a_folder_that_takes_no_file_is_told(tmp_path: Path) -> None:
 
 
 def test_segments_travel_as_one_blob() -> None:
-    assert split(joined([b"one", b"", b"three"])) == [b"one", b"", b"three"]
+    assert split(join([b"one", b"", b"three"])) == [b"one", b"", b"three"]
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\x08\x08\x12\x05", joined([b"one"])[:-1], joined([b"one"]).replace(b"-s", b"-x")]
+    "data", [b"", b"\x08\x08\x12\x05", join([b"one"])[:-1], join([b"one"]).replace(b"-s", b"-x")]
 )
 def test_another_blob_is_no_segments(data: bytes) -> None:
     with pytest.raises(BundleError, match="segments"):

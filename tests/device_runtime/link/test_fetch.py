@@ -18,7 +18,7 @@ from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
-from edgefl.wire.patches import patch, patched
+from edgefl.wire.patches import apply_patch, make_patch
 from edgefl.wire.tensors import Arrays
 from edgefl_device.engine.onnx import OnnxEngine
 from edgefl_device.link.fetch import Fetcher
@@ -299,8 +299,8 @@ def test_a_line_that_fits_the_store_stays_whole(server: Session, device: Device)
     pieces = [tensors.dump(wanted)]
     for _ in range(2):
         goal = {"u.w": wanted["u.w"] + rng.normal(size=(20, 30)).astype(np.float32)}
-        pieces.append(patch(wanted, goal, {"u.w"}) or b"")
-        wanted = patched(wanted, pieces[-1])
+        pieces.append(make_patch(wanted, goal, {"u.w"}) or b"")
+        wanted = apply_patch(wanted, pieces[-1])
     old = publish_blob(server, device.topics, DATA[:CHUNK], CHUNK)
     line = tuple(publish_blob(server, device.topics, piece, CHUNK) for piece in pieces)
     device.store._limit = sum(ref.size for ref in line)

@@ -12,7 +12,7 @@ import pytest
 from edgefl.errors import BundleError, IdentityError, StoreError
 from edgefl.wire.bundle.archive import Signer
 from edgefl.wire.keys import rotate
-from edgefl.wire.mqtt.envelope import MessageSigner, bare
+from edgefl.wire.mqtt.envelope import MessageSigner, unsigned
 from edgefl.wire.mqtt.messages import Ack, Message, ProfileRequest, Round, Task
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_device.link import identity
@@ -93,7 +93,7 @@ def test_the_first_key_is_trusted(device: Device, server: MessageSigner, strange
     for now in (trust, device.start()):
         for message in (announcement(), TASK, ACK):
             refuses(now, stranger.seal(topic_of(message), message), message, "unknown-key")
-            refuses(now, bare(topic_of(message), message), message, "unsigned")
+            refuses(now, unsigned(topic_of(message), message), message, "unsigned")
 
 
 def test_a_device_that_was_given_keys_trusts_no_first_use(
@@ -112,10 +112,10 @@ def test_an_unsigned_server_is_heard_without_keys(device: Device, server: Messag
     trust = device.start()
 
     for _ in range(2):
-        assert trust.open(Task, MINE.tasks, bare(MINE.tasks, TASK)) == TASK
+        assert trust.open(Task, MINE.tasks, unsigned(MINE.tasks, TASK)) == TASK
     assert device.said == ["this server does not sign: whoever reaches the broker can be taken for it"]
     hears(trust, server, announcement())
-    refuses(trust, bare(MINE.tasks, TASK), TASK, "unsigned")
+    refuses(trust, unsigned(MINE.tasks, TASK), TASK, "unsigned")
 
 
 def test_a_first_key_is_learnt_from_an_announcement_only(

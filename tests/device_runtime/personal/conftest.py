@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from edgefl.wire.mqtt.envelope import Seal, bare
+from edgefl.wire.mqtt.envelope import Seal, unsigned
 from edgefl.wire.mqtt.messages import Round
 from edgefl.wire.mqtt.topics import Topics
 from tests.analysis.personal.tiers import Tier, tier_of
@@ -33,7 +33,7 @@ def publish(broker: BrokerProcess, connect: SessionFactory, federation: str) -> 
     session, topics = connect(broker.address), Topics(federation)
     wait_up(session)
 
-    def leave(tier: Tier, announced: Round, seal: Seal = bare) -> list[str]:
+    def leave(tier: Tier, announced: Round, seal: Seal = unsigned) -> list[str]:
         for data in tier.blobs.values():
             publish_blob(session, topics, data, CHUNK)
         message = seal(topics.current_round, announced)

@@ -186,7 +186,7 @@ def test_a_form_that_crashed_is_not_tried_again(device: Device, monkeypatch: pyt
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("edgefl_device.round.autotune.strays", killed)
+        patch.setattr("edgefl_device.round.autotune.differ", killed)
         run(device, tuner)
     device.store.keep_choice(key, left[0])
 

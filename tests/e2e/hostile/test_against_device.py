@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.envelope import bare
+from edgefl.wire.mqtt.envelope import unsigned
 from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.mqtt.messages import Ack, Message, Offer, ProfileRequest
 from edgefl.wire.mqtt.session import Session
@@ -97,7 +97,7 @@ def test_a_server_without_its_key_begins_nothing(scene: Scene, tmp_path: Path) -
     for each in (later, poisoned):
         scene.forged(TOPICS.current_round, each, retain=True)
         scene.refused("this device knows")
-        assert scene.attacker.publish(TOPICS.current_round, bare("", each), retain=True).wait(60.0)
+        assert scene.attacker.publish(TOPICS.current_round, unsigned("", each), retain=True).wait(60.0)
         scene.refused("is not signed")
     scene.forged(MINE.tasks, scene.world.task(number=2))
     scene.refused("this device knows")

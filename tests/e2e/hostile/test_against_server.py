@@ -18,7 +18,7 @@ import pytest
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import ClientIds, Role, client_id
-from edgefl.wire.mqtt.envelope import bare
+from edgefl.wire.mqtt.envelope import unsigned
 from edgefl.wire.mqtt.events import Disconnected, Event, IncomingMessage, Refusal
 from edgefl.wire.mqtt.messages import Hello, Round, Status, Task, UpdateChunk, encode
 from edgefl.wire.mqtt.session import Session
@@ -49,7 +49,7 @@ def spoiled(name: str, task: Task, opened: Round) -> bytes:
     return encode(update_for(name, task, opened.model_version, arrays))
 
 
-def send(session: Session, stage: Stage, name: str, task: Task, data: bytes, seal: Any = bare) -> None:
+def send(session: Session, stage: Stage, name: str, task: Task, data: bytes, seal: Any = unsigned) -> None:
     for chunk in chunks_of(data, task.nonce, stage.limits.chunk_bytes):
         topic = TOPICS.device(name).update(task.round, chunk.index)
         session.publish(topic, seal(topic, chunk))

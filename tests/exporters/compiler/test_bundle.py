@@ -22,7 +22,7 @@ from edgefl.objective.objective import Objective
 from edgefl.wire.bundle.archive import BundleArchive, read_bundle, write_bundle
 from edgefl.wire.bundle.formats import FORMATS
 from edgefl.wire.bundle.manifest import BlobRef, DataSpec, Graph, decode_manifest, encode_manifest
-from edgefl.wire.bundle.variants import unfolded
+from edgefl.wire.bundle.variants import decompress
 from edgefl_export.compiler.compiler import check_installed, target_of
 from edgefl_export.compiler.manifest import check_wiring, ports
 from edgefl_export.compiler.request import ChunkForward
@@ -399,7 +399,7 @@ def test_a_variant_computes_what_torch_does_and_travels_as_changes(algorithm: Al
     graph = bundle.manifest.graph("train")
     [variant] = graph.variants
 
-    other = unfolded(variant, bundle.blobs[variant.blob.sha256], base=bundle.graph_bytes("train"))
+    other = decompress(variant, bundle.blobs[variant.blob.sha256], base=bundle.graph_bytes("train"))
 
     assert variant.name == "blocked" and variant.blob.size < variant.raw / 4
     assert variant.blob in bundle.manifest.blobs

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from edgefl.system.files import PARTIAL
-from edgefl.wire.bundle.archive import BundleArchive, file_of
+from edgefl.wire.bundle.archive import BundleArchive, encode_bundle
 from edgefl_export.compiler import cache as module
 from edgefl_export.compiler.cache import BundleCache, cache_summary, short_path
 from tests.device_runtime import tiny
@@ -54,7 +54,7 @@ def test_a_damaged_file_counts_as_none(cache: BundleCache, bundle: BundleArchive
 
 
 def test_what_was_longest_not_used_goes_first(cache: BundleCache, bundle: BundleArchive) -> None:
-    room = int(2.5 * len(file_of(bundle)))
+    room = int(2.5 * len(encode_bundle(bundle)))
     small = replace(cache, limit=room)
     for age, tier in enumerate(("old", "older")):
         small.keep(tier, named(bundle, tier))
@@ -73,7 +73,7 @@ def test_clearing_removes_bundles_and_nothing_else(cache: BundleCache, bundle: B
     assert cache.clear() == cache.nbytes == 0 and cache.entries() == []
     cache.keep("a", bundle)
     (cache.folder / "mine.txt").write_text("left alone")
-    assert cache.nbytes == len(file_of(bundle))
+    assert cache.nbytes == len(encode_bundle(bundle))
     assert cache.clear() == 1
     assert [path.name for path in cache.folder.iterdir()] == ["mine.txt"]
 

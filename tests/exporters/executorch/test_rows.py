@@ -21,9 +21,9 @@ from edgefl.errors import BundleError
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
 from edgefl.wire.blobs import BlobRef, describe
-from edgefl.wire.bundle.graphs import rows_in
+from edgefl.wire.bundle.graphs import parse_rows
 from edgefl.wire.bundle.manifest import Graph
-from edgefl.wire.bundle.variants import folded, unfolded
+from edgefl.wire.bundle.variants import compress, decompress
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.executorch import ExecuTorchEngine
 from edgefl_device.engine.executorch.program import NativeProgram as Loaded
@@ -80,7 +80,7 @@ def forms(graph: LoweredGraph) -> Forms | None:
     other = form.variants(graph, artifact, verified).get(ROWS)
     if other is None:
         return None
-    variant, frame = folded(ROWS, other, 1 << 17, base=artifact.model)
+    variant, frame = compress(ROWS, other, 1 << 17, base=artifact.model)
     entry = Graph(
         name="train",
         format="executorch",
@@ -203,7 +203,7 @@ def test_the_rows_are_ports_and_what_only_rows_are_read_of_is_none() -> None:
 
     assert LARGE in inputs and momentum not in inputs
     assert len(inputs) == 2 * blocks + 1
-    assert len(outputs) == 2 * blocks and all(map(rows_in, outputs))
+    assert len(outputs) == 2 * blocks and all(map(parse_rows, outputs))
 
 
 def test_it_needs_no_more_memory() -> None:
@@ -229,7 +229,7 @@ class _Frames:
 
 def test_a_device_tries_it() -> None:
     _, other, graph, frame = written("sgd")
-    assert unfolded(graph.variants[0], frame, base=written("sgd")[0].model) == other
+    assert decompress(graph.variants[0], frame, base=written("sgd")[0].model) == other
 
     given = example(lowered("sgd")[0].phases[0].function)
     state = ENGINE.write_state({port: array for port, array in given.items() if port.startswith("state.")})

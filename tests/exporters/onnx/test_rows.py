@@ -21,7 +21,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import BundleError
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
-from edgefl.wire.bundle.graphs import rows_in
+from edgefl.wire.bundle.graphs import parse_rows
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.onnx import OnnxEngine
@@ -341,7 +341,7 @@ def test_blocks_of_rows_are_ports_in_another_shape() -> None:
     shapes = {
         value.name: [size.dim_value for size in value.type.tensor_type.shape.dim]
         for value in (*graph.input, *graph.output)
-        if rows_in(value.name)
+        if parse_rows(value.name)
     }
     assert {len(shape) for name, shape in shapes.items() if name.startswith("state.w")} == {4}
     assert not [node for node in graph.node if node.op_type == "Reshape" and node.output[0] in shapes]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edgefl.config import Federation, parse
 from edgefl.data.dataset import Array, Dataset
 from edgefl.data.groups import groups, largest_a
-from edgefl.data.partition import alike, histograms
+from edgefl.data.partition import histograms, match_shares
 from edgefl.errors import ConfigError, DataError
 from edgefl.setup.data import held_out, partition
 
@@ -146,4 +146,4 @@ def test_test_shards_keep_the_classes_proportions() -> None:
 def test_a_test_set_too_small_for_all_users_says_so() -> None:
     wanted = np.array([[1, 0], [99, 0], [0, 100]])
     with pytest.raises(DataError, match="leave 1 of 3 clients without one"):
-        alike(np.repeat([0, 1], 10), wanted, seed=0)
+        match_shares(np.repeat([0, 1], 10), wanted, seed=0)

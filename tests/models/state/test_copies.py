@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from edgefl.comparison.compare import compare
 from edgefl.models.copies import copy_module
-from edgefl.models.counters import counters
+from edgefl.models.counters import counter_dtypes
 from edgefl.models.hooks import gradient_hooks
 from edgefl.models.split import split
 from edgefl.objective.objective import Objective
@@ -75,12 +75,12 @@ def traced_with_hooks() -> nn.Module:
 
 def test_every_objective_keeps_hooks_and_counters() -> None:
     spec = split(seeded(Holding), sample=SAMPLE, classes=3)
-    hooks, noted = gradient_hooks(spec.module).keys(), counters(spec.module)
+    hooks, noted = gradient_hooks(spec.module).keys(), counter_dtypes(spec.module)
 
     for kind, options in _KINDS.items():
         objective = Objective.of(catalog.build(spec, kind, **options))
         assert gradient_hooks(objective.suffix).keys() == hooks
-        assert counters(objective.training_module) == noted
+        assert counter_dtypes(objective.training_module) == noted
 
     assert len(hooks) == len(noted) == 2
 

@@ -21,7 +21,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.models.losses import ModelLoss, SequenceCrossEntropy
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
-from edgefl.models.tied import borrowed
+from edgefl.models.tied import borrowed_names
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -157,7 +157,7 @@ def test_it_is_cut_as_it_comes_with_torchs_loss_and_gradients(name: str) -> None
     model, spec = _made(name)
     batch = _batch(spec)
     assert spec.units == MODELS[name].units or name == "T5 encoder"
-    assert bool(borrowed(spec.part(0, 1))) == (name in TIED)
+    assert bool(borrowed_names(spec.part(0, 1))) == (name in TIED)
     # Each tensor once, and by all names that the model has for it.
     assert len(spec.weights) == len(list(model.parameters()))
     assert spec.global_names.keys() == model.state_dict().keys()
@@ -223,7 +223,7 @@ def test_it_is_trained_by_the_loss_that_it_returns_itself(name: str) -> None:
 def test_a_slice_of_its_width_is_one_slice_of_both_uses(name: str) -> None:
     spec = _made(name)[1]
     half = Width(spec, 0.5)
-    (holder,) = {full for full in borrowed(spec.part(0, 1)).values()}
+    (holder,) = {full for full in borrowed_names(spec.part(0, 1)).values()}
     assert half.suffix.state_dict()[holder].shape == (VOCABULARY, WIDTH // 2)
     step = sgd(Objective.of(half), batch=BATCH).phases[0].function
     assert checked("onnx", step, 3).worst <= 1e-4

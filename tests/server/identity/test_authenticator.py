@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgefl.errors import IdentityError
-from edgefl.wire.enrolment import new_token, proof
+from edgefl.wire.enrolment import new_token, prove
 from edgefl.wire.keys import rotate
 from edgefl.wire.mqtt.envelope import MessageSigner
 from edgefl.wire.mqtt.messages import Decline, Hello, Message, Status, encode
@@ -107,7 +107,7 @@ def test_a_token_admits_one_key_once(fleet: Lab, phone: MessageSigner, thief: Me
     fleet.registry.issue(token, "phone", valid_until=fleet.now + 10)
 
     def asking(speaker: MessageSigner, secret: bytes = token.secret) -> Hello:
-        return hello(token=token.name, proof=proof(secret, MINE.hello, speaker.keys.public))
+        return hello(token=token.name, proof=prove(secret, MINE.hello, speaker.keys.public))
 
     fleet.refuses_of(thief, asking(phone), "unknown-key")  # a proof that was overheard is for another key
     fleet.refuses_of(thief, asking(thief, bytes(32)), "unknown-key")
@@ -123,7 +123,7 @@ def test_a_token_ends(fleet: Lab, phone: MessageSigner) -> None:
     fleet.registry.issue(token, "phone", valid_until=fleet.now + 10)
     fleet.now += 11
 
-    asking = hello(token=token.name, proof=proof(token.secret, MINE.hello, phone.keys.public))
+    asking = hello(token=token.name, proof=prove(token.secret, MINE.hello, phone.keys.public))
     fleet.refuses_of(phone, asking, "unknown-key")
 
 

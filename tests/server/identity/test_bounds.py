@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgefl.errors import IdentityError
-from edgefl.wire.enrolment import new_token, proof
+from edgefl.wire.enrolment import new_token, prove
 from edgefl.wire.keys import MOST_SUCCESSIONS
 from edgefl.wire.mqtt.envelope import MessageSigner
 from edgefl.wire.mqtt.messages import Hello, Message, Status
@@ -82,7 +82,7 @@ def test_a_full_disk_keeps_nobody_out(
     if how == "token":
         token = new_token(b"\x01" * 32)
         lab.registry.issue(token, "phone", valid_until=lab.now + 1000)
-        greeting = hello(token=token.name, proof=proof(token.secret, MINE.hello, phone.keys.public))
+        greeting = hello(token=token.name, proof=prove(token.secret, MINE.hello, phone.keys.public))
     if how == "rotation":
         lab.say(phone, hello())
         phone = rotated(tmp_path / "phone.key", 0, lab.now)

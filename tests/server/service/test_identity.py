@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edgefl.errors import ProtocolError
-from edgefl.wire.enrolment import new_token, proof
+from edgefl.wire.enrolment import new_token, prove
 from edgefl.wire.keys import KeyPair, rotate
 from edgefl.wire.mqtt.envelope import MessageSigner, open_message, unwrap
 from edgefl.wire.mqtt.events import IncomingMessage
@@ -102,7 +102,7 @@ def test_a_hello_admits_a_device_with_a_new_key(
         known.issue(token, "strong-0", valid_until=time.time() + 600)
         known.close()
         topic = Topics(federation).device("strong-0").hello
-        more = {"token": token.name, "proof": proof(token.secret, topic, renewed.keys.public)}
+        more = {"token": token.name, "proof": prove(token.secret, topic, renewed.keys.public)}
 
     again = device("strong-0", silent, seal=renewed.seal, **more)
     opened, task = again.wait_open(), again.tasks.get(timeout=PATIENCE_S)

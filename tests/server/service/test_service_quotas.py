@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
-from edgefl.wire.mqtt.envelope import bare, peek
+from edgefl.wire.mqtt.envelope import peek, unsigned
 from edgefl.wire.mqtt.events import Connected, IncomingMessage
 from edgefl.wire.mqtt.messages import Ack, Hello, Message, Status, Task, UpdateChunk, encode
 from edgefl.wire.mqtt.session import Session
@@ -289,7 +289,7 @@ def test_a_full_disk_ends_nothing(
     server, path = serve(rounds=1), tmp_path / "out" / f"{file}.sqlite"
     with sqlite3.connect(path, timeout=30) as database:
         database.execute(FULL.format(what=what))
-    one = device("strong-0", seal=speaker_in(tmp_path / "device.key").seal if file == "devices" else bare)
+    one = device("strong-0", seal=speaker_in(tmp_path / "device.key").seal if file == "devices" else unsigned)
     assert "disk is full" in server.wait_for(Warned).text
     if file == "journal":
         with sqlite3.connect(path, timeout=30) as database:

@@ -22,7 +22,7 @@ from edgefl.setup.runs import run_digest
 from edgefl.wire import tensors
 from edgefl.wire.keys import FOREVER, KeyPair
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.envelope import MessageCounter, MessageSigner, bare
+from edgefl.wire.mqtt.envelope import MessageCounter, MessageSigner, unsigned
 from edgefl.wire.mqtt.events import EventSink
 from edgefl.wire.mqtt.messages import UpdateChunk, encode
 from edgefl_server.aggregate.robust import MeanRule
@@ -58,7 +58,7 @@ def fleet(mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path)
     def start(answer: Any = None, signing: bool = False, few: int = len(NAMES), **options: Any) -> Any:
         known = msgspec.structs.replace(limits, **options.pop("limits", {}))
         for name in NAMES[:few]:
-            seal = bare
+            seal = unsigned
             if signing:
                 numbers = MessageCounter()
                 seal = MessageSigner(KeyPair(tmp_path / f"{name}.key"), numbers).seal
@@ -167,7 +167,7 @@ def test_signed_updates_come_by_turns(fleet: Fleet, tmp_path: Path, limits: Limi
             data = encode(update)
             forged = UpdateChunk(nonce=task.nonce, sha256="0" * 64, index=0, count=1, size=9, data=data[:9])
             topic = device.mine.update(task.round, 0, shard_of(device.name))
-            device.session.publish(topic, bare(topic, forged))
+            device.session.publish(topic, unsigned(topic, forged))
         device.report(task, opened)
 
     server, _ = fleet(forged_first, signing=True, rounds=1, limits={"asked_bytes": 6000})

@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.errors import BundleError
-from edgefl.wire.bundle.graphs import RowRange, cover, rows_in, rows_of_port
+from edgefl.wire.bundle.graphs import RowRange, cover, parse_rows, rows_of_port
 
 
 @given(st.text(min_size=1), st.integers(0, 10**9), st.integers(0, 10**9))
 def test_a_name_tells_whole_and_rows(whole: str, start: int, stop: int) -> None:
     name = rows_of_port(whole, start, stop)
 
-    found = rows_in(name)
+    found = parse_rows(name)
 
     assert found is None if "\n" in whole else found == RowRange(whole, start, stop)
 
@@ -25,7 +25,7 @@ def test_a_name_tells_whole_and_rows(whole: str, start: int, stop: int) -> None:
     "name", ["", "w", "w[0]", "w[0:]", "[0:1]", "w[-1:2]", "w[0:1].next", f"w[0:{10**12}]"]
 )
 def test_other_names_are_whole(name: str) -> None:
-    assert rows_in(name) is None
+    assert parse_rows(name) is None
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=6))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.errors import BundleError
-from edgefl.wire.bundle.variants import folded, strays, unfolded
+from edgefl.wire.bundle.variants import compress, decompress, differ
 
 BASE = np.random.default_rng(0).bytes(10_000)
 OTHER = BASE[:5000] + b"something else" + BASE[5000:]
@@ -19,14 +19,14 @@ OTHER = BASE[:5000] + b"something else" + BASE[5000:]
 
 @given(st.binary(min_size=8, max_size=200), st.binary(min_size=1, max_size=200))
 def test_it_unfolds_to_what_was_folded(base: bytes, model: bytes) -> None:
-    variant, frame = folded("other", model, 64, base=base)
+    variant, frame = compress("other", model, 64, base=base)
 
-    assert unfolded(variant, frame, base=base) == model
+    assert decompress(variant, frame, base=base) == model
 
 
 def test_a_few_changes_are_a_few_bytes() -> None:
     random = np.random.default_rng(0).bytes(200_000)
-    variant, frame = folded("other", random[:90_000] + b"changed" + random[90_000:], 1024, base=random)
+    variant, frame = compress("other", random[:90_000] + b"changed" + random[90_000:], 1024, base=random)
 
     assert len(frame) < 200 and variant.blob.size == len(frame) and variant.raw == len(random) + 7
 
@@ -46,10 +46,10 @@ def test_a_few_changes_are_a_few_bytes() -> None:
 def test_another_one_than_the_manifest_names_is_refused(
     change: dict[str, Any], frame: bytes | None, base: bytes, message: str
 ) -> None:
-    variant, made = folded("other", OTHER, 1024, base=BASE)
+    variant, made = compress("other", OTHER, 1024, base=BASE)
 
     with pytest.raises(BundleError, match=message):
-        unfolded(msgspec.structs.replace(variant, **change), frame or made, base=base)
+        decompress(msgspec.structs.replace(variant, **change), frame or made, base=base)
 
 
 W, BIAS, LOSS, RIGHT = "state.weights.w", "state.weights.b", "metric.loss", "metric.correct"
@@ -75,11 +75,11 @@ AFTER |= {RIGHT: np.array(4.0)}
     ],
 )
 def test_forms_agree_that_change_the_state_alike(change: dict[str, Any], why: str) -> None:
-    found = strays(AFTER | change, AFTER, BEFORE)
+    found = differ(AFTER | change, AFTER, BEFORE)
 
     assert (found == "") == (why == "") and why in found
 
 
 def test_a_state_that_nothing_moves_is_alike_where_it_stays() -> None:
-    assert strays(BEFORE, BEFORE, BEFORE) == ""
-    assert strays(AFTER, BEFORE | {LOSS: AFTER[LOSS], RIGHT: AFTER[RIGHT]}, BEFORE)
+    assert differ(BEFORE, BEFORE, BEFORE) == ""
+    assert differ(AFTER, BEFORE | {LOSS: AFTER[LOSS], RIGHT: AFTER[RIGHT]}, BEFORE)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from edgefl.wire.mqtt.address import Address
-from edgefl.wire.mqtt.connection import dial, make_client, unreachable
+from edgefl.wire.mqtt.connection import dial, make_client, unreachable_text
 
 ADDRESS = Address("broker.example", 1883)
 
@@ -29,7 +29,7 @@ ADDRESS = Address("broker.example", 1883)
     ],
 )
 def test_what_to_do_depends_on_what_went_wrong(error: Exception, remedy: str) -> None:
-    told = unreachable(ADDRESS, error)
+    told = unreachable_text(ADDRESS, error)
 
     assert told.startswith("cannot reach the broker at broker.example:1883: ")
     assert told.endswith(remedy)
@@ -39,8 +39,8 @@ def test_what_to_do_depends_on_what_went_wrong(error: Exception, remedy: str) ->
     "error", [ConnectionResetError("reset"), TimeoutError("_ssl.c:989: The handshake operation timed out")]
 )
 def test_a_port_that_knows_no_tls_is_told_from_one_that_is_away(error: Exception) -> None:
-    assert unreachable(replace(ADDRESS, tls=True), error).endswith("; is this port one for TLS?")
-    assert "TLS" not in unreachable(ADDRESS, error)
+    assert unreachable_text(replace(ADDRESS, tls=True), error).endswith("; is this port one for TLS?")
+    assert "TLS" not in unreachable_text(ADDRESS, error)
 
 
 def test_a_port_without_websocket_is_told_from_one_that_is_away() -> None:
@@ -50,4 +50,4 @@ def test_a_port_without_websocket_is_told_from_one_that_is_away() -> None:
         client.connect_timeout = 0.2
         with pytest.raises(TimeoutError) as late:
             dial(client, address, "5", clean=True, keepalive_s=60, max_inflight=1)
-    assert "the port accepts connections and speaks no WebSocket" in unreachable(address, late.value)
+    assert "the port accepts connections and speaks no WebSocket" in unreachable_text(address, late.value)

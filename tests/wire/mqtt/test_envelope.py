@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.errors import ConfigError, IdentityError, ProtocolError
-from edgefl.wire.enrolment import new_token, parse_token, proof, proves
+from edgefl.wire.enrolment import new_token, parse_token, prove, proves
 from edgefl.wire.keys import KeyPair
 from edgefl.wire.mqtt.envelope import (
     CounterStore,
     Envelope,
     MessageCounter,
     MessageSigner,
-    bare,
     open_message,
     peek,
+    unsigned,
     unwrap,
 )
 from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, Status, Task, UpdateChunk, encode
@@ -39,7 +39,7 @@ def test_a_message_is_opened_with_the_key_that_signed_it(speaker: MessageSigner)
     opened = open_message(Status, TOPIC, speaker.seal(TOPIC, STATUS, 7))
 
     assert (opened.message, opened.key, opened.at) == (STATUS, speaker.keys.public, 7)
-    assert open_message(Status, TOPIC, bare(TOPIC, STATUS)).key == b""
+    assert open_message(Status, TOPIC, unsigned(TOPIC, STATUS)).key == b""
 
 
 def test_a_signature_holds_for_its_topic_kind_and_number_only(speaker: MessageSigner, tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_numbers_grow_over_restarts_without_a_clock() -> None:
 def test_a_token_proves_one_key_on_one_topic() -> None:
     token = new_token(b"\x01" * 32)
     given_to = parse_token(token.text + "\n")
-    made = proof(given_to.secret, TOPIC, b"\x02" * 32)
+    made = prove(given_to.secret, TOPIC, b"\x02" * 32)
 
     assert given_to == token and token.secret.hex() not in made.hex()
     assert proves(token.secret, TOPIC, b"\x02" * 32, made)

@@ -15,7 +15,7 @@ from edgefl.wire.mqtt import neighbours
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.events import Disconnected
 from edgefl.wire.mqtt.messages import Status, encode
-from edgefl.wire.mqtt.neighbours import NeighbourMonitor, Neighbours, NeighbourSearch, named
+from edgefl.wire.mqtt.neighbours import NeighbourMonitor, Neighbours, NeighbourSearch, list_devices
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
 from tests import needs
@@ -112,8 +112,8 @@ def test_a_lonely_monitor_looks_less_and_less_often(monkeypatch: pytest.MonkeyPa
 
 
 def test_devices_are_named_up_to_five() -> None:
-    assert named(["a", "b"]) == "a, b"
-    assert named(list("abcdefgh")) == "a, b, c, d, e and 3 more"
+    assert list_devices(["a", "b"]) == "a, b"
+    assert list_devices(list("abcdefgh")) == "a, b, c, d, e and 3 more"
 
 
 def test_clients_of_one_id_are_rivals(mosquitto: Mosquitto, connect: SessionFactory, federation: str) -> None:

@@ -7,7 +7,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 
 from edgefl.errors import BundleError, ConfigError
-from edgefl.wire.blobs import verified
+from edgefl.wire.blobs import verify_blob
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.base import Outputs, State
@@ -156,7 +156,7 @@ def _check_bytes(graph: Graph, artifact: bytes) -> None:
         if any(variant.sha256 == digest for variant in graph.variants):
             return
     if not graph.blob.codec:  # else the digest belongs to the packed bytes
-        verified(graph.blob, artifact)
+        verify_blob(graph.blob, artifact)
 
 
 def _check_arena(graph: Graph, planned: int) -> None:

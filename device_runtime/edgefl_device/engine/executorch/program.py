@@ -20,7 +20,7 @@ import numpy as np
 
 from edgefl.errors import BundleError, ConfigError
 from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES
-from edgefl.wire.bundle.graphs import RowRange, cover, rows_in
+from edgefl.wire.bundle.graphs import RowRange, cover, parse_rows
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.tensors import Array
 from edgefl_device.engine.executorch.build import LIBRARIES, Wheel, binding, build
@@ -312,7 +312,7 @@ def _placed(
     listed = {port.name: port for port in ports}
     found: list[ValueLocation] = []
     for value in values:
-        rows = rows_in(value.name)
+        rows = parse_rows(value.name)
         port = listed.get(rows.whole if rows else value.name)
         held = port.shape[0] if port and port.role == "state" and port.shape else 0
         if port is None or (rows and not rows.start < rows.stop <= held):

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from edgefl.contract.tensors import TensorSpec, role_of
-from edgefl.wire.bundle.graphs import rows_in, rows_of_port
+from edgefl.wire.bundle.graphs import parse_rows, rows_of_port
 from edgefl_export.artifact import Artifact
 from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.capture.nodes import fake_value, node_argument, results
@@ -264,13 +264,13 @@ def in_place(lowered: LoweredGraph, module: fx.GraphModule, steps: Sequence[Prog
 
 
 def _whole(port: str) -> str:
-    rows = rows_in(port)
+    rows = parse_rows(port)
     return rows.whole if rows else port
 
 
 def _meet(one: str, other: str) -> bool:
     """Return True if two ports share memory: rows lie in their whole."""
-    first, second = rows_in(one), rows_in(other)
+    first, second = parse_rows(one), parse_rows(other)
     if _whole(one) != _whole(other) or not (first and second):
         return _whole(one) == _whole(other)
     return first.start < second.stop and second.start < first.stop

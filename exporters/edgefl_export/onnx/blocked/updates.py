@@ -22,7 +22,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from edgefl.wire.bundle.graphs import rows_in, rows_of_port
+from edgefl.wire.bundle.graphs import parse_rows, rows_of_port
 from edgefl_export.artifact import REWRITTEN
 from edgefl_export.onnx.blocked.layout import AXES, BLOCK, ROOM
 from edgefl_export.onnx.values import (
@@ -114,7 +114,7 @@ def _sum_of(values: GraphValues, result: str) -> _GradientSum | None:
 
 def _old(result: str) -> str:
     """Return the port of the previous value of state, or of rows of it."""
-    rows = rows_in(result)
+    rows = parse_rows(result)
     if rows is None:
         return result.removesuffix(REWRITTEN)
     return rows_of_port(rows.whole.removesuffix(REWRITTEN), rows.start, rows.stop)
@@ -205,7 +205,7 @@ class _UpdateWriter:
         """Return the tensor as an image: a port for state, if these rows of it have no other reader."""
         if name not in self._images:
             is_port = name in self._values.inputs and name.startswith(_STATE)
-            if is_port and not (rows_in(name) and name in self._read_as_it_is):
+            if is_port and not (parse_rows(name) and name in self._read_as_it_is):
                 port = self._port(name, shape)
                 self._inputs[port.name], self._images[name] = port, port.name
             else:
@@ -213,7 +213,7 @@ class _UpdateWriter:
         return self._images[name]
 
     def _port(self, name: str, shape: Shape) -> ValueInfoProto:
-        rows = name if rows_in(name) else rows_of_port(name, 0, shape[0])
+        rows = name if parse_rows(name) else rows_of_port(name, 0, shape[0])
         return helper.make_tensor_value_info(rows, TensorProto.FLOAT, _seen(shape))
 
     def _number(self, term: _Term) -> str:
