@@ -9,7 +9,7 @@ RUNAWAY = 10.0
 
 
 def warning(metrics: Mapping[str, float]) -> str | None:
-    """Return a warning about the step sizes of the device that reported these ``metrics``, or None."""
+    """Return a warning if ``metrics``, reported by one device, show runaway step sizes; else None."""
     growth = metrics.get("alpha_growth", 1.0)
     if not growth > RUNAWAY:
         return None

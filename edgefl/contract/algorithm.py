@@ -43,7 +43,7 @@ _WEIGHTS = ("weights.", "state.weights.")
 _IGNORED = 0.2
 """Share of ignored labels among random ones, if the loss ignores any."""
 _NEAR = 0.1
-"""Standard deviation of a parameter around its value, relative to the value."""
+"""Standard deviation of a random parameter around the model's value, relative to that value."""
 _USUAL = 0.1
 """Magnitude of drawn weights, and of parameters that are zero or nearly so."""
 _SMALL = 1e-2
@@ -57,10 +57,10 @@ def usual(name: str, spec: TensorSpec, generator: torch.Generator, label_range: 
     """Return the random tensor of one port (:meth:`edgefl.contract.algorithm.Function.example`).
 
     Args:
-        name: The port. Its role decides the distribution.
-        spec: Shape, dtype, range and, for weights, the model's values.
+        name: Name of the port. Its role decides the distribution.
+        spec: Shape and dtype of the result, its range, and for weights the model's values.
         generator: Source of random numbers.
-        label_range: Bound of whole numbers whose spec has none.
+        label_range: Exclusive upper bound of integers, used if ``spec.below`` is None.
     """
     if spec.values is not None and name.startswith(_WEIGHTS) and "/" not in name:
         return _near(name, spec.values, generator)
@@ -83,9 +83,11 @@ def usual(name: str, spec: TensorSpec, generator: torch.Generator, label_range: 
 
 
 def _near(name: str, values: Tensor, generator: torch.Generator) -> Tensor:
-    """Return values that the model can have: code may take a root or a logarithm of them, or divide by them.
+    """Return a noisy copy of the model's ``values``, on the CPU.
 
-    A buffer is a constant of the model, except for the statistics of batch norm, which start at 0 and 1.
+    Code may take a root or a logarithm of the model's values, or divide by them. So the copy stays close to them and
+    keeps their signs. Buffers, integers, empty tensors and values that are not finite are copied unchanged. The
+    exceptions are a batch norm's running mean and variance, which get noise too.
     """
     is_parameter = isinstance(values, nn.Parameter)
     values = values.detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -107,12 +109,16 @@ def _near(name: str, values: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def is_open(spec: TensorSpec) -> bool:
-    """Return True if the range of the samples' values is unknown."""
+    """Return True if a sample's values have no known range: no ``below``, neither bool nor uint8, and not a scalar."""
     return spec.below is None and spec.dtype not in (torch.bool, torch.uint8) and bool(spec.shape)
 
 
 def widened(spec: TensorSpec, generator: torch.Generator) -> Tensor:
-    """Return samples of several magnitudes: floats row by row, whole numbers entry by entry."""
+    """Return random samples of ``spec`` with several magnitudes.
+
+    Row i of a float tensor has the standard deviation ``_MAGNITUDES[i % 4]``. Each entry of an integer tensor has a
+    random bound from ``_WHOLE`` and a random sign.
+    """
     if spec.dtype.is_floating_point:
         drawn = torch.randn(spec.shape, generator=generator, dtype=spec.dtype)
         rows = torch.tensor(_MAGNITUDES, dtype=spec.dtype)[torch.arange(spec.shape[0]) % len(_MAGNITUDES)]
@@ -128,16 +134,19 @@ OUTPUT_ROLES = frozenset({"state", "carry", "update", "metric", "record", "weigh
 
 @dataclass(frozen=True)
 class Function:
-    """One pure function of an algorithm.
+    """One pure function of an algorithm, with the specs of its inputs.
 
     Attributes:
         name: Name of its graph.
-        fn: Maps tensors by port, with the shapes and dtypes of ``inputs``, to tensors by port. Outputs need no declaration.
-        inputs: Spec of each input port.
-        label_range: Bound of integer inputs whose spec has none, so that random examples are valid.
-        fixed: Its closed-over tensors never change in training, such as a filter bank, so they may be constants of any size.
-        activations: Storage of values that wait for the backward pass (:mod:`edgefl.algorithms.activations`).
-        metrics: Metrics computed from an evaluation's sums (:mod:`edgefl.wire.metrics`), the headline first.
+        fn: Function from tensors by port name to tensors by port name. Inputs have the shapes and dtypes of ``inputs``.
+            Outputs need no declaration.
+        inputs: Spec of each input port, by name.
+        label_range: Exclusive upper bound of integer inputs in random examples, if their spec has no ``below``.
+        fixed: True if training never changes the tensors that ``fn`` closes over, such as a filter bank. The exported
+            graph may then contain them as constants of any size.
+        activations: Storage of values that are saved for the backward pass (:mod:`edgefl.algorithms.activations`).
+        metrics: Names of the metrics computed from an evaluation's sums (:mod:`edgefl.wire.metrics`), the main one
+            first.
     """
 
     name: str
@@ -152,22 +161,26 @@ class Function:
         return self.fn(tensors)
 
     def example(self, seed: int) -> Tensors:
-        """Return random inputs that satisfy the ports.
+        """Return random inputs that satisfy the ports, by port name.
 
-        Floats are normal, whole numbers lie in their range (a few labels are ignored ones, if the loss ignores any), noise
-        lies in [0, 1). Weights come from the model: buffers as they are, parameters near their values
-        (:func:`usual`). Weights without known values are drawn: running variances from [0.5, 1.5), and
-        weights of one dimension around 1, because they scale what a norm returns.
+        Floats are normal. Integers lie in their range; if the loss ignores a label, a share of the labels has that
+        value. Noise lies in [0, 1). Weights come from the model: buffers as they are, parameters near their values
+        (:func:`usual`). Weights without known values are drawn: running variances from [0.5, 1.5), and weights of one
+        dimension around 1, because they scale what a norm returns.
+
+        Args:
+            seed: Seed of the random numbers. The same seed gives the same tensors.
         """
         generator = torch.Generator().manual_seed(seed)
         return {name: usual(name, spec, generator, self.label_range) for name, spec in self.inputs.items()}
 
     def wide_example(self, seed: int) -> Tensors | None:
-        """Return :meth:`example` with samples of several magnitudes: rows of floats around 0.1, 1, 10 and 100, and whole
-        numbers of unknown range that include negative and large ones.
+        """Return :meth:`example` with samples of several magnitudes, or None if the range of every ``batch.*`` input is
+        known.
 
-        Return None if no sample can be so wide. The function may refuse a wide example, for instance because a whole
-        number is a position in a table.
+        Rows of floats have standard deviations of 0.1, 1, 10 and 100. Integers of unknown range include negative and
+        large ones. The function may raise an error for such inputs, for instance because an integer is an index into a
+        table.
         """
         generator = torch.Generator().manual_seed(seed)
         wide = {
@@ -180,13 +193,16 @@ class Function:
 
 @dataclass(frozen=True)
 class Phase:
-    """``steps`` repetitions of one step ``function``. Phases run in order.
+    """Repetitions of one training step. The phases of an algorithm run in order.
 
     Attributes:
         name: Name of the phase, unique in the algorithm.
-        over_data: One pass over all local samples in their order instead of ``steps``. The last batch is filled up by
-            wrap-around, and ``batch.<k>.mask`` float32 (batch,) is 0 at the filled rows, 1 elsewhere.
-        shorter: The same step for batches whose samples have at most so many tokens, by ascending length.
+        function: The step.
+        steps: Number of repetitions.
+        over_data: True: one pass over all local samples in their order, instead of ``steps``. The last batch is filled
+            up with the first samples, and ``batch.<k>.mask`` float32 (batch,) is 0 at these rows, 1 elsewhere.
+        shorter: The same step compiled for shorter batches: from the largest number of tokens of a sample to the
+            function, by ascending length.
     """
 
     name: str
@@ -197,18 +213,18 @@ class Phase:
 
     @property
     def functions(self) -> tuple[Function, ...]:
-        """All functions of the step, the one for full length first."""
+        """Functions of the step: the one for full length first, then those for shorter batches."""
         return (self.function, *self.shorter.values())
 
 
 @dataclass(frozen=True)
 class CarryRule:
-    """Validity of a device's ``carry`` in later exchanges.
+    """Validity of the ``carry`` that a device stores between exchanges.
 
     Attributes:
-        exchanges: Completed exchanges for which it is valid. 0: as long as the run lasts. A device drops an older carry and
-            reports that.
-        needed: Without a carry the device declines, instead of starting with zeros.
+        exchanges: Number of completed exchanges after which a device drops the carry and reports that. 0: it stays
+            valid as long as the run lasts.
+        needed: True: a device without a carry declines the task. False: it starts with zeros.
     """
 
     exchanges: int = 0
@@ -222,24 +238,28 @@ class Algorithm:
     ``start`` and ``finish`` read ``weights.*`` and ``carry.*``. A change is the trained weights minus the initial ones,
     which need no second copy during training.
 
-    A method of several exchanges runs those of ``opening`` once, in order, and then those of ``ahead`` and this one in turn.
-    All have the same ``name``, so a carry passes from one to the next.
+    A method of several exchanges runs those of ``opening`` once, in order, and then those of ``ahead`` and this one in
+    turn. All have the same ``name``, so each reads the carry that the one before has stored.
 
     Attributes:
         hyper: Default of every ``hyper.*`` scalar.
-        schedule: Scalars that the server announces instead, exchange by exchange.
-        announced: Options that act through ``schedule`` alone under other names (``eta.3`` of ``lr``).
+        schedule: Function that returns the scalars which the server announces for an exchange instead of these
+            defaults.
+        announced: Names of options that change only ``schedule`` and whose scalars have other names (``eta.3`` of
+            ``lr``).
         form: Encoding of ``update.*``.
-        masks: Number of bits of each ``update.*`` that is packed bits.
-        inference: Maps ``weights.*`` to the ``weights.*`` that ``evaluate`` uses, if these differ from those that travel.
+        masks: Number of bits of each ``update.*`` that consists of packed bits.
+        inference: Function from ``weights.*`` to the ``weights.*`` that ``evaluate`` uses. None: they are the same.
             Units that such an algorithm does not train would not fit those that it trains.
-        personalize: Maps ``weights.*`` and one batch to ``weights.*``: one step that adapts the model to a device's own
-            data.
-        draws: Batches follow a shuffled pass ("walk"), each is drawn anew without replacement and independently ("draw"),
-            or, with ``shorter`` steps, have samples of like length ("length").
-        server: Server optimizer for the averages.
+        personalize: Function from ``weights.*`` and one batch to ``weights.*``: one step that adapts the model to a
+            device's own data. None: the algorithm has none.
+        draws: "walk": batches follow a shuffled pass over the data. "draw": each batch is drawn independently, without
+            replacement. "length" (with ``shorter`` steps): a batch has samples of similar length.
+        server: Server optimizer that is applied to the averages.
+        opening: Exchanges that run once, before all others.
+        ahead: Exchanges that run before this one in every cycle.
         carry_rule: Validity of the carry.
-        whole: Every device must take part in every exchange.
+        whole: True if every device must take part in every exchange.
     """
 
     name: str
@@ -263,17 +283,19 @@ class Algorithm:
 
     @property
     def functions(self) -> tuple[Function, ...]:
-        """Functions that a bundle contains."""
+        """All functions that a bundle contains: ``start``, the steps, ``finish``, ``evaluate``, and ``personalize`` if
+        there is one.
+        """
         last = () if self.personalize is None else (self.personalize,)
         steps = (function for phase in self.phases for function in phase.functions)
         return (self.start, *steps, self.finish, self.evaluate, *last)
 
     @property
     def exchanges(self) -> tuple[Algorithm, ...]:
-        """All exchanges of the method, in the order of their first use."""
+        """All exchanges of the method, in the order of their first use, this algorithm last."""
         return (*self.opening, *self.ahead, self)
 
     @property
     def server_state(self) -> Mapping[str, float]:
-        """Server states of all exchanges, by name, with their initial values."""
+        """Initial value of each server state of all exchanges, by the name of the state."""
         return dict(chain.from_iterable(each.server.state.items() for each in self.exchanges))

@@ -23,9 +23,10 @@ _WITH_OPTIONS = re.compile(r":\w+=")
 
 @dataclass(frozen=True, repr=False)
 class Choice:
-    """``name`` in its catalog, and the given options. Options left out have the catalog's defaults.
+    """Entry of a catalog by ``name``, with the options that were given. Other options have the catalog's defaults.
 
-    ``label`` is its spelling in Python. Immutable: :meth:`with_options` returns a new choice.
+    ``label`` is the Python name for ``repr``, such as ``FedProx``. Immutable: :meth:`with_options` returns a new
+    choice.
     """
 
     name: str
@@ -48,21 +49,23 @@ class Choice:
         return f"{self.label or self.name}({options})"
 
     def with_options(self, **options: object) -> Self:
-        """Return a copy with further options, which are validated when it is built."""
+        """Return a copy with ``options`` added or replaced. They are validated when the choice is built, not here."""
         return replace(self, options={**self.options, **options})
 
 
 class AlgorithmChoice(Choice):
-    """Local training of a round.
+    """Local training algorithm with its options.
 
-    Most have these options: ``batch`` samples per local step and ``steps`` local steps per round, both fixed in the graphs;
-    ``lr``, the learning rate, a scalar that the server announces; ``momentum`` and ``weight_decay`` (on kernels only) of
-    the local optimizer. ``masked_loss`` sets logits of classes without local samples to 0. ``eval_batch`` is the batch of
-    the evaluation (None: ``batch``). ConfigError for numbers out of range.
+    Most have these options: ``batch`` samples per local step and ``steps`` local steps per round, both fixed in the
+    graphs; ``lr``, the learning rate, a scalar that the server announces; ``momentum`` and ``weight_decay`` (on kernels
+    only) of the local optimizer. ``masked_loss`` sets logits of classes without local samples to 0. ``eval_batch`` is
+    the batch size of the evaluation (None: ``batch``). A number out of range raises ConfigError.
     """
 
     def personal(self, alpha: float) -> Self:
-        """Return a copy with a graph that adapts the model to one user by steps of size ``alpha``."""
+        """Return a copy whose bundle also contains a graph that adapts the model to one user by steps of size
+        ``alpha``.
+        """
         return self.with_options(personal=alpha)
 
 
@@ -71,26 +74,27 @@ class LossChoice(Choice):
 
 
 class CodecChoice(Choice):
-    """Encoding of an update.
+    """Encoding of an update, with its options.
 
     Most have these options: ``statistics``, bits per entry of moving statistics (32: float32); ``binarize_1d``, True if
-    biases and norms are coded like other tensors; and ``sign0``, the sign of an unchanged entry (``random``, ``plus``).
-    ConfigError for numbers out of range.
+    biases and norms are coded like other tensors; and ``sign0``, the sign that stands for an unchanged entry
+    (``random``, ``plus``). A number out of range raises ConfigError.
     """
 
 
 class SubmodelChoice(Choice):
-    """Submodel type of a tier."""
+    """Submodel type of a tier, with its options."""
 
 
 class OptimizerChoice(Choice):
-    """Server optimizer for the mean of the updates."""
+    """Server optimizer for the mean of the updates, with its options."""
 
 
 class Named(Generic[P, C]):
-    """Entry of a catalog. A call with the options of its factory returns a :class:`Choice`.
+    """Entry of a catalog. Calling it with options of its factory returns a :class:`Choice`, and builds nothing.
 
-    The signature of the factory defines the options. ConfigError for an unknown option, or one of another type.
+    The signature of the factory defines the options. The call raises ConfigError for an unknown option or one of
+    another type, and TypeError for a positional argument.
     """
 
     def __init__(self, kind: type[C], name: str, label: str, factory: Any, upon: int) -> None:
@@ -112,20 +116,23 @@ class Named(Generic[P, C]):
 
 
 def factories_among(names: Mapping[str, object]) -> dict[str, Any]:
-    """Return the factories of the catalog entries among ``names``, such as a module's globals, in their order."""
+    """Return the factory of each catalog entry among the values of ``names``, such as a module's globals, by the
+    entry's name.
+    """
     return {each.name: each.factory for each in names.values() if isinstance(each, Named)}
 
 
 def chosen(argument: str, kind: type[C], value: object) -> C:
-    """Return the choice that an argument denotes.
+    """Return ``value``, the argument of a public function, as a choice of class ``kind``.
 
     Args:
         argument: Name of the argument, for the error text.
-        kind: Required class.
-        value: A choice, an entry of a catalog (used with its defaults), or a name.
+        kind: Required class of the choice.
+        value: A choice, a catalog entry (its defaults are used), or the name of an entry.
 
     Raises:
-        ConfigError: ``value`` is anything else.
+        ConfigError: ``value`` is something else, a choice of another class, or a name with options as on the command
+            line.
     """
     if isinstance(value, str) and _WITH_OPTIONS.search(value):
         raise ConfigError(
@@ -145,10 +152,18 @@ def chosen(argument: str, kind: type[C], value: object) -> C:
 def built_upon(
     kind: type[C], name: str, label: str, factory: Callable[Concatenate[Any, P], Any]
 ) -> Named[P, C]:
-    """Return the entry of a factory whose first parameter is a model or objective, and no option."""
+    """Return the catalog entry of a factory whose first parameter is not an option, but a model, an objective or a
+    name.
+
+    Args:
+        kind: Class of the choices that the entry returns.
+        name: Name in federation files.
+        label: Name in Python.
+        factory: Function that builds the thing.
+    """
     return Named(kind, name, label, factory, 1)
 
 
 def built_alone(kind: type[C], name: str, label: str, factory: Callable[P, Any]) -> Named[P, C]:
-    """Return the entry of a factory that has options only."""
+    """Return the catalog entry of a factory whose parameters are all options. Arguments as in :func:`built_upon`."""
     return Named(kind, name, label, factory, 0)

@@ -18,14 +18,16 @@ def check_options(
 ) -> None:
     """Check options against the signature of the function that takes them.
 
+    A factory with ``**options`` accepts everything.
+
     Args:
-        what: Name of the thing with the options, for the error text.
+        what: Name of the thing that has the options, for the error text.
         factory: Function with the options as keyword parameters.
         options: Values by name.
-        upon: Number of leading parameters that are no options.
+        upon: Number of the factory's first parameters that are not options.
 
     Raises:
-        ConfigError: An option is unknown or has another type.
+        ConfigError: An option is unknown, or its value does not have the annotated type.
     """
     parameters = inspect.signature(factory).parameters
     accepted = list(parameters)[upon:]
@@ -47,28 +49,30 @@ def check_options(
 
 
 def above_zero(what: str, **values: float) -> None:
-    """Raise ConfigError, naming ``what`` has the option, unless each of ``values`` is finite and above 0."""
+    """Raise ConfigError unless each of ``values``, options of ``what`` by name, is finite and above 0."""
     for name, value in values.items():
         if not (math.isfinite(value) and value > 0):
             _refuse(what, name, value, "a finite number above 0")
 
 
 def at_least_zero(what: str, **values: float) -> None:
-    """Raise ConfigError unless each of ``values`` is finite and at least 0."""
+    """Raise ConfigError unless each of ``values``, options of ``what`` by name, is finite and at least 0."""
     for name, value in values.items():
         if not (math.isfinite(value) and value >= 0):
             _refuse(what, name, value, "a finite number of at least 0")
 
 
 def below_one(what: str, **values: float) -> None:
-    """Raise ConfigError unless each of ``values`` lies in [0, 1): weights of the past, as in a moving mean."""
+    """Raise ConfigError unless each of ``values``, options of ``what`` by name, lies in [0, 1), as the decay of a
+    moving mean.
+    """
     for name, value in values.items():
         if not 0 <= value < 1:
             _refuse(what, name, value, "a number in [0, 1)")
 
 
 def counts(what: str, **values: int) -> None:
-    """Raise ConfigError unless each of ``values`` is a whole number of at least 1."""
+    """Raise ConfigError unless each of ``values``, options of ``what`` by name, is an int of at least 1."""
     for name, value in values.items():
         if not (isinstance(value, int) and value >= 1):
             _refuse(what, name, value, "a whole number of at least 1")

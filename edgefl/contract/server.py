@@ -28,7 +28,7 @@ Schedule = Callable[[int, int], Scalars]
 
 
 def constant(_position: int, _rounds: int) -> Scalars:
-    """Return no scalars: the schedule of an algorithm with constant ones."""
+    """Return {}: the schedule of an algorithm whose scalars keep their defaults in every exchange."""
     return {}
 
 
@@ -47,17 +47,18 @@ def _as_sent(update: Tensors) -> Tensors:
 class ServerOpt:
     """Server optimizer (ServerOpt of Reddi et al. 2021) over float tensors by name.
 
-    All functions are pure. The methods are the same functions of arrays, as a server without torch has them.
+    ``step`` and ``unfold`` are pure functions of torch tensors. The methods apply them to NumPy arrays.
 
     Attributes:
-        name: Name for people.
-        state: Initial value of each state. A state has one tensor per trainable parameter, of its shape.
-        step: ``step(before, mean, hyper)`` returns the tensors that differ from the mean. ``before`` holds weights and state
-            at the start of the exchange. ``mean`` holds the same tensors with the mean of what devices sent, and the old
-            values elsewhere. ``hyper`` holds the scalars of the exchange and ``share``, the fraction of all devices that
-            reported.
-        unfold: ``unfold(update)`` returns the tensors to average instead of one update, such as squares, by the same names.
-        options: Options of the algorithm that only the server reads.
+        name: Name in messages and error texts.
+        state: Initial value of each state. A state has one tensor per trainable parameter, of the parameter's shape.
+        step: ``step(before, mean, hyper)`` returns the new value of each tensor that differs from its mean. ``before``
+            holds weights and state at the start of the exchange. ``mean`` holds the same tensors: the mean of what
+            devices sent, and the old value of a tensor that nobody sent. ``hyper`` holds the scalars of the exchange
+            and ``share``, the fraction of all devices that reported.
+        unfold: ``unfold(update)`` returns the tensors to average in place of one update, such as squares, by the same
+            names.
+        options: Names of the algorithm's options that only the server reads.
     """
 
     name: str = "mean"
@@ -68,20 +69,22 @@ class ServerOpt:
 
     @property
     def unfolds(self) -> bool:
-        """True if other tensors are averaged than those sent."""
+        """True if ``unfold`` is set, so that the averaged tensors differ from those that devices send."""
         return self.unfold is not _as_sent
 
     def moved(self, before: Mapping[str, Array], mean: Mapping[str, Array], hyper: Scalars) -> Arrays:
-        """Return the result of ``step``, in the dtypes of the mean.
+        """Run ``step`` on arrays and return the tensors that it changes, in the dtypes of ``mean``.
+
+        {} if ``step`` is the plain mean.
 
         Args:
-            before: Weights and state at the start of the exchange.
-            mean: Averages.
-            hyper: Scalars of the exchange.
+            before: Weights and state at the start of the exchange, by name.
+            mean: Averages, by the same names.
+            hyper: Scalars of the exchange, and ``share``.
 
         Raises:
-            StepError: The step failed, or returned an unknown tensor, another shape, or values that are not finite or too
-                large for an update.
+            StepError: The step raised an error, or returned an unknown tensor, another shape, or values that are not
+                finite or too large for an update.
         """
         if self.step is _mean:
             return {}
@@ -113,11 +116,13 @@ class ServerOpt:
             )
 
     def unfolded(self, update: Mapping[str, Array]) -> Arrays:
-        """Return the arrays to average for one validated update."""
+        """Return the arrays to average for one validated ``update``: the result of ``unfold``, or a copy of the
+        dictionary.
+        """
         return _arrays(self.unfold(_tensors(update))) if self.unfolds else dict(update)
 
     def names_unfolded(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of :meth:`unfolded` for an update with these names."""
+        """Return the names of the arrays that :meth:`unfolded` returns for an update with these ``names``."""
         return tuple(self.unfolded({name: np.zeros(1, np.float32) for name in names}))
 
 
@@ -126,12 +131,13 @@ MEAN = ServerOpt()
 
 
 def beside(state: str, named: Mapping[str, _Value]) -> dict[str, _Value]:
-    """Prefix the names in ``named`` with a server state: ``{"m/conv.weight": x}`` for ``m``."""
+    """Return ``named`` with each name prefixed by the server state ``state``: ``m/conv.weight`` for state ``m``."""
     return {f"{state}/{name}": value for name, value in named.items()}
 
 
 def state_of(tensors: Mapping[str, Tensor], state: str) -> Tensors:
-    """Return the ``tensors`` of one ``state``, of any shape and dtype, by parameter: the inverse of :func:`beside`."""
+    """Return the tensors of server state ``state`` among ``tensors``, by parameter name: the inverse of :func:`beside`.
+    """
     return {
         name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{state}/")
     }

@@ -18,7 +18,13 @@ WEIGHTS = ""
 
 
 def initial(states: Mapping[str, float], weights: Mapping[str, Array], trained: Iterable[str]) -> Arrays:
-    """Return every state before the first round: one tensor for each of the ``trained`` parameters."""
+    """Return the initial tensors of every state, by ``<state>/<parameter>``.
+
+    Args:
+        states: Initial value of each state, by its name.
+        weights: The model's weights, which give shapes and dtypes.
+        trained: Names of the trained parameters. Each state has one tensor for each.
+    """
     names = sorted(trained)
     return {
         f"{state}/{name}": np.full(weights[name].shape, value, weights[name].dtype)
@@ -28,30 +34,43 @@ def initial(states: Mapping[str, float], weights: Mapping[str, Array], trained: 
 
 
 def units_of(states: Iterable[str], units: Iterable[str], trained: Collection[str]) -> tuple[str, ...]:
-    """Return the units of all states: for each state, the units of the model that have a trained parameter."""
+    """Return the unit names of all states, ``<state>/<unit>``: for each state, the ``units`` that have a ``trained``
+    parameter.
+    """
     trained_units = {name.partition(".")[0] for name in trained}
     own = [unit for unit in units if unit in trained_units]
     return tuple(f"{state}/{unit}" for state in states for unit in own)
 
 
 def state_in(name: str, states: Collection[str]) -> str:
-    """Return the state of a tensor, or :data:`WEIGHTS` for one of the model."""
+    """Return the state among ``states`` that tensor ``name`` is part of, or :data:`WEIGHTS` if it is a tensor of the
+    model.
+    """
     state, slash, _ = name.partition("/")
     return state if slash and state in states else WEIGHTS
 
 
 def states_of(labels: Iterable[str], states: Collection[str]) -> tuple[str, ...]:
-    """Return the states (:data:`WEIGHTS`: the weights) of these tensors, each once."""
+    """Return the states of the tensors ``labels``, each once, in the order of their first use.
+
+    :data:`WEIGHTS`: the model.
+    """
     return tuple(dict.fromkeys(state_in(label, states) for label in labels))
 
 
 def model_of(arrays: Mapping[str, Array], states: Collection[str]) -> Arrays:
-    """Return the tensors of the model without the state."""
+    """Return the tensors of ``arrays`` that are part of the model, without those of the server ``states``."""
     return {name: array for name, array in arrays.items() if state_in(name, states) == WEIGHTS}
 
 
 def regions_of(placement: Placement, names: Iterable[str], trained: Collection[str]) -> dict[str, Region]:
-    """Return the regions of an update's tensors that hold these states (:data:`WEIGHTS`: the weights) of a placement."""
+    """Return the region of each tensor of an update, by its name in the global model.
+
+    Args:
+        placement: The tier's placement, which has the regions of the weights.
+        names: States in the update; :data:`WEIGHTS` denotes the weights.
+        trained: Names of the trained parameters. States have no tensors for others.
+    """
     regions: dict[str, Region] = {}
     for state in names:
         if state == WEIGHTS:
@@ -66,15 +85,25 @@ def regions_of(placement: Placement, names: Iterable[str], trained: Collection[s
 def stepped(
     server: ServerOpt, before: Mapping[str, Array], mean: Mapping[str, Array], hyper: Scalars
 ) -> Arrays:
-    """Return the new model and state: the mean with the changes of the server's step.
+    """Return the new model and server state: ``mean``, with the changes of the server's step.
 
-    Raises StepError as :meth:`ServerOpt.moved`.
+    Args:
+        server: Server optimizer.
+        before: Weights and state at the start of the exchange.
+        mean: Averages of the exchange.
+        hyper: Scalars of the exchange.
+
+    Raises:
+        StepError: As :meth:`ServerOpt.moved`.
     """
     return {**mean, **server.moved(before, mean, hyper)}
 
 
 def states_given(server: ServerOpt, sends: Collection[str], trained: Iterable[str]) -> tuple[str, ...]:
-    """Return the states (and :data:`WEIGHTS`) in an unfolded update of ``sends``."""
+    """Return the states that :meth:`ServerOpt.unfolded` returns for an update of the states ``sends``.
+
+    :data:`WEIGHTS` denotes the weights, in both. If no parameter is trained, ``sends`` is returned.
+    """
     parameter = next(iter(trained), None)
     if parameter is None:
         return tuple(sends)

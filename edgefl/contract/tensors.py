@@ -19,16 +19,17 @@ _Value = TypeVar("_Value")
 class TensorSpec:
     """Static ``shape`` and ``dtype`` of a port or of one sample. The shape of a port includes its batch dimension.
 
-    ``below``: valid values are the whole numbers 0 .. below-1, such as token numbers. ``ignored``: one more valid value.
+    ``below``: valid values are the integers 0 .. below-1, such as token numbers; None: no known range. ``ignored``: one
+    more valid value, of labels that the loss leaves out.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
-    # None says nothing about the values.
     below: int | None = None
-    # Of labels that count for nothing: any whole number, such as -100.
+    # Any integer, such as -100.
     ignored: int | None = None
-    # The model's own tensor, shared and not copied: verification draws near it. No part of what the port is.
+    # The model's own tensor, shared and not copied. Verification draws random values near it. Two specs that differ in
+    # it alone are equal.
     values: Tensor | None = field(default=None, repr=False, compare=False, kw_only=True)
 
     @classmethod
@@ -38,16 +39,16 @@ class TensorSpec:
 
     @classmethod
     def holding(cls, tensor: Tensor) -> TensorSpec:
-        """Return the spec of ``tensor`` with its values. A tensor on the meta device has none."""
+        """Return the spec of ``tensor`` together with the tensor itself as ``values`` (None on the meta device)."""
         return cls(tuple(tensor.shape), tensor.dtype, values=None if tensor.is_meta else tensor)
 
     def zeros(self, floats: torch.dtype | None = None) -> Tensor:
-        """Return zeros of the port. Floats get the dtype ``floats``, if given."""
+        """Return a tensor of zeros of this shape. ``floats`` replaces the dtype if the spec's dtype is a float."""
         other = floats is not None and self.dtype.is_floating_point
         return torch.zeros(self.shape, dtype=floats if other else self.dtype)
 
     def rows(self, count: int) -> TensorSpec:
-        """Return the spec of a batch of ``count`` samples, for a spec of one sample."""
+        """Return the spec of a batch of ``count`` samples; this spec is that of one sample."""
         return TensorSpec((count, *self.shape), self.dtype, self.below, self.ignored)
 
 
@@ -57,19 +58,19 @@ def role_of(port: str) -> str:
 
 
 def select(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:
-    """Return the ``tensors``, of any shape and dtype, whose name begins with ``prefix`` and a dot, by the rest of the name.
+    """Return the tensors whose name begins with ``prefix`` and a dot, by the rest of their name.
 
-    For example, ``select(t, "state.weights")``.
+    For example, ``select(t, "state.weights")`` returns ``state.weights.conv.bias`` as ``conv.bias``.
     """
     start = prefix + "."
     return {name[len(start) :]: tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
 def arrays(tensors: Mapping[str, Tensor]) -> Arrays:
-    """Return the values as arrays in host memory."""
+    """Return each tensor as a NumPy array in host memory. Arrays of CPU tensors share their memory."""
     return {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
 
 
 def prefixed(prefix: str, named: Mapping[str, _Value]) -> dict[str, _Value]:
-    """Put ``prefix`` and a dot before each name of ``named``, tensors or their specs: the inverse of :func:`select`."""
+    """Return ``named`` with ``prefix`` and a dot before each name: the inverse of :func:`select`."""
     return {f"{prefix}.{name}": value for name, value in named.items()}

@@ -1,8 +1,8 @@
 """Carrier of a tier's tensors: from the payload of a round to weights and gates, and back to an update.
 
-A submodel kind that only leaves out whole tensors, or cuts them to smaller ones, has the :class:`Whole` carrier.
-One that holds single entries (importance) unpacks them into dense tensors and gates them with masks while it trains.
-All methods are pure functions of named tensors and are traced into the algorithm's graphs.
+A submodel kind that only leaves out whole tensors, or cuts them to smaller ones, has the :class:`Whole` carrier. A kind
+that holds single entries (importance) unpacks them into dense tensors. It masks these with gates while it trains. All
+methods are pure functions of named tensors and are traced into the algorithm's graphs.
 """
 
 from __future__ import annotations
@@ -20,70 +20,101 @@ Specs = Mapping[str, TensorSpec]
 
 
 class Carrier(ABC):
-    """Conversion between a tier's payload and the tensors that its units read; by default without changes."""
+    """Conversion between a tier's payload and the tensors that its units read. The defaults change nothing.
+
+    "Gates" are masks and thresholds that a carrier needs in training. "Noise" are uniform random tensors.
+    """
 
     @property
     @abstractmethod
     def payload(self) -> Specs:
-        """Return the ``weights.*`` ports of ``start`` and ``evaluate``, by local name."""
+        """Specs of the tensors that the server sends: the ``weights.*`` ports of ``start`` and ``evaluate``, by local
+        name.
+        """
 
     @property
     @abstractmethod
     def update(self) -> Specs:
-        """Return the specs of the result of :meth:`pack`: the regions of a placement."""
+        """Specs of the tensors that a device sends: the result of :meth:`pack`, and the regions of a placement, by
+        local name.
+        """
 
     @property
     def gates(self) -> Specs:
-        """Return masks and thresholds that training keeps (``state.gate.*``) and no step changes."""
+        """Specs of the masks and thresholds that stay constant during local training (``state.gate.*``)."""
         return {}
 
     @property
     def noise(self) -> Specs:
-        """Return the uniform tensors that :meth:`effective` reads in training (``noise.*``)."""
+        """Specs of the uniform tensors that :meth:`effective` reads in training (``noise.*``)."""
         return {}
 
     def unpack(self, payload: Tensors) -> tuple[Tensors, Tensors]:
-        """Return (weights in the units' shapes, gates) from the tensors of :attr:`payload`."""
+        """Return (weights in the units' shapes, gates) by local name, from the tensors of :attr:`payload`."""
         return payload, {}
 
     def held(self, gates: Tensors) -> Tensors:
-        """Return bool masks of the tier's entries, for the tensors that it holds in part."""
+        """Return a bool mask for each tensor of which the tier holds only a part. True: the tier holds the entry."""
         return {}
 
     def effective(
         self, weights: Tensors, gates: Tensors, noise: Mapping[str, Tensor], *, training: bool
     ) -> Tensors:
-        """Return the tensors that the units compute with. Differentiable; ``weights`` may be a part of all."""
+        """Return the tensors that the units compute with, as a differentiable function of ``weights``.
+
+        Args:
+            weights: Result of :meth:`unpack`, or some of its tensors.
+            gates: Gates of :meth:`unpack`.
+            noise: Tensors of :attr:`noise`; unused in inference.
+            training: True in a training step, False in inference.
+        """
         return weights
 
     def descent(self, grads: Tensors, weights: Tensors, gates: Tensors) -> Tensors:
-        """Return the direction to descend along, from the loss's gradient by ``weights`` through :meth:`effective`."""
+        """Return the direction in which a step moves ``weights``.
+
+        Args:
+            grads: Gradient of the loss by ``weights``, through :meth:`effective`.
+            weights: Weights at which it was taken.
+            gates: Gates of :meth:`unpack`.
+        """
         return grads
 
     def confine(self, new: Tensors, old: Tensors, gates: Tensors) -> Tensors:
-        """Return ``new`` for the entries that a step from ``old`` may move, ``old`` for others (momentum moves all)."""
+        """Return ``new`` at the entries that a step from ``old`` may move, and ``old`` at all others.
+
+        Momentum and weight decay change entries without a gradient; this undoes that.
+        """
         return new
 
     def rested(self, moved: Tensors, before: Tensors, noise: Mapping[str, Tensor]) -> Tensors:
-        """Return moving statistics: ``moved``, with the entries of ``before`` for channels that the step left out."""
+        """Return the moving statistics after a step: ``moved``, but ``before`` for channels that the step with
+        ``noise`` left out.
+        """
         return moved
 
     def pack(self, weights: Tensors, gates: Tensors) -> Tensors:
-        """Return the update's tensors. ``weights`` may hold something else of the same shapes, such as codes."""
+        """Return the tensors of :attr:`update`. ``weights`` may hold other values of the same shapes, such as codes."""
         return weights
 
 
 @runtime_checkable
 class Thresholded(Protocol):
-    """Carrier whose masks and gradients follow thresholds, see :func:`edgefl.algorithms.submodels.tcbgd.tcbgd`."""
+    """Carrier whose masks and gradients depend on thresholds, for :func:`edgefl.algorithms.submodels.tcbgd.tcbgd`."""
 
     def switched(self, *, remask: bool, bias: bool, freeze_dropped: bool) -> Carrier:
-        """Return the same carrier with these switches."""
+        """Return a copy of the carrier with other switches.
+
+        Args:
+            remask: Compute the mask again in each step.
+            bias: Let gradients flow through the mask.
+            freeze_dropped: Keep momentum and weight decay from moving entries that the mask dropped.
+        """
 
 
 @dataclass(frozen=True, eq=False)
 class Whole(Carrier):
-    """Carrier whose payload is the weights, which are the update: full models, output sides, dense slices."""
+    """Carrier that sends and receives the weights unchanged: full models, output sides, dense slices."""
 
     weights: Specs
 

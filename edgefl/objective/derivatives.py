@@ -24,7 +24,7 @@ from edgefl.objective.objective import Objective
 
 @dataclass
 class Counts:
-    """Number of derivatives, each on one batch: the measure of compute in papers."""
+    """Number of gradients and of Hessian-vector products, each on one batch: the measure of compute in papers."""
 
     gradients: int = 0
     products: int = 0
@@ -35,7 +35,7 @@ _counts: ContextVar[Counts | None] = ContextVar("counts", default=None)
 
 @contextmanager
 def counting() -> Iterator[Counts]:
-    """Count the gradients and the Hessian-vector products inside."""
+    """Yield counters of the gradients and Hessian-vector products that are computed inside the ``with`` block."""
     counts = Counts()
     token = _counts.set(counts)
     try:
@@ -49,17 +49,19 @@ def gradient(
 ) -> tuple[Tensor, Tensor, Tensors, Tensors]:
     """Return loss, correct answers, gradient and fixed tensors after the pass, at ``weights`` on one batch.
 
-    Back-propagation ends at the boundary: ``batch.<index>.x`` needs no gradient.
+    Back-propagation ends at the boundary: ``batch.<index>.x`` gets no gradient.
 
     Args:
-        objective: the objective.
-        weights: Tensors by name, float, of the parameters' shapes.
-        tensors: All inputs of the step by port: ``batch.<index>.x`` (B, *sample), ``batch.<index>.y`` (B, *label), gates,
-            noise and scalars.
-        index: The batch.
+        objective: The objective.
+        weights: Float tensors by name, in the parameters' shapes.
+        tensors: All inputs of the step by port: ``batch.<index>.x`` (B, *sample), ``batch.<index>.y`` (B, *label),
+            gates, noise and scalars.
+        index: Number of the batch.
 
     Returns:
-        The mean loss (), the number of right answers (), the gradient by name, and the moved statistics by name.
+        The mean loss (), the number of correct answers (), the gradient by name after :meth:`Carrier.descent`, and the
+            moving
+        statistics after the pass by name.
     """
     if (counts := _counts.get()) is not None:
         counts.gradients += 1
@@ -69,13 +71,20 @@ def gradient(
 def product(
     objective: Objective, weights: Tensors, tensors: Tensors, direction: Tensors, index: int = 0
 ) -> Tensors:
-    """Return H(w, B) v by name, w = ``weights``, B = ``batch.<index>``, v = ``direction`` (a tensor for each trained name).
+    """Return the exact Hessian-vector product H(w, B) v by name.
 
-    Computes forward over reverse: the derivative of the gradient along v. Its exported graphs are as fast as any other way
-    and need the least memory; it costs about two to three gradients.
+    Computes forward over reverse: the derivative of the gradient along v. Its exported graphs are as fast as those of
+    other methods and need the least memory. It costs about two to three gradients.
+
+    Args:
+        objective: The objective.
+        weights: The weights w, by name.
+        tensors: All inputs of the step by port.
+        direction: The vector v: one tensor for each trained name.
+        index: Number of the batch B, ``batch.<index>``.
 
     Raises:
-        ModelError: the model has an op that torch cannot differentiate in this way.
+        ModelError: The model has an op that torch cannot differentiate in this way.
     """
     if (counts := _counts.get()) is not None:
         counts.products += 1
@@ -101,9 +110,10 @@ def product(
 def difference(
     objective: Objective, weights: Tensors, tensors: Tensors, direction: Tensors, h: Tensor, index: int = 0
 ) -> Tensors:
-    """Return H(w, B) v by the central difference (g(w + h v, B) - g(w - h v, B)) / (2 h), ``h`` a scalar.
+    """Return H(w, B) v by the central difference (g(w + h v, B) - g(w - h v, B)) / (2 h), by name.
 
-    Costs two gradients on one batch. The error is O(h^2) where third derivatives exist, plus rounding of the order of 1 / h.
+    Costs two gradients on one batch. The error is O(h^2) where third derivatives exist, plus rounding of the order of 1
+    / h. Arguments as in :func:`product`, and ``h``, a scalar.
     """
     ahead, behind = (
         gradient(objective, weights | shifted(weights, direction, by), tensors, index)[2] for by in (h, -h)
@@ -112,12 +122,12 @@ def difference(
 
 
 def shifted(weights: Tensors, direction: Tensors, by: Tensor) -> Tensors:
-    """Return w + by * v for every name of v."""
+    """Return ``weights`` + ``by`` * ``direction`` for every name in ``direction``."""
     return {name: weights[name] + by * along for name, along in direction.items()}
 
 
 def norm(tensors: Tensors) -> Tensor:
-    """Return the Euclidean norm of all entries together, ()."""
+    """Return the Euclidean norm () of all entries of all tensors together."""
     return torch.stack([tensor.square().sum() for tensor in tensors.values()]).sum().sqrt()
 
 

@@ -1,4 +1,4 @@
-"""The trained suffix of a model as pure functions of its named tensors."""
+"""Loss and inference of the trained suffix of a model, as pure functions of its named tensors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from edgefl.objective.carrier import Carrier, Whole
 
 
 class TrainedPart(Protocol):
-    """Part of a submodel for an objective: its trained units, their input, and the model that they come from."""
+    """Interface of a submodel for an objective: its trained units, their input, their carrier, and the model's spec."""
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -52,14 +52,14 @@ class TrainedPart(Protocol):
 
 @dataclass(frozen=True)
 class SelfDistillation:
-    """FjORD's self-distillation: the narrower model of a step learns from the output of the whole submodel.
+    """Settings of FjORD's self-distillation: the narrower model of a step learns from the output of the whole submodel.
 
-    With z the step's output and Z that of the tensors that inference reads (the device's largest width), the loss is
-    ``l(Z, y) + (1 - weight) l(z, y) + weight T^2 KL(softmax(Z / T) || softmax(z / T))``, Z a constant in the last term.
-    ``weight`` 1 is the FjORD paper's choice.
+    With z the step's output and Z the output of the weights that inference reads (the device's largest width), the loss
+    is ``l(Z, y) + (1 - weight) l(z, y) + weight T^2 KL(softmax(Z / T) || softmax(z / T))``, Z a constant in the last
+    term. ``weight`` 1 is the FjORD paper's choice; ``temperature`` is T.
 
     Raises:
-        ModelError: a weight outside [0, 1] or T <= 0.
+        ModelError: ``weight`` is outside [0, 1], or T <= 0.
     """
 
     weight: float = 1.0
@@ -82,17 +82,18 @@ class Objective:
     """Mean loss of the trained suffix of a model on a batch, and its inference, as pure functions of named tensors.
 
     Attributes:
-        suffix: maps the boundary tensor (B, *boundary.shape) to the input of the loss: by default logits (B, classes), or
-            one logit (B, 1) for two classes. Only its structure and shapes are used; values come from the arguments.
-        boundary: one sample of the suffix's input, without batch dimension.
-        loss: the loss.
-        carried: carrier of its tensors; None: they travel as they are.
-        masked: logits of classes that no local sample has are 0 (HeteroFL).
-        distilled: settings of self-distillation, if it is on.
+        suffix: Module from the boundary tensor (B, *boundary.shape) to the input of the loss: by default logits (B,
+            classes), or one logit (B, 1) for two classes. Only its structure and shapes are used; values come from the
+            arguments.
+        boundary: Spec of one sample of the suffix's input, without batch dimension.
+        loss: Training loss.
+        carried: Carrier of the suffix's tensors. None: they are sent and received unchanged.
+        masked: True: set the logits of classes without local samples to 0 (HeteroFL).
+        distilled: Settings of self-distillation. None: off.
 
     Raises:
-        ModelError: the suffix has no parameter that gradients move, or ``masked`` or ``distilled`` has a loss that is not
-            one over classes.
+        ModelError: The suffix has no parameter that requires a gradient, or ``masked`` or ``distilled`` is combined
+            with a loss that does not read logits of classes.
     """
 
     suffix: nn.Sequential
@@ -127,17 +128,17 @@ class Objective:
 
     @classmethod
     def of(cls, part: TrainedPart) -> Objective:
-        """Return the objective of a submodel of any kind."""
+        """Return the objective of a submodel of any kind, with the loss of its model."""
         return cls(part.suffix, part.boundary, part.spec.loss, part.carrier)
 
     @cached_property
     def carrier(self) -> Carrier:
-        """Conversion between the payload and :attr:`weights`."""
+        """Carrier of the suffix's tensors: ``carried``, or a :class:`Whole`."""
         return self.carried or Whole(self.weights)
 
     @property
     def training_module(self) -> nn.Sequential:
-        """Suffix without values, in the modes of training."""
+        """Suffix in training mode, with shapes but no values."""
         return self._modes[True]
 
     @cached_property
@@ -148,17 +149,17 @@ class Objective:
 
     @cached_property
     def trainable(self) -> tuple[str, ...]:
-        """Names of the tensors that gradients move."""
+        """Names of the parameters that require a gradient."""
         return tuple(name for name, parameter in self.suffix.named_parameters() if parameter.requires_grad)
 
     @cached_property
     def fixed(self) -> tuple[str, ...]:
-        """Names of the other state tensors: moving statistics, and parameters that require no gradient."""
+        """Names of all state tensors that are not :attr:`trainable`: moving statistics and frozen parameters."""
         return tuple(name for name in self.weights if name not in self.trainable)
 
     @cached_property
     def buffers(self) -> tuple[str, ...]:
-        """Names of the moving statistics, which training moves without a gradient."""
+        """Names of the suffix's buffers, such as moving statistics, which the forward pass updates without a gradient."""
         own = dict(self.suffix.named_buffers(remove_duplicate=False))
         return tuple(name for name in self.fixed if name in own)
 
@@ -175,30 +176,36 @@ class Objective:
         )
 
     def batch(self, size: int) -> TensorSpec:
-        """Return the port of ``size`` boundary samples."""
+        """Return the spec of ``size`` boundary samples."""
         return self.boundary.rows(size)
 
     def others(self, size: int) -> Mapping[str, TensorSpec]:
-        """Return the ports of ``size`` samples of the suffix's inputs beside the boundary, by name."""
+        """Return the specs of the suffix's additional inputs, for ``size`` samples, by name."""
         return {name: sample.rows(size) for name, sample in extra_inputs(self.suffix).items()}
 
     def labels(self, size: int) -> TensorSpec:
-        """Return the port of ``size`` labels; raise ModelError if the loss cannot read the suffix's output."""
+        """Return the spec of ``size`` labels.
+
+        Raises:
+            ModelError: The loss cannot read the suffix's output.
+        """
         return self._label.rows(size)
 
     @cached_property
     def facts(self) -> Mapping[str, TensorSpec]:
-        """Ports of facts about the local data as a whole that training reads (``data.*``)."""
+        """Specs of the facts about all local data that training reads (``data.*``): ``class_counts`` if ``masked``,
+        else nothing.
+        """
         classes = self._label.below
         return {"class_counts": TensorSpec((classes,), torch.int64)} if self.masked and classes else {}
 
     @property
     def scalars(self) -> tuple[str, ...]:
-        """Names of the scalars of the round that the loss reads (``hyper.*``)."""
+        """Names of the round's scalars that the loss reads (``hyper.*``)."""
         return self.loss.scalars if isinstance(self.loss, OfRounds) else ()
 
     def with_loss(self, loss: Loss) -> Objective:
-        """Return the objective with another loss of the same labels; both share the suffix's modules."""
+        """Return a copy with another ``loss`` for the same labels. Both objectives share the suffix's modules."""
         other = copy.copy(self)
         object.__setattr__(other, "loss", loss)
         return other
@@ -209,7 +216,7 @@ class Objective:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the metrics of the task, the main one first; () if the loss is the only one."""
+        """Names of the task's metrics, the main one first. () if the loss is the only metric."""
         return metrics_of(self.loss, self._out)
 
     @cached_property
@@ -217,11 +224,16 @@ class Objective:
         return output_spec(self.suffix, self.boundary)
 
     def noise(self, size: int) -> Mapping[str, TensorSpec]:
-        """Return the ports of the uniform tensors that the carrier and the suffix read in training, by name."""
+        """Return the specs of the uniform tensors that carrier and suffix read in a training step of ``size`` samples,
+        by name.
+        """
         return {**self.carrier.noise, **self._drawn(size)}
 
     def _drawn(self, size: int) -> Mapping[str, TensorSpec]:
-        """Return the random numbers of the suffix for ``size`` samples, in order; names are equal for all sizes."""
+        """Return the specs of the random numbers that the suffix draws for ``size`` samples.
+
+        Names are equal for all sizes.
+        """
         if size not in self._draws:
             self._draws[size] = random_inputs(self._modes[True], self.weights, self.batch(size))
         return self._draws[size]
@@ -241,19 +253,20 @@ class Objective:
         """Compute the training loss of a batch, without changing any argument.
 
         Args:
-            params: the tensors :attr:`trainable`.
-            buffers: the tensors :attr:`fixed`.
-            x: boundary samples, (B, *boundary).
-            y: labels, as :meth:`labels`.
-            noise: uniform tensors, as :meth:`noise`.
-            gates: the carrier's gates.
-            facts: the tensors of :attr:`facts`.
-            hyper: the scalars :attr:`scalars`.
-            others: rows of the inputs :meth:`others`.
+            params: Tensors by name, for each of :attr:`trainable`.
+            buffers: Tensors by name, for each of :attr:`fixed`.
+            x: Boundary samples, (B, *boundary).
+            y: Labels, as :meth:`labels`.
+            noise: Uniform tensors, as :meth:`noise`. None: the suffix draws from torch's generator.
+            gates: The carrier's gates.
+            facts: Tensors of :attr:`facts`.
+            hyper: Scalars of :attr:`scalars`.
+            others: Tensors of the additional inputs, as :meth:`others`.
 
         Returns:
-            The weighted mean loss (), the number of right answers () float32, and the buffers after the pass, such as
-            moving statistics.
+            The weighted mean loss (), the number of correct answers () float32, and the tensors :attr:`fixed` after the
+                pass, with
+            new moving statistics.
         """
         loss = self.loss.at(hyper or {}) if isinstance(self.loss, OfRounds) and self.scalars else self.loss
         uniform = dict(noise or {})
@@ -281,7 +294,9 @@ class Objective:
         return value, loss.correct(out.detach(), y).sum(), moved
 
     def _distilled(self, how: SelfDistillation, part: Tensor, whole: Tensor, losses: Tensor) -> Tensor:
-        """Return the terms of distillation, (B,), of the outputs of part and whole, with the ``losses`` (B,) of the part."""
+        """Return the loss per sample (B,) of the narrower model: its own ``losses`` (B,), and its divergence from
+        ``whole``.
+        """
         logits = cast(OfClasses, self.loss).logits
         apart = divergence(logits(whole).detach(), logits(part), how.temperature)
         return (1 - how.weight) * losses + how.weight * how.temperature**2 * apart
@@ -295,7 +310,16 @@ class Objective:
         gates: Mapping[str, Tensor] | None = None,
         others: Mapping[str, Tensor] | None = None,
     ) -> Tensors:
-        """Return the terms of loss and metrics in inference, over the rows whose ``mask`` (B,) is 1 (:func:`sums_of`)."""
+        """Return the sums of loss and metrics in inference over the rows whose ``mask`` (B,) is 1 (:func:`sums_of`).
+
+        Args:
+            weights: Tensors by name; may hold more than the suffix needs.
+            x: Boundary samples, (B, *boundary).
+            y: Labels, as :meth:`labels`.
+            mask: 1 for rows that count, 0 for padding.
+            gates: The carrier's gates.
+            others: Tensors of the additional inputs.
+        """
         return sums_of(self.loss, self.predict(weights, x, gates, others), y, mask)
 
     def predict(
@@ -305,14 +329,19 @@ class Objective:
         gates: Mapping[str, Tensor] | None = None,
         others: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Return the output in inference. ``weights`` may hold more than the suffix, such as the whole model."""
+        """Return the suffix's output in inference for ``x``.
+
+        ``weights`` may hold more than the suffix, such as the whole model.
+        """
         tensors = {name: tensor for name, tensor in weights.items() if name in self.weights}
         read = self.carrier.effective(tensors, dict(gates or {}), {}, training=False)
         with TraceableMode():
             return self._output(read, x, others, training=False)
 
     def _reading(self, uniform: Mapping[str, Tensor]) -> AbstractContextManager[object]:
-        """Return the mode in which the suffix draws from ``uniform``; without its numbers, from torch's generator."""
+        """Return the mode in which the suffix takes its random numbers from ``uniform``, or from torch's generator if
+        it has none.
+        """
         numbers = {name: tensor for name, tensor in uniform.items() if name not in self.carrier.noise}
         if not numbers:
             return TraceableMode()

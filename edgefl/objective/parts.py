@@ -15,11 +15,12 @@ SCALAR = TensorSpec(())
 
 
 def begun(objective: Objective, tensors: Tensors) -> Tensors:
-    """Begin a round: unpack what was received into the state that the steps train.
+    """Begin a round: unpack the received tensors into the state that the steps train.
 
     Args:
-        objective: the objective of training.
-        tensors: the round's ``weights.*`` by name, of the parameters' shapes and dtypes, perhaps with the server's state.
+        objective: The objective of training.
+        tensors: The round's ``weights.*`` by port, of the payload's shapes and dtypes. Others, such as the server's
+            state, are ignored.
 
     Returns:
         ``state.weights.*`` and ``state.gate.*``.
@@ -30,26 +31,28 @@ def begun(objective: Objective, tensors: Tensors) -> Tensors:
 
 
 def dtype_of(objective: Objective, state: Tensors) -> torch.dtype:
-    """Return the dtype of a step: that of ``state.weights.*``, which in a simulation may be float64."""
+    """Return the dtype in which a step computes: that of ``state.weights.*``, which in a simulation may be float64."""
     return state[f"state.weights.{objective.trainable[0]}"].dtype
 
 
 def packed(objective: Objective, tensors: Tensors) -> Tensors:
-    """Return ``update.*`` for ``state.weights.*``: every suffix tensor, moving statistics included."""
+    """Return ``update.*`` from ``state.weights.*`` and ``state.gate.*``: every suffix tensor, moving statistics
+    included.
+    """
     weights, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
     return prefixed("update", objective.carrier.pack(weights, gates))
 
 
 def finish(objective: Objective) -> Function:
-    """Return the ``finish`` that sends the trained weights of ``objective`` and nothing else."""
+    """Return the function ``finish`` that sends the trained weights of ``objective`` and nothing else."""
     return Function("finish", partial(packed, objective), held_ports(objective))
 
 
 def evaluate(objective: Objective, batch: int) -> Function:
-    """Return the inference of ``objective`` on ``batch`` rows: sums over those whose ``batch.0.mask`` is 1 (0: padding).
+    """Return the function that evaluates ``objective`` on ``batch`` rows. Rows whose ``batch.0.mask`` is 0 are padding.
 
-    Its outputs are ``metric.loss_sum``, ``metric.correct``, ``metric.count``, and the other terms of the loss's metrics
-    (:func:`edgefl.models.losses.loss.sums_of`).
+    Its outputs are the sums ``metric.loss_sum``, ``metric.correct``, ``metric.count``, and the other terms of the
+    loss's metrics (:func:`edgefl.models.losses.loss.sums_of`).
     """
 
     def fn(tensors: Tensors) -> Tensors:
@@ -64,7 +67,7 @@ def evaluate(objective: Objective, batch: int) -> Function:
 
 
 def inference(objective: Objective) -> Function:
-    """Return the function ``weights.*`` -> ``weights.*`` whose result :func:`evaluate` computes with."""
+    """Return the function from ``weights.*`` (the payload) to the ``weights.*`` that the suffix uses in inference."""
 
     def fn(tensors: Tensors) -> Tensors:
         weights, gates = objective.carrier.unpack(select(tensors, "weights"))
@@ -74,19 +77,26 @@ def inference(objective: Objective) -> Function:
 
 
 def batch_ports(objective: Objective, batch: int, index: int = 0) -> dict[str, TensorSpec]:
-    """Return the ports of a labelled batch: features and other inputs of the suffix, labels of the loss."""
+    """Return the specs of batch number ``index`` by port: features, additional inputs of the suffix, and labels."""
     parts = {"x": objective.batch(batch), **objective.others(batch), "y": objective.labels(batch)}
     return prefixed(f"batch.{index}", parts)
 
 
 def held_ports(objective: Objective) -> dict[str, TensorSpec]:
-    """Return the ports of the weights of ``objective`` in training, and of the gates beside them."""
+    """Return the specs of ``state.weights.*`` and ``state.gate.*`` of ``objective``, by port."""
     return prefixed("state.weights", objective.weights) | prefixed("state.gate", objective.carrier.gates)
 
 
 def step_ports(objective: Objective, batch: int, streams: int = 1) -> dict[str, TensorSpec]:
-    """Return the ports of a step that takes gradients of ``objective``: weights, gates, ``batch.0`` to
-    ``batch.<streams - 1>`` of ``batch`` samples each, facts, noise, and the scalars that the loss reads."""
+    """Return the specs of the inputs of a step that takes gradients of ``objective``, by port.
+
+    They are weights, gates, ``batch.0`` to ``batch.<streams - 1>``, facts, noise, and the scalars that the loss reads.
+
+    Args:
+        objective: The objective.
+        batch: Samples of each batch.
+        streams: Number of independent batches per step.
+    """
     ports = held_ports(objective) | {f"hyper.{name}": SCALAR for name in objective.scalars}
     for index in range(streams):
         ports |= batch_ports(objective, batch, index)

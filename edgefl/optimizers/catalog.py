@@ -26,7 +26,11 @@ NONE = "none"
 
 
 def build(name: str, **options: Any) -> ServerOpt:
-    """Return the optimizer ``name``; raise ConfigError, with those that exist, for a wrong name, option or value."""
+    """Return the server optimizer ``name`` with ``options``.
+
+    Raises:
+        ConfigError: The name, an option or a value is wrong. The text lists what is accepted.
+    """
     factory = OPTIMIZERS.get(name)
     if factory is None:
         known = ", ".join((NONE, *OPTIMIZERS))
@@ -36,10 +40,12 @@ def build(name: str, **options: Any) -> ServerOpt:
 
 
 def with_optimizer(algorithm: Algorithm, name: str, **options: Any) -> Algorithm:
-    """Return ``algorithm`` with the optimizer ``name`` at the server; ``none`` returns it unchanged.
+    """Return a copy of ``algorithm`` with the server optimizer ``name``.
+
+    For the name ``none``, return ``algorithm`` itself.
 
     Raises:
-        ConfigError: the algorithm has a server step of its own, or several exchanges.
+        ConfigError: The name or an option is wrong, or the algorithm has a server step of its own or several exchanges.
     """
     if name == NONE:
         if options:

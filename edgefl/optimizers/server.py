@@ -1,8 +1,9 @@
-"""Optimizers of the server: FedAdam, FedYogi, FedAdagrad (Reddi et al. 2021), FedAMS (Wang et al.
-2022) and FedAvgM (Hsu et al. 2019).
+"""Optimizers of the server: FedAdam, FedYogi, FedAdagrad (Reddi et al. 2021), FedAMS (Wang et al. 2022) and FedAvgM
+(Hsu et al. 2019).
 
-Delta is the mean change of the round. The adaptive ones have ``m <- beta1 m + (1 - beta1) Delta`` and a second moment v of
-Delta. They begin with m = 0 and v = tau^2, correct no bias, and add tau outside of the root (fafed.md 3.4, 3.5).
+Delta is the mean change of the round. The adaptive optimizers compute ``m <- beta1 m + (1 - beta1) Delta`` and a second
+moment v of Delta. They start with m = 0 and v = tau^2, correct no bias, and add tau outside of the root (fafed.md 3.4,
+3.5).
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ Rule = Callable[[Tensor, Mapping[str, Tensor]], tuple[Tensor, Mapping[str, Tenso
 def change_optimizer(name: str, state: Mapping[str, float], rule: Rule) -> ServerOpt:
     """Return an optimizer that sets the model to ``x + step``, with the step of ``rule`` for ``Delta = mean - x``.
 
-    ``x`` is the model at the start of the round. An entry that no device sent has Delta = 0, and its state still moves it.
-    Only parameters have a state; moving statistics become their mean.
+    ``x`` is the model at the start of the round. An entry that no device sent has Delta = 0, and its state still moves
+    it. Only parameters have a state. Moving statistics are set to their mean.
 
     Args:
-        name: name of the optimizer.
-        state: initial value of each state by name.
-        rule: computes step and next state of one parameter.
+        name: Name of the optimizer.
+        state: Initial value of each state, by name.
+        rule: Function that computes step and next state of one parameter.
     """
 
     def step(before: Tensors, mean: Tensors, _hyper: Scalars) -> Tensors:
@@ -154,7 +155,7 @@ def fedams(
 def _adaptive(
     name: str, lr: float, beta1: float, tau: float, second: Callable[[Tensor, Tensor], Tensor]
 ) -> ServerOpt:
-    """Return the optimizer ``x + lr m / (sqrt(v) + tau)``, where ``second`` computes v from the last v and Delta^2."""
+    """Return the optimizer ``x + lr m / (sqrt(v) + tau)``. ``second`` computes the new v from the old v and Delta^2."""
 
     def rule(delta: Tensor, state: State) -> tuple[Tensor, State]:
         m = beta1 * state["m"] + (1 - beta1) * delta
