@@ -21,15 +21,18 @@ from edgefl.wire.update.form import Codes, Form, Sparse
 
 
 def applied(codec: Codec, algorithm: Algorithm, objective: Objective) -> Algorithm:
-    """Return ``algorithm`` with an update coded by ``codec``.
+    """Return a copy of ``algorithm`` whose ``finish`` codes the update with ``codec``.
+
+    The codec ``dense`` changes nothing.
 
     Args:
-        codec: Codec. One with feedback keeps a residual per entry.
-        algorithm: Algorithm with a dense update.
-        objective: Its objective, which must hold the same entries in each round if the codec has feedback.
+        codec: Codec. One with feedback stores a residual per entry on the device.
+        algorithm: Algorithm that sends the trained weights as they are.
+        objective: Objective of the algorithm. If the codec has feedback, it must hold the same entries in each round.
 
     Raises:
-        ConfigError: The two cannot be combined, or there is no tensor to code.
+        ConfigError: The algorithm codes its update itself, sends more than the weights or has several exchanges; or the
+            codec leaves out every tensor.
     """
     if codec.trained is None:
         return algorithm
@@ -68,6 +71,8 @@ def _check_plain(algorithm: Algorithm, objective: Objective, codec: Codec) -> No
 
 @dataclass(frozen=True, eq=False)
 class _Coding:
+    """Function ``finish`` of an algorithm with a codec, with its ports and the form of its update."""
+
     codec: Codec
     objective: Objective
 
@@ -83,6 +88,7 @@ class _Coding:
 
     @property
     def coder(self) -> Coder | None:
+        """Coder of the trained tensors, or None if they are sent as floats or as their largest entries."""
         coder = self.codec.trained
         return coder if isinstance(coder, Coder) else None
 
@@ -101,11 +107,13 @@ class _Coding:
 
     @property
     def masks(self) -> Mapping[str, int]:
+        """Number of bits of the update's ``mask``: one per entry of a sparse section. {} without sparse sections."""
         entries = sum(self.parts.update[name] for name in self.form.masked)
         return {"mask": entries} if entries else {}
 
     @cached_property
     def ports(self) -> dict[str, TensorSpec]:
+        """Specs of the inputs of :meth:`finish`, by port."""
         weights = {name: self.objective.weights[name] for name in self.parts.coded}
         ports = prefixed("weights", self.objective.carrier.payload) | held_ports(self.objective)
         if self.codec.feedback:
@@ -115,8 +123,10 @@ class _Coding:
         return ports
 
     def finish(self, tensors: Tensors) -> Tensors:
-        """Return ``update.*`` in :attr:`form`, the coding error of each change for the next round, and metrics of the
+        """Return ``update.*`` in :attr:`form`, ``carry.residual.*`` if the codec has feedback, and ``metric.*`` of the
         coding.
+
+        The residual is the coding error of each change, which the device adds to its next change.
         """
         carrier, parts = self.objective.carrier, self.parts
         left, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
@@ -143,7 +153,7 @@ class _Coding:
         return outputs | self._metrics(change, total)
 
     def _kept(self, tensors: Tensors) -> Tensor:
-        """Return the residuals, flat, with 0 for entries that are not finite."""
+        """Return the residual of the previous round, flat, with 0 for entries that are not finite."""
         residual = flat(tensors[f"carry.residual.{name}"] for name in self.parts.coded)
         return torch.where(_finite(residual), residual, 0.0)
 
@@ -157,7 +167,10 @@ class _Coding:
         return change if kept is None else replace(change, value=change.value + kept)
 
     def _told(self, change: Change, coded: Coded | None) -> Tensor:
-        """Return the change that the server decodes (mhat), flat."""
+        """Return the change that the server decodes from ``coded`` (mhat), flat.
+
+        None: the update has the largest entries of ``change``.
+        """
         encoding = self.form.sections[0].encoding
         if coded is not None:
             assert isinstance(encoding, Codes)
@@ -168,9 +181,11 @@ class _Coding:
         return flat(_largest_only(part, encoding) for part in split(change.value, change.sizes))
 
     def _metrics(self, change: Change, total: Tensor) -> Tensors:
-        """Return ``zeros``: unchanged entries, which one bit cannot represent (fedbat.md 8.7), and ``finite``.
+        """Return ``metric.zeros``, the number of unchanged entries, which one bit cannot represent (fedbat.md 8.7), and
+        ``metric.finite``.
 
-        ``finite`` is 1, or NaN if the update is not finite and no transmitted scale shows it.
+        ``finite`` is 1, or NaN if the sum of the update, ``total``, is not finite. It is left out if a transmitted scale
+        shows that.
         """
         encoding = self.form.sections[0].encoding
         if not isinstance(encoding, Codes):
@@ -184,5 +199,6 @@ def _finite(x: Tensor) -> Tensor:
 
 
 def _largest_only(part: Tensor, sparse: Sparse) -> Tensor:
+    """Return ``part`` with 0 for all entries but the largest ones that ``sparse`` sends."""
     positions = largest(part, sparse.kept(part.numel()))
     return torch.zeros(part.shape, dtype=part.dtype).scatter(0, positions, part.index_select(0, positions))

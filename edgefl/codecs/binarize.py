@@ -28,11 +28,11 @@ _NEAR = 1e-4
 def draw(m: Tensor, alpha: Tensor, zeta: Tensor) -> Tensor:
     """Return the sign of S(m, alpha), +1.0 or -1.0, with m's shape and dtype (eq. 6, 7). S is ``alpha * draw``.
 
-    The sign is + if ``zeta < (alpha + m) / (2 alpha)``. Beyond +-alpha the threshold leaves [0, 1], so the sign is certain.
-    At x = +-alpha every rounding gives +-1 (fedbat.md 2.2).
+    The sign is + if ``zeta < (alpha + m) / (2 alpha)``. Beyond +-alpha the threshold leaves [0, 1], so the sign is
+    certain. At x = +-alpha every rounding gives +-1 (fedbat.md 2.2).
 
     Args:
-        m: Update.
+        m: Change of the weights.
         alpha: Step size, () or m's shape, at least 0.
         zeta: Uniform numbers in [0, 1), m's shape.
     """
@@ -41,27 +41,35 @@ def draw(m: Tensor, alpha: Tensor, zeta: Tensor) -> Tensor:
 
 
 def inside(m: Tensor, alpha: Tensor) -> Tensor:
-    """Return dS/dm as bool: True if |m| <= alpha, False if m is clipped (eq. 8)."""
+    """Return dS/dm as bool, in m's shape: True if |m| <= alpha, False if m is clipped (eq. 8)."""
     return m.abs() <= alpha
 
 
 def slope(m: Tensor, alpha: Tensor, sign: Tensor) -> Tensor:
-    """Return dS/dalpha, straight-through: ``sign - m / alpha`` inside, sign(m) if m is clipped (eq. 9).
+    """Return dS/dalpha, straight-through: ``sign - m / alpha`` if |m| <= alpha, sign(m) if m is clipped (eq. 9).
 
-    ``sign`` is the forward pass's own draw, which is sign(m) for a clipped entry.
+    Args:
+        m: Change of the weights.
+        alpha: Step size, () or m's shape.
+        sign: Result of :func:`draw` in the forward pass. For a clipped entry it is sign(m).
     """
     return torch.where(inside(m, alpha), sign - m / above_zero(alpha), sign)
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Group number (0 .. count - 1) of each tensor. Tensors of a group share a step size."""
+    """Assignment of tensors to groups that share a step size.
+
+    ``numbers`` has the group, 0 .. count - 1, of each tensor.
+    """
 
     numbers: Mapping[str, int]
 
     @classmethod
     def of(cls, names: Sequence[str], granularity: Granularity) -> Groups:
-        """Return one group per tensor, per module (the name before the last dot), or one for all."""
+        """Return groups of the tensors ``names``: one per tensor, one per module (the name before the last dot), or one
+        for all.
+        """
         places: dict[Granularity, Callable[[str], str]] = {
             "tensor": lambda name: name,
             "module": _module,
@@ -76,15 +84,15 @@ class Groups:
         return len(set(self.numbers.values()))
 
     def sums(self, each: Mapping[str, Tensor]) -> Tensor:
-        """Return the sum of each group's scalars, [count]."""
+        """Return the sum of each group's scalars, [count]. ``each`` has one scalar per tensor, by name."""
         return torch.stack([reduce(torch.add, members) for members in self._members(each)])
 
     def largest(self, each: Mapping[str, Tensor]) -> Tensor:
-        """Return the largest of each group's scalars, [count]."""
+        """Return the largest of each group's scalars, [count]. ``each`` has one scalar per tensor, by name."""
         return torch.stack([reduce(torch.maximum, members) for members in self._members(each)])
 
     def spread(self, values: Tensor) -> dict[str, Tensor]:
-        """Return the scalar of each tensor's group, from [count]."""
+        """Return the scalar of each tensor's group, by tensor name. ``values`` is [count]."""
         parts = values.unbind()
         return {name: parts[number] for name, number in self.numbers.items()}
 
@@ -94,27 +102,36 @@ class Groups:
 
 @dataclass(frozen=True)
 class StepSize:
-    """alpha = alpha' * exp(rho * alpha_e), learned through alpha_e (eq. 10, 13). ``bounds`` limit alpha.
+    """Learned step size alpha = alpha' * exp(rho * alpha_e) of each group (eq. 10, 13). Training moves alpha_e.
 
-    All its tensors are [groups]; ``rho`` is a number or (). Bounds are an addition to the paper. They prevent the runaway
-    that :meth:`growth` detects.
+    All tensors of the methods are [groups]. Bounds are an addition to the paper. They prevent the runaway that
+    :meth:`growth` detects.
+
+    Attributes:
+        rho: Factor of the exponent, a number or ().
+        bounds: Smallest and largest alpha, or None.
     """
 
     rho: float | Tensor
     bounds: tuple[float, float] | None = None
 
     def of(self, scale: Tensor, log_scale: Tensor) -> Tensor:
-        """Return alpha, from alpha' (at least ``EPS``) and alpha_e."""
+        """Return alpha.
+
+        Args:
+            scale: alpha', replaced by ``EPS`` if it is smaller.
+            log_scale: alpha_e.
+        """
         alpha = scale.clamp(min=EPS) * torch.exp((self.rho * log_scale).clamp(-LIMIT, LIMIT))
         return alpha if self.bounds is None else alpha.clamp(*self.bounds)
 
     def descended(
         self, scale: Tensor, log_scale: Tensor, alpha: Tensor, pull: Tensor, lr: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return alpha_e after a step, and the number of groups at a limit then.
+        """Return alpha_e after a step, and the number of groups whose exponent is then at a limit, ().
 
-        alpha_e <- alpha_e - lr * rho * alpha * pull (eq. 9), stopped at a limit, so that the way back is short. Groups
-        without any change, whose alpha is 0, do not count.
+        alpha_e <- alpha_e - lr * rho * alpha * pull (eq. 9), clamped at the limit, so that later steps can move it back at
+        once. Groups without any change, whose alpha is 0, do not count.
 
         Args:
             scale: alpha', [groups].
@@ -140,27 +157,37 @@ class StepSize:
     def growth(self, scale: Tensor, alpha: Tensor) -> Tensor:
         """Return the largest factor between alpha and its initial value, exp(max |log(alpha / initial)|), ().
 
-        1 if none has moved.
+        1: none has moved.
 
         Shrinking counts like growing, because a runaway step size overshoots to either limit. Groups without any change,
         whose alpha is 0, do not count.
+
+        Args:
+            scale: alpha', [groups].
+            alpha: Step sizes, [groups].
         """
         ratio = alpha / self.of(scale, torch.zeros_like(scale))
         return torch.where(alpha > 0, torch.maximum(ratio, 1 / above_zero(ratio)), torch.ones(())).max()
 
 
 def pack_signs(signs: Sequence[Tensor]) -> Tensor:
-    """Return packed signs, uint8: +1.0 as bit 1, -1.0 (and 0.0) as bit 0. Each tensor begins at a byte."""
+    """Return packed signs, uint8: bit 1 for +1.0, bit 0 for -1.0 and 0.0. Each tensor starts at a new byte."""
     return pack_codes([plus(sign) for sign in signs], 1)
 
 
 def plus(sign: Tensor) -> Tensor:
-    """Return the code of a sign: 1.0 for +, 0.0 otherwise."""
+    """Return 1.0 where ``sign`` is positive, else 0.0, in its shape as float32: the code of a sign."""
     return (sign > 0).to(torch.float32)
 
 
 def unpack_signs(packed: Tensor, start: int, entries: int) -> Tensor:
-    """Return the bits of a tensor that begins at byte ``start`` of :func:`pack_signs`, float32 [entries]."""
+    """Return the bits of one tensor in a result of :func:`pack_signs`, float32 [entries].
+
+    Args:
+        packed: Packed signs, uint8.
+        start: Byte at which the tensor starts.
+        entries: Number of entries of the tensor.
+    """
     powers = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8)
     rows = packed[start : start + -(-entries // 8), None] & powers
     return (rows != 0).reshape(-1)[:entries].to(torch.float32)

@@ -225,7 +225,11 @@ CODECS: Mapping[str, Callable[..., Codec]] = factories_among(globals())
 
 
 def build(name: str, **options: object) -> Codec:
-    """Return the codec ``name``. Raises ConfigError, listing the alternatives, for an unknown name or option."""
+    """Return the codec ``name`` with ``options``.
+
+    Raises:
+        ConfigError: The name, an option or a value is wrong. The text lists what is accepted.
+    """
     factory = CODECS.get(name)
     if factory is None:
         known = ", ".join(CODECS)
@@ -235,7 +239,7 @@ def build(name: str, **options: object) -> Codec:
 
 
 def _sized(codec: str, option: str, value: float) -> float:
-    """Return a magnitude that float32 holds in full and that a change may have."""
+    """Return ``value``. Raise ConfigError unless float32 holds it with all its digits and a change may be as large."""
     if not _LEAST <= value <= CHANGE_LIMIT:
         raise ConfigError(
             f"{option} of codec {codec!r} is from {_LEAST:.3g} to {CHANGE_LIMIT:.0f}, found {value}; "

@@ -1,4 +1,7 @@
-"""Codecs: the encoding of each part of an update, and the interface of coders that :mod:`edgefl.codecs.apply` traces."""
+"""Codecs: the encoding of each part of an update, and the interface of the coders.
+
+:mod:`edgefl.codecs.apply` traces coders into the function ``finish``.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,17 @@ from edgefl.wire.update.form import VERSION, Encoding, FloatValues, Sparse
 
 @dataclass(frozen=True)
 class Change:
-    """Result of training a tensor: its change, or its value for codecs of weights.
+    """Change of one or several tensors in a round, or their values if the codec sends weights.
 
     With ``sizes`` it holds several tensors, flat, one after the other, because a graph takes as long for a hundred small
-    operations as for a large one. A number per tensor is then [tensors], and () otherwise.
+    operations as for a large one. A result per tensor is then [tensors], and () otherwise.
 
     Attributes:
         value: Float32 of the tensor's shape, 0 outside of ``held``.
-        base: Initial value of the round.
-        held: Entries that the tier holds, bool. None: all.
-        uniform: Uniform numbers in [0, 1) of the same shape, for random coders.
+        base: Initial value of the round, in the same shape.
+        held: True for entries that the tier holds, in the same shape. None: it holds all.
+        uniform: Uniform numbers in [0, 1) of the same shape, for random coders; else None.
+        sizes: Number of entries of each tensor. Empty: ``value`` is one tensor in its own shape.
     """
 
     value: Tensor
@@ -41,7 +45,15 @@ class Change:
         held: Mapping[str, Tensor] | None = None,
         uniform: Mapping[str, Tensor] | None = None,
     ) -> Change:
-        """Return the change of ``names``, in this order. A tensor without a mask in ``held`` is held whole."""
+        """Return the change of the tensors ``names``, flat, in this order.
+
+        Args:
+            names: Tensors, by name.
+            values: Their changes or values.
+            base: Their initial values.
+            held: Masks of held entries. A tensor without a mask is held whole.
+            uniform: Uniform numbers, if the coder is random.
+        """
         masks = {name: mask for name, mask in (held or {}).items() if name in names}
         whole = (
             {n: masks.get(n, torch.ones(values[n].shape, dtype=torch.bool)) for n in names} if masks else None
@@ -56,19 +68,19 @@ class Change:
 
     @property
     def entries(self) -> Tensor:
-        """Number of held entries, float32."""
+        """Number of held entries of each tensor, float32."""
         if self.held is not None:
             return self.sums(self.held.to(torch.float32))
         return torch.tensor([float(n) for n in self.sizes] if self.sizes else float(self.value.numel()))
 
     def mean_size(self) -> Tensor:
-        """Return norm_1 / d over the held entries."""
+        """Return the mean magnitude of each tensor's held entries, norm_1 / d."""
         return self.sums(self.value.abs()) / self.entries.clamp(min=1.0)
 
     def largest(self) -> Tensor:
-        """Return norm_inf.
+        """Return the largest magnitude of each tensor, norm_inf.
 
-        It is not finite if any entry is not, although some engines' maximum ignores NaN: the server must detect it.
+        It is not finite if any entry is not. Some engines' maximum ignores NaN, and the server must detect it.
         """
         size = self.value.abs()
         most = (
@@ -79,29 +91,33 @@ class Change:
         return most + 0.0 * self.sums(self.value)
 
     def zeros(self) -> Tensor:
-        """Return the number of held entries that did not change, ()."""
+        """Return the number of held entries of all tensors that did not change, ()."""
         return self.entries.sum() - (self.value != 0).to(self.value.dtype).sum()
 
     def sums(self, each: Tensor) -> Tensor:
-        """Return the sum over each tensor of ``each``, which has the shape of ``value``."""
+        """Return the sum of ``each`` over each tensor. ``each`` has the shape of ``value``."""
         if not self.sizes:
             return each.sum()
         return torch.cat([part.sum(0, keepdim=True) for part in split(each, self.sizes)])
 
     def spread(self, numbers: Tensor) -> Tensor:
-        """Return the number of each tensor for all of its entries, in a shape that broadcasts with ``value``."""
+        """Return the number of each tensor at all of its entries, in a shape that broadcasts with ``value``."""
         return spread(split(numbers, 1), self.sizes) if self.sizes else numbers
 
     def draws(self) -> Tensor:
+        """Return the uniform numbers, which exist for random coders only."""
         assert self.uniform is not None, "a coder that draws is given uniform numbers"
         return self.uniform
 
 
 @dataclass(frozen=True)
 class Coded:
-    """Whole numbers of the change's shape, as float32, and the values ``scale * levels`` that they denote.
+    """Result of a coder: codes, and the values ``scale * levels`` that they denote.
 
-    ``scale`` is a transmitted number per tensor. None: both sides know it.
+    Attributes:
+        codes: Whole numbers in the change's shape, as float32.
+        levels: Value of each code before scaling, in the same shape.
+        scale: Transmitted scale of each tensor. None: the encoding fixes the scale.
     """
 
     codes: Tensor
@@ -111,7 +127,7 @@ class Coded:
 
 @runtime_checkable
 class Coder(Protocol):
-    """Codes single entries by one scale per tensor."""
+    """Interface of coders. A coder codes each entry by itself, with at most one scale per tensor."""
 
     @property
     def encoding(self) -> Encoding: ...
@@ -124,29 +140,32 @@ class Coder(Protocol):
 
 
 def spread(numbers: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
-    """Repeat each of ``numbers`` () or [1] as often as its size, one after the other."""
+    """Repeat each of ``numbers`` () or [1] as often as its size in ``sizes``, and return all as one flat tensor."""
     return flat(number.expand(size) for number, size in zip(numbers, sizes, strict=True))
 
 
 def split(joined: Tensor, sizes: Sequence[int] | int) -> tuple[Tensor, ...]:
-    """Split a flat tensor into parts of these sizes, or of one size."""
+    """Split the flat tensor ``joined`` into parts of these sizes. A single size is that of all parts."""
     parts: tuple[Tensor, ...] = joined.split(sizes)
     return parts
 
 
 def flat(parts: Iterable[Tensor]) -> Tensor:
-    """Return one flat tensor of all entries. A single part is not copied."""
+    """Return one flat tensor with the entries of all ``parts``. A single part is not copied."""
     rows = [shaped(part, (part.numel(),)) for part in parts]
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Reshape a tensor only if needed, because an operation without effect takes time, too."""
+    """Return ``tensor`` in ``shape``.
+
+    A tensor that has it already is returned itself, because a reshape takes time in a graph.
+    """
     return tensor if tuple(tensor.shape) == shape else tensor.reshape(shape)
 
 
 def parted(joined: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return tensors in the shapes of ``like``, under its names: the inverse of :func:`flat`."""
+    """Split the flat tensor ``joined`` into tensors with the names and shapes of ``like``: the inverse of :func:`flat`."""
     parts = split(joined, [tensor.numel() for tensor in like.values()])
     return {name: shaped(part, tuple(like[name].shape)) for name, part in zip(like, parts, strict=True)}
 
@@ -160,7 +179,7 @@ Statistics are 1 % of a ResNet's entries, but would be a fifth of a one-bit upda
 
 @dataclass(frozen=True)
 class CodecTraining:
-    """Algorithm that a codec requires, and the options for it."""
+    """Training algorithm that a codec requires, by name, and its options."""
 
     algorithm: str
     options: Mapping[str, object] = field(default_factory=dict)
@@ -168,17 +187,19 @@ class CodecTraining:
 
 @dataclass(frozen=True)
 class Codec:
-    """Encoding of an update's parts.
+    """Encoding of an update.
 
     Attributes:
-        trained: Coder of the trained tensors, other floats, their largest entries, or (None) no encoding.
-        change: Code the change of the round, else the weights.
-        feedback: The device keeps the coding error (``carry.residual.*``) and adds it to the next change.
-        statistics: Bits per entry of tensors that are no parameters, the moving statistics of batch norm. 32 sends them as
-            float32 (fedbat.md 8.4).
-        binarize_1d: Code biases and norms like kernels, or send them as float32 (fedbat.md 2.7).
-        kernels_only: Send all tensors but kernels as float32.
-        training: Required algorithm. If it codes the update itself, ``trained`` is None.
+        trained: Coder of the trained tensors, or their encoding as smaller floats or as their largest entries. None: no
+            codec applies, they are sent as float32.
+        change: True: code the change of the round. False: code the weights.
+        feedback: True: the device keeps the coding error (``carry.residual.*``) and adds it to its next change.
+        statistics: Bits per entry of the moving statistics of batch norm and other tensors that are not parameters. 32
+            sends them as float32 (fedbat.md 8.4).
+        binarize_1d: True: code biases and norms like kernels. False: send them as float32 (fedbat.md 2.7).
+        kernels_only: True: send all tensors but kernels as float32.
+        training: Required algorithm, or None. If it codes the update itself, ``trained`` is None.
+        version: Version of the update's bytes.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Coders of single entries: signs (one bit) and even levels (a few bits), applied after training (fedbat.md, section 3).
 
-Sign codes are 1 for + and 0 for -. All norms are of one tensor (fedbat.md 8.8). ``sign0`` decides the sign of an unchanged
-entry, since one bit has no zero (fedbat.md 8.7).
+Below, m is the change of a tensor. Sign codes are 1 for + and 0 for -. All norms are of one tensor (fedbat.md 8.8).
+``sign0`` decides the sign of an unchanged entry, since one bit cannot represent 0 (fedbat.md 8.7).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Sign0 = Literal["random", "plus"]
 
 @dataclass(frozen=True)
 class FixedSign:
-    """SignSGD: ``alpha * sign(m)``. One ``alpha`` for all tensors, so only the bits are sent."""
+    """Coder of SignSGD: ``alpha * sign(m)``. All tensors have the same ``alpha``, so only the bits are sent."""
 
     alpha: float = 0.001
     sign0: Sign0 = "random"
@@ -41,7 +41,7 @@ class FixedSign:
 
 @dataclass(frozen=True)
 class ScaledSignCoder:
-    """``mean|m| * sign(m)``: EF-SignSGD's compressor. With feedback m is the change plus the residual."""
+    """Coder of EF-SignSGD: ``mean|m| * sign(m)``. With feedback m is the change plus the residual."""
 
     sign0: Sign0 = "random"
     encoding = Codes(1, SIGNS)
@@ -56,7 +56,7 @@ class ScaledSignCoder:
 
 @dataclass(frozen=True)
 class NoisySign:
-    """Noisy-SignSGD: ``alpha * sign(m + xi)``, xi normal of deviation ``sigma``.
+    """Coder of Noisy-SignSGD: ``alpha * sign(m + xi)``, xi normal with standard deviation ``sigma``.
 
     The sign is + with probability Phi(m / sigma), so one uniform number decides it.
     """
@@ -76,7 +76,10 @@ class NoisySign:
 
 @dataclass(frozen=True)
 class StochasticSign:
-    """Stoc-SignSGD: ``alpha * sign(m + xi)``, xi uniform in +-norm_inf(m): + with probability 1/2 + m / (2 norm_inf)."""
+    """Coder of Stoc-SignSGD: ``alpha * sign(m + xi)``, xi uniform in +-norm_inf(m).
+
+    The sign is + with probability 1/2 + m / (2 norm_inf(m)).
+    """
 
     alpha: float = 0.01
     random = True
@@ -92,7 +95,9 @@ class StochasticSign:
 
 @dataclass(frozen=True)
 class MeanSign:
-    """BiFL's upload: sign(W) and mean|W| of the weights themselves; sign(0) is +, as in its forward pass."""
+    """Coder of BiFL: sign(W) and mean|W| of the weights themselves, not of a change. sign(0) is +, as in BiFL's forward
+    pass.
+    """
 
     encoding = Codes(1, SIGNS)
     random = False
@@ -102,7 +107,12 @@ class MeanSign:
 
 
 def signs(change: Change, sign0: Sign0) -> Tensor:
-    """Return 1 for positive values and 0 for negative ones. A zero becomes either at random, or 1."""
+    """Return 1 for positive entries and 0 for negative ones, float32. A zero becomes 1, or either number at random.
+
+    Args:
+        change: Change, with uniform numbers if ``sign0`` is "random".
+        sign0: Code of a zero: "plus" or "random".
+    """
     value = change.value
     positive = value > 0 if sign0 == "random" else value >= 0
     if sign0 == "random":
@@ -111,7 +121,7 @@ def signs(change: Change, sign0: Sign0) -> Tensor:
 
 
 def above_zero(scale: Tensor) -> Tensor:
-    """Return ``scale``, or 1 if it is 0, for a safe division."""
+    """Return ``scale`` with 1 in place of 0, for a safe division."""
     return torch.where(scale > 0, scale, torch.ones(()))
 
 
@@ -120,13 +130,17 @@ def _coded(codes: Tensor, scale: Tensor | None = None) -> Coded:
 
 
 def _happens(uniform: Tensor, chance: Tensor) -> Tensor:
+    """Return 1 where ``uniform`` is below ``chance``, else 0, float32."""
     return (uniform < chance).to(torch.float32)
 
 
 def even_levels(bits: int) -> Codes:
-    """Return 2 q + 1 even levels from -1 to 1, q = 2**(bits - 1) - 1: code c is (c - q) / q.
+    """Return the encoding with 2 q + 1 even levels from -1 to 1, q = 2**(bits - 1) - 1: code c denotes (c - q) / q.
 
-    The last code is unused, and 1.
+    The last of the 2**bits codes is unused; it denotes 1.
+
+    Raises:
+        ConfigError: ``bits`` is outside 2 .. 8.
     """
     if not 2 <= bits <= 8:
         raise ConfigError(
@@ -138,7 +152,8 @@ def even_levels(bits: int) -> Codes:
 
 @dataclass(frozen=True)
 class StochasticLevels:
-    """FedPAQ: ``A * sign(m) * (floor(y) + Bernoulli(y - floor(y))) / q`` with y = |m| / A * q and A = norm_inf(m).
+    """Coder of FedPAQ: ``A * sign(m) * (floor(y) + Bernoulli(y - floor(y))) / q`` with y = |m| / A * q and A =
+    norm_inf(m).
 
     Unbiased, with a variance of at most A^2 / (4 q^2) per entry.
     """
@@ -160,10 +175,10 @@ class StochasticLevels:
 
 @dataclass(frozen=True)
 class NearestLevels:
-    """The level next to m / norm_inf(m).
+    """Coder that rounds m / norm_inf(m) to the nearest of even levels.
 
-    ``same_sign``: base plus the level never has another sign than base plus the change. A moving variance must stay above
-    zero, so the next level towards the change is used instead.
+    ``same_sign``: base plus the decoded change never has the opposite sign of base plus the change. A moving variance must
+    stay above zero, so the next level towards the change is used instead.
     """
 
     bits: int = 8

@@ -23,10 +23,10 @@ _SIGN, _INFINITY = 32768.0, 255.0 * _MANTISSA
 
 
 def pack_codes(parts: Sequence[Tensor], bits: int) -> Tensor:
-    """Return packed codes, uint8 (bytes of all parts,). Each part begins at a byte.
+    """Return the codes of all ``parts`` packed into bytes, uint8. Each part starts at a new byte.
 
     Args:
-        parts: Whole numbers 0 .. 2**bits - 1 of any dtype.
+        parts: Whole numbers 0 .. 2**bits - 1 of any dtype and shape.
         bits: Bits of a code.
     """
     codes, sizes = flat(parts).to(torch.float32), [part.numel() for part in parts]
@@ -51,7 +51,7 @@ def _planes(codes: Tensor, bits: int) -> Tensor:
 
 
 def _whole_bytes(codes: Tensor, sizes: Sequence[int], each: int) -> Tensor:
-    """Return ``codes`` with zeros after each part up to a multiple of ``each``."""
+    """Return ``codes`` with zeros appended to each part, of length ``sizes``, up to a multiple of ``each``."""
     if not any(size % each for size in sizes):
         return codes
     padded = [[part, torch.zeros(-part.numel() % each)] for part in split(codes, list(sizes))]
@@ -59,10 +59,11 @@ def _whole_bytes(codes: Tensor, sizes: Sequence[int], each: int) -> Tensor:
 
 
 def bfloat16_bits(x: Tensor) -> Tensor:
-    """Return float32 rounded to bfloat16, ties to even, as uint16 of x's shape. Values below 2**-126 become 0.
+    """Return the bits of float32 ``x`` rounded to bfloat16, ties to even, as uint16 of x's shape.
 
-    It uses arithmetic that float32 does exactly, because engines neither share a bfloat16 nor reinterpret bits. The exponent
-    is found by halving and doubling, which changes nothing else. Infinity and NaN become infinity.
+    Values below 2**-126 become 0. Infinity and NaN become infinity. The function uses arithmetic that float32 does
+    exactly, because not all engines have bfloat16 or can reinterpret bits. It finds the exponent by halving and doubling,
+    which changes only the exponent.
     """
     finite = x.abs() <= torch.finfo(torch.float32).max  # false for NaN too
     x = torch.where(finite, x, torch.zeros(()))
@@ -87,10 +88,15 @@ FLOATS = 32
 
 @dataclass(frozen=True)
 class UpdateParts:
-    """Names of an objective's tensors by their encoding, each ascending.
+    """Names of an objective's tensors, grouped by their encoding in the update, each group ascending.
 
-    ``coded`` and ``plain`` are trained, ``statistics`` are not. They are names of weights; :meth:`sent` maps them to tensors
-    of the update.
+    These are names of weights. :meth:`sent` maps them to tensors of the update.
+
+    Attributes:
+        coded: Trained tensors that the codec codes.
+        plain: Trained tensors that are sent as float32.
+        statistics: Tensors that no gradient moves, such as moving statistics.
+        update: Number of entries of each tensor of the update.
     """
 
     coded: tuple[str, ...]
@@ -105,10 +111,10 @@ class UpdateParts:
         """Return the parts of an objective's update.
 
         Args:
-            objective: Objective.
-            binarize_1d: Code tensors of one dimension, too.
-            kernels_only: Code kernels only.
-            change: Changes are sent, and untrained parameters have none.
+            objective: The objective.
+            binarize_1d: True: code tensors of one dimension, too.
+            kernels_only: True: code kernels only.
+            change: True: the update holds changes, and parameters that are not trained have none. False: it holds weights.
         """
         carrier = objective.carrier
         # What is neither in the update nor in the payload travels as a part of something else; the rest stays at home.
@@ -124,7 +130,10 @@ class UpdateParts:
         return cls(coded, plain, statistics, sizes)
 
     def sent(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Return the update's tensors with entries of ``names``."""
+        """Return the names of the update's tensors that hold entries of the weights ``names``, ascending.
+
+        A carrier may put several weights into one tensor, which is then counted for all of them.
+        """
         others = {*self.coded, *self.plain, *self.statistics} - set(names)
         shared = [name for name in self.update if name not in others]
         whole = all(name in self.update for name in names)
@@ -132,7 +141,11 @@ class UpdateParts:
 
 
 def statistics_coder(bits: int) -> Coder | None:
-    """Return the coder of moving statistics, or None for float32. Raises ConfigError for another number of bits."""
+    """Return the coder of moving statistics with ``bits`` per entry, or None for 32 bits, which is float32.
+
+    Raises:
+        ConfigError: ``bits`` is neither 32 nor from 2 to 8.
+    """
     if bits != FLOATS and not 2 <= bits <= 8:
         raise ConfigError(
             f"moving statistics travel in 2 to 8 bits each, or in 32 as float32; found statistics = {bits}",
@@ -158,9 +171,9 @@ def form_of(
         version: Version of its bytes.
         parts: Names by encoding.
         encoding: Encoding of the coded tensors.
-        statistics: Coder of moving statistics. None: float32.
-        change: The update holds changes, else weights.
-        groups: Index of each tensor's scale. None: each has its own.
+        statistics: Coder of moving statistics. None: they are float32.
+        change: True: the update holds changes. False: it holds weights.
+        groups: Index of the scale of each coded tensor. None: each tensor has its own scale.
     """
     numbered = {name: number for number, name in enumerate(parts.coded)} if groups is None else groups
     sections = [Section(parts.sent(parts.coded), encoding, numbered if isinstance(encoding, Codes) else {})]
@@ -174,12 +187,12 @@ def form_of(
 
 
 def arrays(form: Form, packed: Mapping[str, Tensor], scales: Sequence[Tensor]) -> Tensors:
-    """Return the arrays of ``form``.
+    """Return the arrays of an update in ``form``, of those that the form needs: codes, scales, values, halves, mask.
 
     Args:
         form: Form of the update.
-        packed: Codes or values by update tensor.
-        scales: Scales of each section that has some, [groups].
+        packed: Codes or values, by name of the update's tensor.
+        scales: Scales of each section that has scales, [groups].
     """
     codes: list[Tensor] = []
     values: list[Tensor] = []
@@ -209,7 +222,7 @@ def arrays(form: Form, packed: Mapping[str, Tensor], scales: Sequence[Tensor]) -
 def largest(x: Tensor, count: int) -> Tensor:
     """Return the positions of the ``count`` entries of largest magnitude of a flat tensor, ascending, int64.
 
-    NaN counts as the largest: engines order it arbitrarily, and the server must detect it.
+    NaN counts as the largest, because engines order it arbitrarily and the server must detect it.
     """
     size = torch.where(torch.isnan(x), torch.full((), torch.inf), x.abs())
     positions = torch.topk(size, count, sorted=False).indices
@@ -219,7 +232,14 @@ def largest(x: Tensor, count: int) -> Tensor:
 def statistics_codes(
     names: Sequence[str], values: Tensors, base: Tensors, coder: Coder | None
 ) -> tuple[Tensors, list[Tensor]]:
-    """Return codes and scales of moving statistics, or their values and no scales if they travel as float32."""
+    """Return (codes by name, scales) of moving statistics. If ``coder`` is None, return their values and no scales.
+
+    Args:
+        names: Names of the statistics.
+        values: Changes or values by name.
+        base: Initial values by name.
+        coder: Coder of the statistics, or None for float32.
+    """
     own = {name: values[name] for name in names}
     if coder is None or not own:
         return own, []

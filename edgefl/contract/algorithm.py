@@ -85,9 +85,9 @@ def usual(name: str, spec: TensorSpec, generator: torch.Generator, label_range: 
 def _near(name: str, values: Tensor, generator: torch.Generator) -> Tensor:
     """Return a noisy copy of the model's ``values``, on the CPU.
 
-    Code may take a root or a logarithm of the model's values, or divide by them. So the copy stays close to them and
-    keeps their signs. Buffers, integers, empty tensors and values that are not finite are copied unchanged. The
-    exceptions are a batch norm's running mean and variance, which get noise too.
+    Code may take a root or a logarithm of the model's values, or divide by them. So the copy stays close to them.
+    Buffers, integers, empty tensors and values that are not finite are copied unchanged. The exceptions are a batch
+    norm's running mean and variance, which get noise too.
     """
     is_parameter = isinstance(values, nn.Parameter)
     values = values.detach().cpu().clone(memory_format=torch.contiguous_format)

@@ -136,8 +136,7 @@ def beside(state: str, named: Mapping[str, _Value]) -> dict[str, _Value]:
 
 
 def state_of(tensors: Mapping[str, Tensor], state: str) -> Tensors:
-    """Return the tensors of server state ``state`` among ``tensors``, by parameter name: the inverse of :func:`beside`.
-    """
+    """Return the tensors of server state ``state`` among ``tensors``, by parameter name: the inverse of :func:`beside`."""
     return {
         name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{state}/")
     }

@@ -31,10 +31,10 @@ KINDS: Mapping[str, Callable[..., Submodel]] = factories_among(globals())
 
 
 def build(spec: ModelSpec, kind: str, **options: Any) -> Submodel:
-    """Return the submodel ``kind`` of ``spec``.
+    """Return the submodel of type ``kind`` of the model ``spec``.
 
     Raises:
-        ConfigError: The name or an option is unknown. The error lists the alternatives.
+        ConfigError: The kind or an option is unknown. The text lists the alternatives.
         ModelError: The model cannot be cut like this.
     """
     factory = KINDS.get(kind)
@@ -50,14 +50,14 @@ GAMMAS: tuple[float, ...] = tuple(sorted({*FOUR_SIZES, *FIVE_SIZES}))
 
 @dataclass(frozen=True)
 class Size:
-    """A submodel type and the options for one size."""
+    """Submodel type with the options that decide its size."""
 
     kind: str
     options: Mapping[str, Any]
 
     @property
     def label(self) -> str:
-        """Options for people: ``gamma 0.25``, ``cut 5``, ``whole model``."""
+        """Text of the options for messages: ``gamma 0.25``, ``cut 5``, ``whole model``."""
         if self.kind == "width" and self.options.get("gamma") == 1.0:
             return "whole model"
         options = [f"{name} {_human(value)}" for name, value in self.options.items()]
@@ -65,19 +65,30 @@ class Size:
 
     @property
     def finer(self) -> Size | None:
-        """The same cut with a chunk per frozen unit: more downloads, least memory in the forward pass."""
+        """The same cut with one chunk per frozen unit: more downloads, least memory in the forward pass.
+
+        None if there is none.
+        """
         cut = self.options.get("cut", 0)
         return None if cut < 2 or "chunks" in self.options else Size(self.kind, {"cut": cut, "chunks": cut})
 
     def of(self, spec: ModelSpec) -> Submodel:
-        """Return the submodel. Raises ConfigError or ModelError if it does not exist."""
+        """Return the submodel of ``spec`` of this size.
+
+        Raises:
+            ConfigError: The kind is unknown.
+            ModelError: The model has no submodel of this size.
+        """
         return build(spec, self.kind, **self.options)
 
 
 def sizes(spec: ModelSpec, kinds: Iterable[str] = (), gammas: Iterable[float] = ()) -> list[Size]:
-    """Return every size of the ``kinds`` (default: all), largest first, without building or checking them.
+    """Return every size of the ``kinds`` (default: all kinds), largest first, without building or checking them.
 
-    A type with ``gamma`` has a size for each of ``gammas`` (default: :data:`GAMMAS`), one with ``cut`` for every cut.
+    Args:
+        spec: Model, whose units limit the cuts.
+        kinds: Submodel types.
+        gammas: Sizes of a type that has the option ``gamma``. Default: :data:`GAMMAS`. A type with ``cut`` gets every cut.
     """
     all_sizes: list[Size] = []
     for kind in kinds or KINDS:

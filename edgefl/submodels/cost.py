@@ -42,12 +42,12 @@ class RoundCost:
     """Cost of a submodel in a round.
 
     Attributes:
-        parameters: Trained entries, without moving statistics.
-        macs: Multiply-accumulates of one sample's forward pass through the trained units, as a runtime executes them.
-        kept_macs: Those with weights that the tier holds (fiarse.md 8.2), the need of a runtime that skips zeros.
-        prefix_macs: Those of the frozen units.
-        download_bytes: Blobs with headers (:func:`edgefl.wire.tensors.dump`), frozen units included.
-        upload_bytes: Blob of the update.
+        parameters: Number of trained entries, without moving statistics.
+        macs: Multiply-accumulates of one sample's forward pass through the trained units, zeros included.
+        kept_macs: Multiply-accumulates with weights that the tier holds (fiarse.md 8.2), for a runtime that skips zeros.
+        prefix_macs: Multiply-accumulates of one sample's forward pass through the frozen units.
+        download_bytes: Size of the blobs with headers (:func:`edgefl.wire.tensors.dump`), frozen units included.
+        upload_bytes: Size of the update's blob.
     """
 
     parameters: int
@@ -63,7 +63,7 @@ class RoundCost:
         Args:
             batch: Samples per step.
             steps: Training steps.
-            samples: Rows that pass once through the frozen units.
+            samples: Local samples, each of which passes once through the frozen units.
         """
         return TRAINING * self.macs * batch * steps + self.prefix_macs * samples
 
@@ -72,8 +72,8 @@ def cost(submodel: Submodel, forwards: Forwards | None = None) -> RoundCost:
     """Return the cost of ``submodel`` in round 1, at the initial weights of its model.
 
     Args:
-        submodel: the submodel, of any kind.
-        forwards: forward passes of the same model, which other submodels share; by default new ones.
+        submodel: Submodel of any kind.
+        forwards: Cache of forward passes of the same model, to share with other submodels. None: use a new one.
     """
     forwards = forwards or Forwards(submodel.spec)
     weights = {name: tensor.numpy() for name, tensor in submodel.spec.weights.items()}
@@ -97,18 +97,21 @@ def cost(submodel: Submodel, forwards: Forwards | None = None) -> RoundCost:
 
 
 def whole(spec: ModelSpec) -> tuple[int, int]:
-    """Return parameters and multiplications (one sample's forward pass) of the whole model."""
+    """Return (number of trained parameters, multiply-accumulates of one sample's forward pass) of the whole model."""
     sizes = {name: parameter.numel() for name, parameter in spec.module.named_parameters()}
     return sum(sizes[name] for name in trainable(spec)), macs(spec.module, spec.sample)
 
 
 def trainable(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the names of the trained global tensors."""
+    """Return the global names of the parameters that require a gradient."""
     return tuple(name for name, parameter in spec.module.named_parameters() if parameter.requires_grad)
 
 
 def entries(regions: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Return the number of entries of each global tensor that the regions hold."""
+    """Return the number of entries of each global tensor that ``regions`` hold.
+
+    ``shapes`` are those of the global tensors.
+    """
     counts: dict[str, int] = {}
     for name, region in regions.items():
         for part, positions in pieces(name, region, shapes):
@@ -118,7 +121,7 @@ def entries(regions: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]]
 
 
 def _download(submodel: Submodel, weights: Mapping[str, Array], placement: Placement) -> int:
-    """Return the bytes of the payload, or of the units' blobs. A unit in a chunk and in the suffix is fetched once."""
+    """Return the number of bytes that a device downloads: the payload and the units' blobs, each unit once."""
     units = {*submodel.units, *(unit for chunk in submodel.prefix for unit in chunk.units)}
     sent = len(tensors.dump(placement.payload, placement.masks)) if placement.payload else 0
     for unit in units:
@@ -132,14 +135,17 @@ def _download(submodel: Submodel, weights: Mapping[str, Array], placement: Place
 
 @dataclass(frozen=True)
 class Forward:
-    """Forward pass of one sample: multiply-accumulates by state tensor, and the bytes of all results."""
+    """Cost of one sample's forward pass: multiply-accumulates by state tensor, and the bytes of all results."""
 
     macs: Mapping[str, int]
     nbytes: float
 
 
 class Forwards:
-    """Forward passes, without values, of parts of a model. Units that several submodels share run once."""
+    """Cache of the cost of forward passes through parts of a model.
+
+    Units that several submodels share run once, without values.
+    """
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
@@ -150,7 +156,7 @@ class Forwards:
         return _forwards(self._spec.module, self._spec.sample)
 
     def of(self, module: nn.Sequential, sample: TensorSpec) -> Forward:
-        """Return the forward pass of ``module`` on a ``sample``."""
+        """Return the cost of a forward pass of ``module`` on one ``sample``."""
         # A Sequential iterates over its places; children() would leave out a module that is used again.
         units, parts = list(self._spec.module), list(module)
         start = next((at for at, unit in enumerate(units) if parts and unit is parts[0]), 0)
@@ -165,18 +171,19 @@ class Forwards:
 def macs_by_weight(module: nn.Sequential, sample: TensorSpec) -> Mapping[str, int]:
     """Return the multiply-accumulates of one sample's forward pass by state tensor.
 
-    Counts convolutions, products and recurrent cells. An op with several weights is divided by their sizes.
+    Counts convolutions, products and recurrent cells. An op with several weights is divided by their sizes. Products
+    without a weight, such as attention scores, have the name :data:`NO_WEIGHT`.
     """
     return _together(_forwards(module, sample)).macs
 
 
 def macs(module: nn.Sequential, sample: TensorSpec) -> int:
-    """Return the multiply-accumulate operations of one sample's forward pass."""
+    """Return the multiply-accumulates of one sample's forward pass through ``module``."""
     return sum(macs_by_weight(module, sample).values())
 
 
 def _forwards(module: nn.Sequential, sample: TensorSpec) -> list[Forward]:
-    """Run ``module`` and return the forward pass of each unit."""
+    """Run ``module`` without values and return the cost of each unit's forward pass, in order."""
     bare = on_meta(module).eval()
     x = torch.empty((_ROWS, *sample.shape), dtype=sample.dtype, device="meta")
     made: list[Forward] = []
@@ -195,7 +202,10 @@ def _together(parts: Sequence[Forward]) -> Forward:
 
 
 class _Counting(TorchDispatchMode):
-    """Counter per weight. A weight is identified by its storage, because ops read views of it, such as its transpose."""
+    """Dispatch mode that counts multiply-accumulates per weight, and bytes of results.
+
+    A weight is identified by its storage, because ops read views of it, such as its transpose.
+    """
 
     def __init__(self, module: nn.Sequential) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -205,7 +215,7 @@ class _Counting(TorchDispatchMode):
         self._nbytes = 0
 
     def take(self) -> Forward:
-        """Return the counts since the last call."""
+        """Return the counts since the last call, and reset them."""
         taken = Forward({name: count // _ROWS for name, count in self._macs.items()}, self._nbytes / _ROWS)
         self._macs, self._nbytes = {}, 0
         return taken

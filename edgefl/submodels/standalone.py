@@ -30,19 +30,19 @@ def standalone(
     number: int = FIRST_ROUND,
     inference: Function | None = None,
 ) -> nn.Sequential:
-    """Return the module of ``submodel`` with its part of ``weights``, in inference mode.
+    """Return the module of ``submodel`` with its part of ``weights``, in inference mode, for use without the server.
 
-    The size need not have been trained. Entries that the submodel lacks are zero if its tensors keep their shape. A submodel
-    with frozen units at the input side becomes the whole model.
+    The size need not have been trained. Entries that the submodel lacks are zero if its tensors keep their shape. For a
+    submodel with frozen units the result is the whole model.
 
     Args:
-        submodel: Submodel.
-        weights: Global weights.
-        number: Round that decides a rolling window.
-        inference: Inference function of the algorithm that trained the submodel.
+        submodel: Submodel of any kind.
+        weights: Global weights, by name.
+        number: Round for which a rolling window is taken.
+        inference: Inference function of the algorithm that trained the submodel; None: it has none.
 
     Raises:
-        ModelError: ``weights`` do not belong to the submodel's model.
+        ModelError: ``weights`` have other names or shapes than the submodel's model.
     """
     _check(submodel.spec, weights)
     whole = bool(submodel.prefix)
@@ -56,7 +56,12 @@ def standalone(
 def scores(module: nn.Sequential, loss: Loss, batches: Iterable[Tensors]) -> dict[str, float]:
     """Return the metrics of ``loss`` and the loss itself, by name, over the rows of all ``batches``.
 
-    A batch holds inputs by name, the first as ``x``, and labels ``y``. Without batches the result is empty.
+    {} without batches.
+
+    Args:
+        module: Model in inference mode.
+        loss: Loss, which defines the metrics.
+        batches: Batches by name: inputs, the first as ``x``, and labels ``y``.
     """
     return scores_of(partial(call_with_inputs, module), loss, batches)
 
@@ -65,7 +70,9 @@ def scores(module: nn.Sequential, loss: Loss, batches: Iterable[Tensors]) -> dic
 def scores_of(
     forward: Callable[[Tensors], Tensor], loss: Loss, batches: Iterable[Tensors]
 ) -> dict[str, float]:
-    """Return the same for a function of a batch, such as a deployed file in its runtime."""
+    """Return the same as :func:`scores` for ``forward``, a function from a batch to the model's output, such as a deployed
+    file.
+    """
     sums: dict[str, Array] = {}
     names: tuple[str, ...] = ()
     for batch in batches:
@@ -78,7 +85,7 @@ def scores_of(
 def _read(
     submodel: Submodel, weights: Mapping[str, Array], number: int, inference: Function | None
 ) -> Tensors:
-    """Return the tensors that the suffix uses in inference, by local name."""
+    """Return the tensors that the submodel's suffix uses in inference, by local name."""
     local = _tensors(submodel.place(weights, number).payload or weights)
     if inference is not None:
         given = prefixed("weights", local)
@@ -98,6 +105,7 @@ def _tensors(arrays: Mapping[str, Array]) -> Tensors:
 
 
 def _check(spec: ModelSpec, weights: Mapping[str, Array]) -> None:
+    """Raise ModelError unless ``weights`` have the names and shapes of the model's."""
     expected = {name: tuple(tensor.shape) for name, tensor in spec.weights.items()}
     shapes = {name: array.shape for name, array in weights.items()}
     wrong = sorted(name for name in expected.keys() | shapes.keys() if expected.get(name) != shapes.get(name))

@@ -1,8 +1,8 @@
 """Statistics of norm layers, estimated in one pass after training (HeteroFL; fiarse.md 2.9, A11).
 
-Every submodel size has its own: the input of a layer depends on how much of the model is in front of it. Static batch norm
-has no others. Moving statistics describe the sizes that were trained: a cut needs new ones, and so does the whole model if
-narrow or masked submodels moved them.
+Every submodel size needs its own statistics, because the input of a layer depends on the channels in front of it. A static
+batch norm has none in training. Moving statistics describe the sizes that were trained: a cut needs new ones. So does the
+whole model if narrow or masked submodels moved them.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ Norm = BatchNorm | nn.modules.batchnorm._BatchNorm
 
 @dataclass(frozen=True)
 class Statistics:
-    """Sums of moving statistics over ``passes`` batches, by the name of the buffer (float64).
+    """Sums of batch statistics, by the name of the buffer (float64), over ``passes`` batches each.
 
-    Variances are unbiased. Clients' sums add up to those of all their batches, so a federation needs no data to leave a
-    device::
+    Variances are unbiased. The sum of several clients' statistics is the statistics of all their batches, so no data leave
+    a device::
 
         frozen(module, sum(collect(module, batches) for batches in clients))
     """
@@ -52,17 +52,19 @@ class Statistics:
 
     @property
     def averages(self) -> Tensors:
-        """Cumulative averages by the name of the buffer, float32: torch's batch norm with ``momentum=None``."""
+        """Mean of each statistic over its batches, float32, by buffer name: torch's batch norm with ``momentum=None``."""
         return {name: (total / self.passes[name]).to(torch.float32) for name, total in self.sums.items()}
 
 
 class StatisticsMode(TorchFunctionMode):
-    """Mode in which norm layers normalize by their batch, and :attr:`total` adds up the statistics of each batch.
+    """Torch function mode in which norm layers normalize by their batch.
 
-    Recognizes a layer by its call of one of torch's functions for these norms, whatever module makes it.
+    :attr:`total` adds up the statistics of each batch.
+
+    A norm layer is recognized by its call of one of torch's functions for norms, whatever module makes the call.
 
     Args:
-        moving: moving statistics that the layers are called with, by name. The same tensors, not copies.
+        moving: Buffers that the layers pass to these functions, by name. They must be the same tensors, not copies.
     """
 
     def __init__(self, moving: Tensors) -> None:
@@ -90,9 +92,10 @@ def is_norm(part: nn.Module) -> TypeGuard[Norm]:
 
 
 def norms(module: nn.Module, *, moving: bool = False) -> dict[str, Norm]:
-    """Return the static batch norms of a model by path; with ``moving`` also those with moving statistics.
+    """Return the batch norms without statistics of their own ("static") by path; with ``moving`` also those with moving
+    statistics.
 
-    Norms that stay in inference mode keep their moving statistics, so they are left out.
+    Norms with moving statistics that stay in inference mode are left out, because training does not move them.
     """
     return {
         path: part
@@ -102,7 +105,7 @@ def norms(module: nn.Module, *, moving: bool = False) -> dict[str, Norm]:
 
 
 def moving_buffers(module: nn.Module) -> Tensors:
-    """Return the float buffers in the state of a model, by name, without those of layers that stay in inference mode."""
+    """Return the float buffers in the state of ``module``, by name, without those of layers that stay in inference mode."""
     state = module.state_dict(keep_vars=True).keys()
     found: Tensors = {}
     for path, part in module.named_modules():
@@ -117,7 +120,7 @@ def moving_buffers(module: nn.Module) -> Tensors:
 
 
 def by_batch(module: nn.Sequential) -> nn.Sequential:
-    """Return a copy of ``module`` whose batch norms, moving ones too, normalise by the statistics of each batch.
+    """Return a copy of ``module`` whose batch norms, including those with moving statistics, normalize by each batch.
 
     Norms that stay in inference mode keep their statistics.
     """
@@ -128,7 +131,7 @@ def by_batch(module: nn.Sequential) -> nn.Sequential:
 
 
 def with_buffers(module: nn.Sequential) -> nn.Sequential:
-    """Return a copy of ``module`` whose static batch norms have buffers for statistics: mean 0, variance 1."""
+    """Return a copy of ``module`` whose static batch norms have buffers for statistics, with mean 0 and variance 1."""
     made = copy_module(module)
     for norm in norms(made).values():
         channels = norm.channels if isinstance(norm, BatchNorm) else norm.num_features
@@ -137,11 +140,11 @@ def with_buffers(module: nn.Sequential) -> nn.Sequential:
 
 
 def estimable(module: nn.Sequential, *, moving: bool) -> tuple[str, ...]:
-    """Return the names of the buffers to estimate in ``with_buffers(module)``.
+    """Return the names of the buffers of ``with_buffers(module)`` that are to be estimated.
 
     Args:
-        module: the model.
-        moving: estimate the moving statistics too, not only those of static batch norms.
+        module: Model.
+        moving: True: include moving statistics. False: only those that static batch norms lack.
     """
     own = moving_buffers(module)
     return tuple(name for name in moving_buffers(with_buffers(module)) if moving or name not in own)
@@ -149,12 +152,18 @@ def estimable(module: nn.Sequential, *, moving: bool) -> tuple[str, ...]:
 
 @torch.no_grad()
 def collect(module: nn.Sequential, batches: Iterable[Tensors], *, moving: bool = False) -> Statistics:
-    """Run ``module`` once over ``batches`` of its inputs by name, the first as ``x``, and return statistics.
+    """Run a copy of ``module`` once over ``batches`` and return the statistics of its norm layers.
 
-    Covers the buffers that :func:`estimable` returns for ``moving``, if a norm layer reads them. Each layer normalises by
-    its batch, as in training, and all batches weigh the same: the cumulative average of torch's batch norm with
-    ``momentum=None``. So make the batches of about equal size. Dropout is off and ``module`` stays as it is.
-    Raises DataError if there is no batch.
+    Each layer normalizes by its batch, as in training, and all batches have the same weight, as in torch's batch norm with
+    ``momentum=None``. So make the batches of about equal size. Dropout is off, and ``module`` does not change.
+
+    Args:
+        module: Model.
+        batches: Inputs by name, the first as ``x``.
+        moving: True: estimate moving statistics, too (see :func:`estimable`).
+
+    Raises:
+        DataError: There is no batch.
     """
     made = with_buffers(module).eval()
     buffers = moving_buffers(made)
@@ -177,9 +186,10 @@ def collect(module: nn.Sequential, batches: Iterable[Tensors], *, moving: bool =
 
 @torch.no_grad()
 def unknown_statistics(module: nn.Sequential, batch: Tensors) -> tuple[str, ...]:
-    """Return the names of the buffers that training on ``batch`` moves and :func:`collect` does not cover.
+    """Return the names of the buffers that training on ``batch`` changes and :func:`collect` does not estimate.
 
-    Torch's own layers move no other statistics: buffers of spectral norm describe weights. ``batch`` has two rows at least.
+    Buffers of torch's own layers are left out: besides batch norm, only spectral norm changes some, and they describe
+    weights. ``batch`` needs at least two rows.
     """
     trained = copy_module(module)
     set_mode(trained, training=True)
@@ -194,9 +204,12 @@ def unknown_statistics(module: nn.Sequential, batch: Tensors) -> tuple[str, ...]
 
 
 def frozen(module: nn.Sequential, statistics: Statistics) -> nn.Sequential:
-    """Return a copy of ``module`` that normalises by the averages of ``statistics``, whatever batch it reads.
+    """Return a copy of ``module`` whose batch norms use the averages of ``statistics``, whatever batch they read.
 
-    Moving statistics without an entry stay. Raises DataError if a static batch norm has no entry.
+    Moving statistics without an entry keep their values.
+
+    Raises:
+        DataError: A static batch norm has no entry in ``statistics``.
     """
     averages = statistics.averages
     for path in norms(module):

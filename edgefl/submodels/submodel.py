@@ -27,13 +27,13 @@ class FrozenUnits:
 
     units: tuple[str, ...]
     module: nn.Sequential
-    # One row of what the chunk reads, and of what it leaves behind; no batch dimension.
+    # One row of the chunk's input and of its output, without batch dimension.
     sample: TensorSpec
     result: TensorSpec
 
 
 class Submodel(ABC):
-    """Part of the global model ``spec`` that a tier holds and trains; by default the whole model."""
+    """Part of the global model ``spec`` that a tier holds and trains. The defaults describe the whole model."""
 
     spec: ModelSpec
     kind: ClassVar[str]
@@ -41,44 +41,51 @@ class Submodel(ABC):
 
     @property
     def suffix(self) -> nn.Sequential:
-        """Trained units, in local shapes, under global names."""
+        """Trained units, in the tier's shapes, under their global names."""
         return self.spec.module
 
     @property
     def boundary(self) -> TensorSpec:
-        """One sample of the input of ``suffix``, without the batch dimension."""
+        """Spec of one sample of the input of :attr:`suffix`, without the batch dimension."""
         return self.spec.sample
 
     @property
     def carrier(self) -> Carrier | None:
-        """Transport and use of the suffix's tensors. None: unchanged."""
+        """Carrier between payload, suffix and update. None: the suffix's tensors are sent and received unchanged."""
         return None
 
     @property
     def prefix(self) -> tuple[FrozenUnits, ...]:
-        """Units that are run forward, frozen, before training; empty if the whole depth is trained."""
+        """Chunks of frozen units that run before training. Empty if all units are trained."""
         return ()
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Units of the global model whose weights training reads whole; empty if the devices get a payload."""
+        """Names of the units whose published weights the device downloads for training.
+
+        Empty if it downloads a payload instead.
+        """
         return ()
 
     @property
     def moves(self) -> bool:
-        """True if the tier may hold other entries in each round, so that a device cannot keep state per entry."""
+        """True if the tier may hold other entries in each round. Then a device cannot keep state per entry."""
         return False
 
     @property
     @abstractmethod
     def identity(self) -> Mapping[str, object]:
-        """All settings that decide the tier's graphs, besides the model, in JSON types."""
+        """All settings, besides the model, that decide the tier's graphs, in JSON types.
+
+        Equal identities share a bundle.
+        """
 
     @abstractmethod
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
-        """Return the tier's share of ``weights`` (float arrays by global name) in round ``number``, counted from 1.
+        """Return the regions and the payload of the tier in round ``number``, counted from 1.
 
-        A pure function: the same weights and number give the same bytes.
+        ``weights`` are the global weights, float arrays by name. The function is pure: the same arguments give the same
+        bytes.
         """
 
 

@@ -1,9 +1,9 @@
 """Structure of a dimension's indices, refined as operations are traced.
 
-A dimension is an :data:`Axis`. An :class:`Atom` is one group of indices that are alike, such as the channels of a layer. A
+A dimension is an :data:`Axis`. An :class:`Atom` is one group of similar indices, such as the channels of a layer. A
 :class:`ProductAxis` multiplies axes (heads times entries of a head, the first varies slowest). A :class:`Concat` puts axes
-one after the other. Dimensions whose indices must be kept together share atoms. An atom can be refined to a product or
-concatenation, and is refined everywhere then. A dimension of unknown structure is *pinned*: kept whole.
+one after the other. Dimensions whose indices must be kept together share atoms. If an atom is refined to a product or
+concatenation, it is refined in all dimensions. A dimension of unknown structure is *pinned*: all its indices are kept.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from typing import TypeAlias
 
 
 class Atom:
-    """``size`` indices that belong together. ``reason``: why none may be left out, or None."""
+    """Group of ``size`` indices of one kind.
+
+    ``reason``: text that says why all of them must be kept, or None if they can be cut.
+    """
 
     __slots__ = ("_meaning", "reason", "size")
 
@@ -25,12 +28,13 @@ class Atom:
         self._meaning: Axis | None = None
 
     def become(self, axis: Axis) -> None:
-        """Refine this atom to ``axis``, of the same size."""
+        """Refine this atom to ``axis``, of the same size, in all dimensions that contain it."""
         if self.reason is not None:
             pin(axis, self.reason)
         self._meaning = axis
 
     def resolved(self) -> Axis:
+        """Return the axis to which this atom was refined, in normal form, or the atom itself."""
         if self._meaning is None:
             return ONE if self.size == 1 else self
         self._meaning = resolve(self._meaning)
@@ -42,14 +46,14 @@ class Atom:
 
 @dataclass(frozen=True)
 class ProductAxis:
-    """All combinations of the factors' indices, row-major. Without factors: a dimension of size 1."""
+    """Axis of all combinations of the factors' indices, row-major. Without factors: a dimension of size 1."""
 
     factors: tuple[Axis, ...]
 
 
 @dataclass(frozen=True)
 class Concat:
-    """Indices of the parts one after the other."""
+    """Axis of the indices of ``parts``, one part after the other."""
 
     parts: tuple[Axis, ...]
 
@@ -60,14 +64,14 @@ ONE = ProductAxis(())
 
 
 class UnalignedError(Exception):
-    """Two structures of the same indices have no common refinement as products and concatenations."""
+    """Error: two structures of the same indices have no common refinement as products and concatenations."""
 
 
 def resolve(axis: Axis) -> Axis:
     """Return the current structure of ``axis`` in normal form.
 
-    It has no product in a product, no concatenation in a concatenation, no single members and no factors of size 1. A
-    product whose first factor is a concatenation becomes a concatenation of products.
+    In normal form no product contains a product, and no concatenation a concatenation. None has a single member or a
+    factor of size 1. A product whose first factor is a concatenation becomes a concatenation of products.
     """
     if isinstance(axis, Atom):
         return axis.resolved()
@@ -87,6 +91,7 @@ def resolve(axis: Axis) -> Axis:
 
 
 def size(axis: Axis) -> int:
+    """Return the number of indices of ``axis``."""
     if isinstance(axis, Atom):
         return axis.size
     if isinstance(axis, ProductAxis):
@@ -105,18 +110,19 @@ def atoms(axis: Axis) -> Iterator[Atom]:
 
 
 def pin(axis: Axis, reason: str) -> None:
-    """Keep all of ``axis``. An earlier reason stays."""
+    """Mark all indices of ``axis`` as indices to keep. An atom that has a reason already keeps that reason."""
     for atom in atoms(axis):
         if atom.reason is None:
             atom.reason = reason
 
 
 def is_pinned(axis: Axis) -> bool:
+    """Return True if no index of ``axis`` can be cut."""
     return all(atom.reason is not None for atom in atoms(axis))
 
 
 def unify(one: Axis, other: Axis) -> None:
-    """Record that the same indices of both must be kept. Pins both if their structures have no common refinement."""
+    """Record that the same indices of both axes must be kept. Pin both if their structures have no common refinement."""
     one, other = resolve(one), resolve(other)
     if one == other:
         return
@@ -160,7 +166,11 @@ def _ends(axis: Concat) -> list[int]:
 
 
 def take(axis: Axis, start: int, stop: int) -> Axis:
-    """Return the indices ``start:stop`` of ``axis``, which is refined there. Raises :class:`UnalignedError`."""
+    """Return the indices ``start:stop`` of ``axis`` as an axis. Atoms are refined at these borders.
+
+    Raises:
+        UnalignedError: A border lies inside a group of a product.
+    """
     axis = resolve(axis)
     if (start, stop) == (0, size(axis)):
         return axis
@@ -192,7 +202,13 @@ def _taken(atom: Atom, start: int, stop: int) -> Axis:
 
 
 def divide(axis: Axis, inner: int) -> tuple[Axis, Axis]:
-    """Return ``axis`` as a product of two, the second of size ``inner``. Refines it. Raises :class:`UnalignedError`."""
+    """Return (outer, inner) axes whose product is ``axis``; the second has size ``inner``.
+
+    Atoms are refined accordingly.
+
+    Raises:
+        UnalignedError: The structure of ``axis`` has no such division.
+    """
     axis = resolve(axis)
     if inner == 1:
         return axis, ONE
@@ -222,7 +238,7 @@ def _divided(atom: Atom, inner: int) -> tuple[Axis, Axis]:
 
 
 def _divided_parts(axis: Concat, inner: int) -> tuple[Axis, Axis]:
-    """Divide each part alike. If a part ends inside a group, the groups are alike and all of them stay."""
+    """Divide each part by ``inner``. If a part ends inside a group, unify the groups and keep all of them."""
     if any(size(part) % inner for part in axis.parts):
         groups = [take(axis, start, start + inner) for start in range(0, size(axis), inner)]
         for group in groups[1:]:
@@ -235,7 +251,10 @@ def _divided_parts(axis: Concat, inner: int) -> tuple[Axis, Axis]:
 
 
 def regroup(axes: Sequence[Axis], shape: Sequence[int]) -> Axes:
-    """Return the axes of a tensor in another ``shape`` of as many elements, as by ``view``."""
+    """Return the axes of a tensor after ``view`` to ``shape``.
+
+    Axes that do not follow their structure there are pinned.
+    """
     new_axes: list[Axis] = []
     left = [axis for axis in axes if size(axis) != 1]
     wanted: list[int] = []

@@ -1,4 +1,4 @@
-"""Model for a selection of channels: the same modules with smaller tensors, verified by a run."""
+"""Narrower model for a selection of channels: the same modules with smaller tensors, verified by a run."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _WAYS: tuple[Prefer, ...] = ("inner", "always_inner", "outer", "neither")
 
 
 def channels_of(spec: ModelSpec) -> Channels:
-    """Return the channels of a model, cached per model.
+    """Return the structure of a model's dimensions, cached per model.
 
-    If the code gives sizes to tensors (an initial state of zeros, a token that it expands), one slice is tried: either these
-    sizes follow, or the dimensions that depend on them stay whole.
+    If the code gives sizes to tensors (an initial state of zeros, a token that it expands), one cut is tried. If these
+    sizes do not follow the cut, the dimensions that depend on them are kept whole.
     """
     if spec not in _known:
         _known[spec] = _found(spec)
@@ -55,9 +55,15 @@ def _halves(spec: ModelSpec, channels: Channels) -> bool:
 def fitted(
     spec: ModelSpec, channels: Channels, keep: Callable[[int], int]
 ) -> tuple[Mapping[Atom, int], nn.Sequential]:
-    """Return the number of kept indices of each atom, about ``keep`` of its size, and the model of the leading ones.
+    """Return (number of kept indices by atom, model of the first indices) for the first of several ways to cut that works.
 
-    It is the first of several cuts that :func:`narrow` accepts. Raises the ModelError of the first cut if it accepts none.
+    Args:
+        spec: Model.
+        channels: Its dimensions.
+        keep: Function from the size of an atom to the number of indices to keep.
+
+    Raises:
+        ModelError: :func:`narrow` accepts none of the cuts. The error is that of the first cut.
     """
     refused: ModelError | None = None
     tried: list[Mapping[Atom, int]] = []
@@ -74,14 +80,14 @@ def fitted(
 
 
 def narrow(spec: ModelSpec, channels: Channels, selection: Selection) -> nn.Sequential:
-    """Return the model for a selection, under the same names and with the selected values.
+    """Return the model for ``selection``, with the same tensor names and with the selected values.
 
-    A run without values checks that its channels are the selected ones. If they are not, sizes in attributes of the code are
-    adapted, and it is tried once more.
+    A run without values checks that its channels are the selected ones. If they are not, sizes in attributes of the user's
+    modules are adapted, and the run is repeated.
 
     Args:
         spec: Model.
-        channels: Its channels.
+        channels: Its dimensions.
         selection: Kept indices of atoms.
 
     Raises:
@@ -116,7 +122,7 @@ def _fitting(spec: ModelSpec, channels: Channels, selection: Selection, *, adapt
 
 
 def _copied(module: nn.Sequential, parts: Mapping[str, Region]) -> nn.Sequential:
-    """Return a deep copy. Its memo contains the cut tensors."""
+    """Return a deep copy of ``module`` with the parts ``parts`` of its tensors."""
     memo: dict[int, object] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         cut = _cut(tensor.detach(), parts[name])
@@ -136,6 +142,7 @@ def _cut(tensor: Tensor, region: Region) -> Tensor:
 
 
 def _check(name: str, found: Axes, whole: Axes, selection: Selection) -> None:
+    """Raise ModelError unless the narrow model reads the dimensions of tensor ``name`` in the order of the whole model."""
     made: dict[Atom, Axis] = {}
     for dim, (axis, before) in enumerate(zip(found, whole, strict=True)):
         wanted = _form(resolve(_left(before, selection, made)))
@@ -148,7 +155,7 @@ def _check(name: str, found: Axes, whole: Axes, selection: Selection) -> None:
 
 
 def _left(axis: Axis, selection: Selection, made: dict[Atom, Axis]) -> Axis:
-    """Return ``axis`` in the sizes of the selection."""
+    """Return ``axis`` in the sizes of the selection. ``made`` caches the new atom of each atom."""
     if isinstance(axis, Atom):
         return made.setdefault(axis, resolve(Atom(kept(axis, selection))))
     if isinstance(axis, ProductAxis):
@@ -157,7 +164,10 @@ def _left(axis: Axis, selection: Selection, made: dict[Atom, Axis]) -> Axis:
 
 
 def _form(axis: Axis) -> Any:
-    """Return sizes and their nesting. Two analyses may know pinned axes in different detail."""
+    """Return the sizes of an axis and their nesting, for comparison.
+
+    Pinned atoms may differ in detail between two analyses.
+    """
     if isinstance(axis, Atom):
         return axis.size
     if axis == ONE:

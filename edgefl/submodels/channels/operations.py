@@ -1,4 +1,4 @@
-"""Axes of every tensor in one run, and one operation with its arguments by name."""
+"""Records of one traced run: the axes of every tensor, and an operation with its arguments by name."""
 
 from __future__ import annotations
 
@@ -21,41 +21,42 @@ UNITS = "run_units"
 
 
 def whole(shape: Iterable[int], reason: str) -> Axes:
-    """Return dimensions that must be kept whole."""
+    """Return the axes of a tensor of this ``shape`` of which all indices must be kept, for ``reason``."""
     return tuple(resolve(Atom(length, reason)) for length in shape)
 
 
 def free(shape: Iterable[int]) -> Axes:
-    """Return dimensions of unknown structure."""
+    """Return the axes of a tensor of this ``shape`` whose structure is not known yet."""
     return tuple(resolve(Atom(length)) for length in shape)
 
 
 @dataclass
 class Book:
-    """Axes of tensors. It holds the tensors too, so that none can get the id of a freed one."""
+    """Axes of all tensors of a run. It also holds the tensors, so that no new tensor can get the id of a freed one."""
 
     _known: dict[int, tuple[Tensor, Axes]] = field(default_factory=dict)
     # Tensors that an operation has read.
     _read: set[int] = field(default_factory=set)
     # Paths of the submodules that are running, outermost first.
     path: list[str] = field(default_factory=list)
-    # Whether sizes that code gives to tensors of one value are taken for numbers that it holds.
+    # True: sizes that the code gives to tensors of one value are constants that no cut changes.
     fixed: bool = False
-    # Dimensions of such tensors, if they are not.
+    # Dimensions of such tensors otherwise.
     loose: list[Axis] = field(default_factory=list)
 
     def axes(self, tensor: Tensor) -> Axes:
+        """Return the axes of ``tensor`` and mark it as read by an operation."""
         self._read.add(id(tensor))
         return self.peek(tensor)
 
     def peek(self, tensor: Tensor) -> Axes:
-        """Return the axes of ``tensor`` without marking it as read."""
+        """Return the axes of ``tensor`` without marking it as read. An unknown tensor is a constant and is pinned."""
         if id(tensor) not in self._known:
             self.note(tensor, whole(tensor.shape, "a constant of the model"))
         return self._known[id(tensor)][1]
 
     def note(self, tensor: Tensor, axes: Axes) -> Axes:
-        """Unify the axes of ``tensor`` with ``axes``, and return them."""
+        """Unify the known axes of ``tensor`` with ``axes``, and return the known ones. An unknown tensor gets ``axes``."""
         known = self._known.setdefault(id(tensor), (tensor, axes))[1]
         for one, other in zip(known, axes, strict=True):
             unify(one, other)
@@ -66,12 +67,13 @@ class Book:
         self._known[id(tensor)] = tensor, axes
 
     def is_read(self, tensor: Tensor) -> bool:
+        """Return True if an operation has read ``tensor``."""
         return id(tensor) in self._read
 
 
 @dataclass(frozen=True, eq=False)
 class OpCall:
-    """One operation: its arguments by the names of torch's schema, and its result tensors."""
+    """Call of one operation: its arguments by the names of torch's schema, and its result tensors."""
 
     book: Book
     func: Any
@@ -100,10 +102,11 @@ class OpCall:
         return self.given.get(name)
 
     def axes(self, name: str) -> Axes:
+        """Return the axes of the tensor argument ``name``, and mark it as read."""
         return self.book.axes(self.given[name])
 
     def dim(self, name: str, rank: int) -> int:
-        """Return the dimension in the argument ``name``, counted from 0."""
+        """Return the dimension in the argument ``name`` as a number from 0 to ``rank`` - 1."""
         return int(self.given[name]) % rank
 
     @property
@@ -117,7 +120,10 @@ class OpCall:
         return tuple(self.results[0].shape)
 
     def pin(self, axes: Iterable[Axis], what: str) -> None:
-        """Keep all of ``axes``, because of ``what`` this operation does."""
+        """Pin those of ``axes`` that have several indices.
+
+        The reason is ``what``, with the operation and its place in the code.
+        """
         wide_axes = [axis for axis in axes if size(axis) > 1]
         if wide_axes:
             reason = f"{what} ({self.description})"
@@ -125,10 +131,14 @@ class OpCall:
                 pin(axis, reason)
 
     def whole(self, shape: Iterable[int], what: str) -> Axes:
+        """Return pinned axes of this ``shape``. The reason is ``what``, with the operation and its place in the code."""
         return whole(shape, f"{what} ({self.description})")
 
     def given_size(self, length: int) -> Axis:
-        """Return a dimension whose size comes from the code, not from a tensor."""
+        """Return the axis of a dimension whose size comes from the code, not from a tensor.
+
+        It is pinned if ``book.fixed``.
+        """
         if self.book.fixed:
             return self.whole((length,), "a size that the code gives")[0]
         (axis,) = free((length,))
@@ -137,13 +147,13 @@ class OpCall:
 
     @property
     def description(self) -> str:
-        """The operation for people: its name, the submodule and the calling line."""
+        """Text of the operation for messages: its name, the submodule and the calling line."""
         inside = f" in {self.book.path[-1]}" if self.book.path and self.book.path[-1] else ""
         source = _source(sys._getframe(1))
         return f"{self.func}{inside}" + (f" at {source}" if source else "")
 
     def fits(self, axes: Sequence[Axes]) -> bool:
-        """Return True if ``axes`` have the shapes of the results."""
+        """Return True if ``axes``, one tuple per result, have the shapes of the results."""
         shapes = [tuple(map(size, each)) for each in axes]
         return shapes == [tuple(result.shape) for result in self.results]
 

@@ -1,4 +1,4 @@
-"""Adaptation of layers and graphs to the new sizes of their tensors."""
+"""Changes of layers and graphs that make them fit the new sizes of their tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def resize(module: nn.Module) -> None:
 
 
 def follow(module: nn.Module, x: Tensor) -> None:
-    """Set sizes of a layer that its tensors do not determine from its input ``x``."""
+    """Set the sizes of a layer that its tensors do not determine, such as groups, from its input ``x``."""
     if isinstance(module, Conv) and not module.transposed and module.groups > 1:
         groups = x.shape[1] // module.weight.shape[1]
         _assign(module, {"groups": groups, "in_channels": x.shape[1]})
@@ -87,7 +87,7 @@ def _group_norm(layer: nn.GroupNorm) -> Sizes:
 
 
 def _groups(layer: nn.GroupNorm, channels: int) -> Sizes:
-    """Return the groups of a group norm. One group per channel stays so; otherwise the number of groups stays."""
+    """Return the size attributes of a group norm. One group per channel stays so; otherwise the number of groups stays."""
     alone = layer.num_groups == layer.num_channels
     return {"num_channels": channels, "num_groups": channels if alone else layer.num_groups}
 
@@ -132,9 +132,9 @@ _BY_WEIGHT: Mapping[type[nn.Module], Callable[[Any], Sizes]] = {
 
 
 def adapt(module: nn.Module, channels: Channels, selection: Selection) -> None:
-    """Change whole numbers in attributes of the user's modules that are an uncut size of their tensors.
+    """Set integer attributes of the user's modules that equal an uncut size of their tensors to the cut size.
 
-    A number that is the size of several dimensions with different cuts stays.
+    A number that is the size of several dimensions with different cuts is not changed.
     """
     for path, part in module.named_modules():
         if type(part).__module__.startswith(("torch.", "edgefl.")):
@@ -147,7 +147,7 @@ def adapt(module: nn.Module, channels: Channels, selection: Selection) -> None:
 
 
 def _left(path: str, channels: Channels, selection: Selection) -> dict[int, set[int]]:
-    """Return the kept sizes for each size of dimensions and their parts in the tensors below ``path``."""
+    """Return the kept sizes by uncut size, for all dimensions of the tensors below ``path`` and for their atoms."""
     sizes_left: dict[int, set[int]] = {}
     for name, axes in channels.axes.items():
         if not path or name.startswith(f"{path}."):
@@ -158,7 +158,13 @@ def _left(path: str, channels: Channels, selection: Selection) -> dict[int, set[
 
 
 def rewrite(module: nn.Module, places: Mapping[Place, Axes], selection: Selection) -> None:
-    """Replace sizes that units store as numbers in graphs, such as those of ``view``, by the kept sizes."""
+    """Replace sizes that are constants in the graphs of ``module``, such as those of ``view``, by the kept sizes.
+
+    Args:
+        module: Narrow model, changed in place.
+        places: Axes of the result of each operation of a graph.
+        selection: Kept indices of atoms.
+    """
     for path, part in module.named_modules():
         if isinstance(part, fx.GraphModule):
             order = {node: position for position, node in enumerate(part.graph.nodes)}
@@ -184,6 +190,7 @@ def _rewrite(node: fx.Node, axes: Mapping[fx.Node, Axes], selection: Selection) 
 def _resized(
     node: fx.Node, name: str, value: Argument, axes: Mapping[fx.Node, Axes], selection: Selection
 ) -> Argument:
+    """Return ``value``, the argument ``name`` of ``node``, with the sizes that the selection keeps."""
     own = axes[node]
     if name in ("size", "shape", "sizes", "normalized_shape") and isinstance(value, list | tuple):
         first = len(own) - len(value)
@@ -206,7 +213,7 @@ def _size(number: Any, axis: Axis, selection: Selection) -> Any:
 
 
 def _offset(index: int, axis: Axis, selection: Selection) -> int:
-    """Return the position of ``index`` among the kept indices."""
+    """Return the position of ``index`` among the kept indices of ``axis``."""
     whole = kept(axis, {})
     if not 0 <= index <= whole:
         return index
@@ -214,6 +221,7 @@ def _offset(index: int, axis: Axis, selection: Selection) -> int:
 
 
 def _pieces(node: fx.Node, value: Any, axes: Mapping[fx.Node, Axes], selection: Selection) -> Any:
+    """Return the split sizes of ``node`` that the selection keeps."""
     dim = int(node.args[2]) if len(node.args) > 2 else int(node.kwargs.get("dim", 0))  # type: ignore[arg-type]
     lengths: dict[int, int] = {}
     for user in node.users:

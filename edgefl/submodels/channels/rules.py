@@ -1,7 +1,7 @@
 """Rules of operations: the relation between the dimensions of their inputs and results.
 
-A rule returns the axes of the first result, or of all. Results without axes are kept whole. If a rule raises
-:class:`~edgefl.submodels.channels.axes.UnalignedError`, all inputs and results are kept whole.
+A rule returns the axes of the first result, or a list with the axes of all results. Results without axes are pinned. If a
+rule raises :class:`~edgefl.submodels.channels.axes.UnalignedError`, all inputs and results are pinned.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RULES: dict[Any, Rule] = {}
 
 
 def rule_of(func: Any) -> Rule | None:
-    """Return the rule of an operation, or None."""
+    """Return the rule of the torch operation ``func``, or None."""
     exact_rule = _RULES.get(func.overloadpacket)
     if exact_rule is not None:
         return exact_rule
@@ -48,7 +48,10 @@ def rule_of(func: Any) -> Rule | None:
 
 
 def rule(*names: str, room: Any = torch.ops.aten) -> Callable[[Rule], Rule]:
-    """Register a function as the rule of operations. Names that this torch does not have are ignored."""
+    """Return a decorator that registers a function as the rule of the operations ``names`` in ``room``.
+
+    Names that this version of torch does not have are ignored.
+    """
 
     def register(function: Rule) -> Rule:
         for name in names:
@@ -62,7 +65,7 @@ def rule(*names: str, room: Any = torch.ops.aten) -> Callable[[Rule], Rule]:
 
 @rule("copy_", "native_dropout", "masked_fill")
 def _pointwise(op: OpCall) -> list[Axes]:
-    """Entry by entry, with broadcasting."""
+    """Rule of operations entry by entry, with broadcasting."""
     read = [op.book.axes(tensor) for tensor in op.tensors]
     return [_broadcast(read, tuple(result.shape)) for result in op.results]
 
@@ -93,7 +96,7 @@ def _alike(op: OpCall) -> list[Axes]:
     "randn", "empty_strided", "new_empty_strided",
 )  # fmt: skip
 def _filled(op: OpCall) -> Axes:
-    """A tensor of one value has no structure of its own."""
+    """Rule of tensors of one value, which have no structure of their own."""
     return tuple(map(op.given_size, op.shape))
 
 
@@ -257,7 +260,7 @@ _SPATIAL = re.compile(r"pool\d?d?|upsample|_pad\dd")
 
 
 def _spatial(op: OpCall) -> list[Axes]:
-    """Pooling, resizing, padding: the trailing dimensions are positions, the others are independent."""
+    """Rule of pooling, resizing and padding: the trailing dimensions are positions, the others are independent."""
     axes = op.book.axes(next(op.tensors))
     match = re.search(r"(\d)d", op.func.overloadpacket.__name__)
     if match is None:
@@ -287,7 +290,7 @@ def _convolution(op: OpCall) -> Axes:
 
 @rule("mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv", "_addmm_activation")
 def _product(op: OpCall) -> Axes:
-    """Matrix product: the last dimension of the left and the last but one (or the only one) of the right are summed over."""
+    """Rule of matrix products, which sum over the last dimension of the left and the last but one (or only) of the right."""
     tensors = list(op.tensors)
     left, right = (op.book.axes(tensor) for tensor in tensors[-2:])
     at = max(len(right) - 2, 0)
@@ -354,7 +357,10 @@ def _gru(op: OpCall) -> list[Axes]:
 
 
 def _cells(op: OpCall, *, gates: int, carried: Sequence[str], biases: Sequence[str]) -> list[Axes]:
-    """One block of every weight's rows for each gate, alike in all gates (:mod:`edgefl.models.layers.cells`)."""
+    """Rule of recurrent cells: the rows of each weight are one block per gate, cut in the same way in all gates.
+
+    See :mod:`edgefl.models.layers.cells`.
+    """
     (steps, batch, features), kernel, recurrent = op.axes("x"), op.axes("kernel"), op.axes("recurrent")
     hidden = op.axes("h")[1]
     rows = Concat((hidden,) * gates)

@@ -22,15 +22,21 @@ Prefer = Literal["inner", "always_inner", "outer", "neither"]
 
 @dataclass(frozen=True, eq=False)
 class Channels:
-    """Structure of the dimensions of a model's state tensors, in its final form."""
+    """Structure of the dimensions of a model's state tensors, after the trace.
+
+    Attributes:
+        axes: Axes of each state tensor, by name.
+        places: Axes of the results of operations in units that are graphs.
+        is_loose: True if a size that the code gives to a tensor must follow a cut.
+    """
 
     axes: Mapping[str, Axes]
     places: Mapping[Place, Axes]
-    # Whether something can be cut only if a size that the code gives follows.
     is_loose: bool
 
     @classmethod
     def of(cls, watched: Watched) -> Channels:
+        """Return the resolved structure of a traced run."""
         axes = {name: tuple(map(resolve, own)) for name, own in watched.axes.items()}
         places = {place: tuple(map(resolve, own)) for place, own in watched.places.items()}
         loose = {atom for axis in watched.loose for atom in atoms(axis) if atom.reason is None}
@@ -39,13 +45,13 @@ class Channels:
 
     @cached_property
     def atoms(self) -> tuple[Atom, ...]:
-        """Atoms that can be cut, in the order of the state."""
+        """Atoms that can be cut, in the order in which the state tensors contain them."""
         every = (atom for axes in self.axes.values() for axis in axes for atom in atoms(axis))
         return tuple(dict.fromkeys(atom for atom in every if atom.reason is None))
 
     @cached_property
     def holders(self) -> Mapping[Atom, tuple[tuple[str, int], ...]]:
-        """Occurrences of each atom as (tensor, dimension)."""
+        """Places of each atom that can be cut: (tensor name, dimension)."""
         occurrences: dict[Atom, list[tuple[str, int]]] = {atom: [] for atom in self.atoms}
         for name, axes in self.axes.items():
             for dim, axis in enumerate(axes):
@@ -56,16 +62,18 @@ class Channels:
 
     @cached_property
     def runs(self) -> tuple[tuple[Atom, ...], ...]:
-        """Free atoms of each product in a state tensor, outermost first. At most one of them is cut there."""
+        """Atoms that can be cut in each product in a state tensor, outermost first. At most one of them is cut."""
         all_runs = (run for axes in self.axes.values() for axis in axes for run in _runs(axis))
         return tuple(dict.fromkeys(all_runs))
 
     def cut(self, prefer: Prefer = "inner") -> tuple[Atom, ...]:
-        """Return the atoms to cut so that each dimension is cut once.
+        """Return the atoms to cut. Each dimension is cut at most once.
 
-        In a product of free atoms (heads times entries per head) the innermost, the outermost or none is cut. No other is
-        cut if one of them is a dimension elsewhere or is cut in another product. ``always_inner`` leaves a dimension
-        elsewhere (a bias per head) whole.
+        Args:
+            prefer: Atom to cut in a product of atoms, such as heads times entries per head: the "inner" or "outer" one, or
+                "neither". No atom of the product is cut if one of them is a dimension elsewhere or is cut in another
+                product. "always_inner" cuts the inner one nevertheless, and leaves such a dimension (a bias per head)
+                whole.
         """
         several = [run for run in self.runs if len(run) > 1]
         alone = {run[0] for run in self.runs if len(run) == 1}
@@ -77,7 +85,7 @@ class Channels:
         return tuple(atom for atom in self.atoms if atom in chosen)
 
     def why_whole(self, name: str) -> str:
-        """Return the reason why each dimension of a state tensor is whole, or "" if some can be cut."""
+        """Return the text that says why each dimension of tensor ``name`` is kept whole, or "" if one can be cut."""
         axes = self.axes[name]
         if not all(map(is_pinned, axes)):
             return ""
@@ -90,6 +98,7 @@ class Channels:
 
 
 def _runs(axis: Axis) -> list[tuple[Atom, ...]]:
+    """Return the atoms that can be cut in each product of ``axis``, outermost first."""
     if isinstance(axis, Atom):
         return [(axis,)] if axis.reason is None else []
     if isinstance(axis, ProductAxis):
@@ -110,7 +119,7 @@ def kept(axis: Axis, selection: Selection) -> int:
 
 
 def indices(axis: Axis, selection: Selection) -> Indices:
-    """Return the kept indices of ``axis``, in local order."""
+    """Return the kept indices of ``axis``, in the order of the narrow model."""
     if isinstance(axis, Atom):
         return selection.get(axis, range(axis.size))
     if not any(atom in selection for atom in atoms(axis)):
@@ -130,7 +139,7 @@ def indices(axis: Axis, selection: Selection) -> Indices:
 
 
 def regions(channels: Channels, selection: Selection) -> dict[str, Region]:
-    """Return the kept part of every state tensor. None: all of it, in order."""
+    """Return the kept part of every state tensor, by name. None: all of it, in order."""
     parts: dict[str, Region] = {}
     for name, axes in channels.axes.items():
         block_axes = tuple(_plain(indices(axis, selection), size(axis)) for axis in axes)
@@ -139,6 +148,7 @@ def regions(channels: Channels, selection: Selection) -> dict[str, Region]:
 
 
 def _plain(held: Indices, whole: int) -> Indices | None:
+    """Return ``held`` as a range if it is consecutive, and None if it is all of ``whole`` indices."""
     first = held[0]
     if tuple(held) != tuple(range(first, first + len(held))):
         return tuple(held)
@@ -148,10 +158,14 @@ def _plain(held: Indices, whole: int) -> Indices | None:
 def counts(
     channels: Channels, keep: Callable[[int], int], prefer: Prefer = "inner", *, tied: bool = False
 ) -> dict[Atom, int]:
-    """Return the number of kept indices of each cut atom: ``keep`` of its size.
+    """Return the number of kept indices of each cut atom.
 
-    ``tied``: an atom of the size of a product with a cut factor keeps as many indices as that product. Code that uses the
-    width of attention as the width of its input requires this.
+    Args:
+        channels: Dimensions of the model.
+        keep: Function from the size of an atom to the number of indices to keep.
+        prefer: Atom of a product that is cut, see :meth:`Channels.cut`.
+        tied: True: an atom whose size is that of a product with a cut atom keeps as many indices as that product. Code
+            that uses the width of attention as the width of its input requires this.
     """
     kept_counts = {atom: keep(atom.size) for atom in channels.cut(prefer)}
     if tied:
@@ -168,12 +182,15 @@ def counts(
 
 
 def leading(counted: Mapping[Atom, int]) -> Selection:
-    """Return the first indices of each atom."""
+    """Return the selection of the first ``counted[atom]`` indices of each atom.
+
+    Atoms that keep all indices are left out.
+    """
     return {atom: range(number) for atom, number in counted.items() if number < atom.size}
 
 
 def rolling(counted: Mapping[Atom, int], start: int) -> Selection:
-    """Return FedRolex's window ``(start + q) mod size`` of each atom, q = 0, 1, ..."""
+    """Return FedRolex's window of each atom: the indices ``(start + q) mod size``, q = 0 .. ``counted[atom]`` - 1."""
     return {
         atom: tuple((start + offset) % atom.size for offset in range(number))
         for atom, number in counted.items()
@@ -182,7 +199,7 @@ def rolling(counted: Mapping[Atom, int], start: int) -> Selection:
 
 
 def elements(channels: Channels, selection: Selection, names: Sequence[str] | None = None) -> int:
-    """Return the number of entries that a selection keeps of the state tensors ``names``, by default of all."""
+    """Return the number of entries that a selection keeps of the state tensors ``names``. None: of all state tensors."""
     return sum(
         math.prod(kept(axis, selection) for axis in channels.axes[name])
         for name in (channels.axes if names is None else names)

@@ -29,26 +29,32 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, eq=False)
 class Watched:
-    """Result of one run: the axes of the state tensors, and of the results in submodules that are graphs."""
+    """Result of one traced run.
+
+    Attributes:
+        axes: Axes of each state tensor, by name.
+        places: Axes of the results of operations in submodules that are graphs.
+        loose: Dimensions that get their size from the code. Only a run of the narrow model shows whether they follow a
+            cut.
+    """
 
     axes: Mapping[str, Axes]
     places: Mapping[Place, Axes]
-    # Dimensions that have their sizes from the code: only a run of the slice shows whether these follow a cut.
     loose: Axes
 
 
 def watch(
     module: nn.Sequential, sample: TensorSpec, before: Before | None = None, *, fixed: bool = False
 ) -> Watched:
-    """Run ``module`` in inference mode, on the meta device, on a batch of ``sample``.
+    """Run ``module`` without values, on the meta device and in inference mode, and return the axes of its tensors.
 
-    Sizes of the input and the output are pinned, and those of tensors that no operation reads.
+    The dimensions of the input and the output are pinned, and so are those of tensors that no operation reads.
 
     Args:
         module: Units.
         sample: Spec of one sample.
-        before: Called before each submodule.
-        fixed: Also pin sizes that the code gives to tensors of zeros and the like, and to expanded tensors.
+        before: Function that is called before each submodule runs, or None.
+        fixed: True: also pin the sizes that the code gives to tensors of zeros and the like, and to expanded tensors.
 
     Raises:
         ModelError: The model cannot run. The error names the unit and the line of the user's code.
@@ -88,7 +94,7 @@ def _follow(path: str, module: nn.Module, book: Book, before: Before | None) -> 
 
 
 class _Recording(fx.Interpreter):
-    """Interpreter of a submodule that is a graph. Records the axes of every operation's result."""
+    """Interpreter of a submodule that is a graph. It records the axes of every operation's result."""
 
     def __init__(self, path: str, module: fx.GraphModule, book: Book, places: dict[Place, Axes]) -> None:
         super().__init__(module)
@@ -104,6 +110,8 @@ class _Recording(fx.Interpreter):
 
 
 class _Watching(TorchDispatchMode):
+    """Dispatch mode that applies the rule of every operation, and notes the axes of its results."""
+
     def __init__(self, book: Book) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._book = book
@@ -127,7 +135,7 @@ class _Watching(TorchDispatchMode):
         return results
 
     def _open(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the operations into which torch decomposes this one."""
+        """Run the operations into which torch decomposes this one. Return NotImplemented if torch has no decomposition."""
         self._opened.append(func)
         try:
             with self:
@@ -139,7 +147,7 @@ class _Watching(TorchDispatchMode):
 
 
 def _result_axes(op: OpCall) -> list[Axes]:
-    """Return the axes of the results. If they are unknown, pin all inputs and results."""
+    """Return the axes of each result of ``op``. If they are unknown, pin all inputs and results."""
     rule = rule_of(op.func)
     try:
         axes = rule(op) if rule is not None else []
@@ -158,7 +166,7 @@ def _result_axes(op: OpCall) -> list[Axes]:
 
 @contextmanager
 def plain_attention() -> Iterator[None]:
-    """Run attention as products and a softmax, not as fused kernels."""
+    """Make torch compute attention as products and a softmax, instead of fused kernels, inside the ``with`` block."""
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:

@@ -39,11 +39,13 @@ from edgefl.submodels.cost import macs
 from edgefl.submodels.structured.groups import ChannelDim, members, output_dims
 from edgefl.wire.tensors import Array, Arrays
 
-# Layers that have become constant altogether leave the graph, and with them all that only led to them.
+# Layers whose output is constant are removed from the graph, with all layers that only they read.
 
 
 def without_constants(unit: fx.GraphModule, known: KnownValues) -> fx.GraphModule:
-    """Return the graph with every constant summand as a tensor of the state, without the nodes that computed it."""
+    """Return the graph of ``unit`` in which constant summands are tensors of the state, without the nodes that computed
+    them.
+    """
     graph = unit.graph
     for node in list(graph.nodes):
         if node not in known.carried or not known.is_constant(node):
@@ -68,7 +70,7 @@ def _adds(user: fx.Node, node: fx.Node, known: KnownValues) -> bool:
 
 
 def _smallest(value: Tensor) -> Tensor:
-    """Return ``value`` as float32, of size 1 along dimensions of equal values, such as the batch."""
+    """Return ``value`` as float32, reduced to size 1 along dimensions with equal values, such as the batch."""
     for dim in range(value.dim()):
         first = value.narrow(dim, 0, 1)
         if bool((value == first).all()):
@@ -85,7 +87,7 @@ def _targets(unit: fx.GraphModule) -> dict[str, object]:
     return targets
 
 
-# Kernels take the constants that they read from their biases.
+# Constants that kernels read are moved into their biases.
 
 
 def fold(
@@ -98,7 +100,16 @@ def fold(
 ) -> None:
     """Fold constants into the biases of kernels, in place, and set the weights that read them to 0.
 
-    Constants of channels that stay are folded too: an atom keeps at least one index, whose value is wrong afterwards.
+    A kept channel whose value is constant is folded too: an atom keeps at least one index, whose value is wrong
+    afterwards.
+
+    Args:
+        name: Name of the unit.
+        made: Graph of the narrow unit, changed in place.
+        known: Known values of the whole unit.
+        whole: Graph of the whole unit.
+        channels: Dimensions of the whole model.
+        selection: Kept indices.
     """
     for node, own in zip(list(whole.graph.nodes), list(made.graph.nodes), strict=True):
         if not is_kernel(node, known):
@@ -142,12 +153,12 @@ def _add_bias(unit: fx.GraphModule, node: fx.Node, weight: str, added: Tensor) -
         node.args = (*node.args[:2], new, *node.args[3:])
 
 
-# What compaction took away.
+# Report.
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Output channels of a kernel before and after. ``after`` 0: the whole layer is gone."""
+    """Number of output channels of a kernel before and after. ``after`` 0: the layer was removed."""
 
     before: int
     after: int
@@ -159,10 +170,19 @@ class Layer:
 
 @dataclass(frozen=True)
 class CompactionReport:
-    """Network before and after. ``gamma`` is the share of the masked tensors' entries that the mask keeps.
+    """Size of a network before and after compaction.
 
-    ``parameters`` and ``macs`` (of one sample's forward pass) count what a dense runtime stores and executes, zeros
-    included. ``nonzero``: parameters that the mask left.
+    ``parameters_*`` and ``macs_*`` (of one sample's forward pass) count what a dense runtime stores and executes, zeros
+    included.
+
+    Attributes:
+        gamma: Share of the masked tensors' entries that the mask keeps.
+        layers: Output channels of each kernel, by name.
+        parameters_before: Parameters of the masked network.
+        parameters_after: Parameters of the compacted network.
+        nonzero: Parameters of the masked network that are not 0.
+        macs_before: Multiply-accumulates of the masked network.
+        macs_after: Multiply-accumulates of the compacted network.
     """
 
     gamma: float
@@ -185,7 +205,7 @@ Known = Mapping[str, KnownValues]
 
 @dataclass(frozen=True, eq=False)
 class Compacted:
-    """Dense network of the same units, for inference. Remaining tensors keep their names."""
+    """Compacted network of the same units, for inference only, with a report. Remaining tensors keep their names."""
 
     spec: ModelSpec
     report: CompactionReport
@@ -196,12 +216,17 @@ class Compacted:
 
 
 def compact(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -> Compacted:
-    """Return ``spec`` with ``weights`` (by global name) and zeros outside ``masks``, without emptied channels.
+    """Return the network of ``spec`` with masked ``weights``, without the channels that the masks emptied.
 
-    In inference the output is the same up to rounding. A unit that cannot be traced stays as it is.
+    In inference the output is the same up to rounding. A unit that cannot be traced is not changed.
+
+    Args:
+        spec: Model.
+        weights: Weights by global name.
+        masks: Masks by global name. Entries where the mask is False become 0. Tensors without a mask are unchanged.
 
     Raises:
-        ModelError: Weights or masks have other names or shapes.
+        ModelError: Weights or masks have other names or shapes than the model.
     """
     masked = _masked(spec, weights, masks)
     units = _loaded(as_graphs(spec), masked)
@@ -218,6 +243,7 @@ def compact(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -> Comp
 
 
 def _masked(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -> ModelSpec:
+    """Return ``spec`` with ``weights``, set to 0 outside ``masks``."""
     shapes = {name: tuple(tensor.shape) for name, tensor in spec.weights.items()}
     for what, arrays in (("weights", weights), ("masks", masks)):
         wrong = [name for name, array in arrays.items() if shapes.get(name) != array.shape]
@@ -240,7 +266,7 @@ def _masked(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -> Mode
 
 
 def _loaded(units: nn.Sequential, masked: ModelSpec) -> nn.Sequential:
-    """Return a copy with the masked weights. Graphs lack state that nothing reads."""
+    """Return a copy of ``units`` with the weights of ``masked``. Graphs lack the state tensors that nothing reads."""
     copied = copy_module(units)
     copied.load_state_dict(masked.weights, strict=False)
     return copied
@@ -251,6 +277,7 @@ def _graphs(units: nn.Sequential) -> list[tuple[str, fx.GraphModule]]:
 
 
 def _values(spec: ModelSpec) -> dict[str, KnownValues]:
+    """Return the known values of each unit that is a graph, by unit name."""
     unit_values: dict[str, KnownValues] = {}
     x = unknown(spec.sample)
     for position, (name, unit) in enumerate(spec.module.named_children()):
@@ -263,9 +290,9 @@ def _values(spec: ModelSpec) -> dict[str, KnownValues]:
 
 
 def _used(units: nn.Sequential, known: Known) -> Used:
-    """Return the positions of every dimension of a state tensor that the output needs, by global name.
+    """Return the needed positions (bool) of every dimension of a state tensor, by (global name, dimension).
 
-    A unit that is no graph needs all its tensors, which are not listed, and all its input.
+    A unit that is no graph needs all its input and all its tensors, which are not listed.
     """
     positions: dict[tuple[str, int], Tensor] = {}
     needed: Tensor | None = None
@@ -284,6 +311,7 @@ def _used(units: nn.Sequential, known: Known) -> Used:
 
 
 def _narrowed(spec: ModelSpec, used: Used) -> tuple[nn.Sequential, Channels, Selection]:
+    """Return (narrow model, dimensions of the whole model, selection) without the channels that ``used`` does not need."""
     channels = Channels.of(watch(spec.module, spec.sample))
     ways: tuple[Prefer, ...] = ("inner", "outer")
     for prefer in ways:
@@ -299,7 +327,7 @@ def _narrowed(spec: ModelSpec, used: Used) -> tuple[nn.Sequential, Channels, Sel
 
 
 def _kept(channels: Channels, atom: Atom, used: Used) -> tuple[int, ...]:
-    """Return the indices that are needed, at least one."""
+    """Return the needed indices of ``atom``, at least one."""
     mask = np.zeros(atom.size, np.bool_)
     for name, dim in channels.holders[atom]:
         part = ChannelDim(name, dim, members(channels.axes[name][dim], atom, {}))

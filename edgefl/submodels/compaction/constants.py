@@ -33,7 +33,8 @@ _known: WeakKeyDictionary[ModelSpec, nn.Sequential] = WeakKeyDictionary()
 def as_graphs(spec: ModelSpec) -> nn.Sequential:
     """Return the units of ``spec`` in inference as graphs of ATen operations, under the same names, cached per model.
 
-    A unit that cannot be traced, or has tied weights, stays as it is: all of it is needed. Additional inputs stay layers.
+    A unit that cannot be traced, or has tied weights, is returned as a module. Layers of additional inputs are not traced
+    into.
     """
     if spec not in _known:
         units, whole = copy_module(spec.module).eval().named_children(), units_with_tied_weights(spec.module)
@@ -56,19 +57,26 @@ def _as_graph(unit: nn.Module, sample: TensorSpec) -> nn.Module:
 
 @dataclass(frozen=True, eq=False)
 class KnownValues:
-    """Known values of one graph: float64, NaN if an entry depends on the input. ``carried``: nodes that may depend on it."""
+    """Values of one graph that are equal for every input.
+
+    Attributes:
+        of: Value of each node: float64, NaN for entries that depend on the input.
+        carried: Nodes that may depend on the input.
+        result: Value of the output.
+    """
 
     of: dict[fx.Node, Any]
     carried: frozenset[fx.Node]
     result: Tensor
 
     def is_constant(self, node: fx.Node) -> bool:
+        """Return True if ``node`` is a float tensor of which no entry depends on the input."""
         value = self.of[node]
         return isinstance(value, Tensor) and value.is_floating_point() and not bool(value.isnan().any())
 
 
 def unknown(sample: TensorSpec) -> Tensor:
-    """Return an input without known entries."""
+    """Return an input tensor all of whose float entries are unknown (NaN). Integers are 0."""
     shape = (_ROWS, *sample.shape)
     if sample.dtype.is_floating_point:
         return torch.full(shape, torch.nan, dtype=torch.float64)
@@ -76,7 +84,7 @@ def unknown(sample: TensorSpec) -> Tensor:
 
 
 def values(graph: fx.GraphModule, x: Tensor) -> KnownValues:
-    """Run ``graph`` on ``x``, whose unknown entries are NaN. Integers are never known."""
+    """Run ``graph`` on ``x``, whose unknown entries are NaN, and return the known values. Integers are never known."""
     runner = _Runner(copy.deepcopy(graph).double(), graph)
     with torch.no_grad():
         result = runner.run(x)
@@ -84,6 +92,8 @@ def values(graph: fx.GraphModule, x: Tensor) -> KnownValues:
 
 
 class _Runner(fx.Interpreter):
+    """Interpreter in float64 that keeps NaN exactly where an entry depends on the input."""
+
     def __init__(self, doubled: fx.GraphModule, graph: fx.GraphModule) -> None:
         super().__init__(doubled)
         self._original = dict(zip(doubled.graph.nodes, graph.graph.nodes, strict=True))
@@ -125,7 +135,7 @@ class _Runner(fx.Interpreter):
 
 
 def _kernel(n: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Return a product. An output depends on the entries that it reads with a weight that is not 0."""
+    """Return a product with a weight. An output is NaN if it reads an unknown entry with a weight that is not 0."""
     x, weight, *rest = args
     depends = x.isnan()
     target: Any = n.target
@@ -144,7 +154,7 @@ def _is_float(leaf: object) -> bool:
 
 
 def read_constants(x: Tensor, node: fx.Node) -> Tensor:
-    """Return the value of each feature that the kernel ``node`` reads in ``x`` if it is equal everywhere, else NaN."""
+    """Return the value of each feature of ``x`` that the kernel ``node`` reads, NaN if it is not equal at all positions."""
     dim = 1 if ops.packet(node) in ops.CONVOLUTIONS else x.dim() - 1
     flat = x.movedim(dim, 0).flatten(1)
     first = flat[:, 0]

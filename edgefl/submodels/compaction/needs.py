@@ -1,4 +1,4 @@
-"""Entries of a network's values and tensors that its output needs, if kernels may fold constants."""
+"""Entries of values and tensors that a network's output needs, given that kernels can fold constants into their biases."""
 
 from __future__ import annotations
 
@@ -18,22 +18,30 @@ Needed = dict[fx.Node, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Needs:
-    """Needed positions of each dimension of the state tensors (``used``, bool) and of the input (``source``)."""
+    """Needed positions of each dimension of the state tensors (``used``, bool), and needed entries of the input
+    (``source``).
+    """
 
     used: Mapping[tuple[str, int], Tensor]
     source: Tensor
 
 
 def needs(graph: fx.GraphModule, known: KnownValues, result: Tensor) -> Needs:
-    """Return the needed positions, found backwards from those of the graph's ``result`` (bool), operation by operation."""
+    """Return the positions that a graph needs, found backwards, operation by operation.
+
+    Args:
+        graph: Graph of a unit.
+        known: Its known values.
+        result: Needed entries of its output, bool.
+    """
     return _Walk(graph, known).back(result)
 
 
 def foldable(node: fx.Node, known: KnownValues) -> Tensor:
     """Return the constants (features,) that the kernel ``node`` can fold into its bias. NaN: it must read the feature.
 
-    Zeros beyond the borders are not constant, so with padding only 0 can be folded. A weight that is used twice folds
-    nothing.
+    Zeros beyond the borders are not constant, so with padding only 0 can be folded. A kernel whose weight is used twice
+    cannot fold any.
     """
     constants = read_constants(known.of[_argument(node, 0)], node)
     if not _is_alone(_argument(node, 1)):
@@ -62,13 +70,18 @@ def _argument(node: fx.Node, position: int) -> fx.Node:
 
 
 def _is_alone(weight: fx.Node) -> bool:
-    """Return True if a single operation reads a state tensor, of which there may be several nodes."""
+    """Return True if a single operation reads the state tensor of the node ``weight``.
+
+    Several nodes may read one tensor.
+    """
     same = [node for node in weight.graph.nodes if node.op == "get_attr" and node.target == weight.target]
     return sum(len(node.users) for node in same) == 1
 
 
 @dataclass(eq=False)
 class _Walk:
+    """Backward pass through one graph that marks needed entries."""
+
     graph: fx.GraphModule
     known: KnownValues
     needed: Needed = field(default_factory=dict)
@@ -107,7 +120,7 @@ class _Walk:
                     self.needed[read].fill_(True)
 
     def _needed(self, node: fx.Node) -> Tensor | None:
-        """Return the needed part of the operation's result, or None if it has several results of unknown use."""
+        """Return the needed entries of the result of ``node``, or None if it has several results and all may be needed."""
         if node in self.needed:
             return self.needed[node]
         parts = [self.needed[user] for user in node.users if user in self.needed]
@@ -133,7 +146,7 @@ class _Walk:
     def _pull(
         self, node: fx.Node, rule: Callable[[fx.Node, Sequence[Tensor]], Tensor], needed: Tensor
     ) -> None:
-        """Mark input entries by which a needed output of ``rule``, the model of ``node``, has a derivative."""
+        """Mark the input entries by which a needed output of ``rule``, a model of ``node``, has a positive derivative."""
         read = [inner for inner in node.all_input_nodes if inner in self.needed]
         ones = [
             torch.ones(self.needed[inner].shape, dtype=torch.float64, requires_grad=True) for inner in read
@@ -193,6 +206,7 @@ class _Walk:
 
 
 def _any_but(mask: Tensor, dim: int) -> Tensor:
+    """Return True for each index of dimension ``dim`` at which ``mask`` has a True entry."""
     return mask.movedim(dim, 0).reshape(mask.shape[dim], -1).any(1)
 
 

@@ -1,4 +1,4 @@
-"""Operations with a known effect on single channels. Every output of another operation needs all its inputs."""
+"""Operations with a known effect on single channels. Every output of any other operation needs all its inputs."""
 
 from __future__ import annotations
 

@@ -24,14 +24,18 @@ _LEVEL = "level"
 
 
 class _AllExits(BranchedUnits):
-    """BranchedUnits units that run all exits in every mode, so that a trace sees each exit read its features."""
+    """Branched units that run all exits in every mode, so that a trace sees each exit read its features."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.all_exits(x)
 
 
 def branching(spec: ModelSpec) -> ExitSpec:
-    """Return ``spec``. Raises ModelError, with a remedy, if it is no model with exits."""
+    """Return ``spec`` if it is a model with early exits.
+
+    Raises:
+        ModelError: The model has none. The text says how to add some.
+    """
     if isinstance(spec, ExitSpec):
         return spec
     raise ModelError(
@@ -45,11 +49,12 @@ def branching(spec: ModelSpec) -> ExitSpec:
 class EarlyExit(Submodel):
     """Units of ``spec`` up to an exit, trained on all exits among them, evaluated at the last one.
 
-    At full width devices read the model's units, as output sides do. A narrower level has a payload of its own.
+    At full width devices download the model's units, as output sides do. At a smaller width they download a payload.
 
     Attributes:
         exit: Number of the exit, from 1. The model's own head is the last.
-        width: Share of each layer's channels, the leading ones as in :class:`edgefl.submodels.width.submodel.Width`.
+        width: Share of each layer's channels. The first ones are kept, as in
+            :class:`edgefl.submodels.width.submodel.Width`.
         rounding: Rounding of the number of channels.
     """
 
@@ -83,12 +88,12 @@ class EarlyExit(Submodel):
 
     @cached_property
     def units(self) -> tuple[str, ...]:
-        """Units with weights at full width, none otherwise."""
+        """Names of the units with weights at full width; empty for a smaller width."""
         return units_with_tensors(self._whole) if self.width == 1.0 else ()
 
     @cached_property
     def regions(self) -> Mapping[str, Region]:
-        """Held part of each state tensor of the level, the same in every round."""
+        """Held part of each state tensor of the level, by its global name, the same in every round."""
         if self.width == 1.0:
             return dict.fromkeys(self._whole.state_dict())
         return {name.removeprefix(f"{_LEVEL}."): region for name, region in self._sliced.regions().items()}
@@ -101,7 +106,8 @@ class EarlyExit(Submodel):
     def share(self) -> float:
         """Fraction of the model's maskable entries (fiarse.md 2.9) that the level holds, in (0, 1].
 
-        Added exits do not count on either side, as in the specification: they are less than a percent.
+        Added exits are counted neither in the level nor in the model, as in the specification: they are less than a
+        percent.
         """
         shapes = {name: tuple(tensor.shape) for name, tensor in self.spec.weights.items()}
         counted = [name for name in maskable(self.spec) if name.partition(".")[0] not in self.spec.exits]
@@ -112,7 +118,7 @@ class EarlyExit(Submodel):
 
     @cached_property
     def widest(self) -> int:
-        """Channels of the level's widest layer at full width. All widths are multiples of 1 / widest."""
+        """Number of channels of the level's widest layer at full width. All widths are multiples of 1 / widest."""
         return max((atom.size for atom in channels_of(self._joint).cut()), default=1)
 
     @cached_property
@@ -182,7 +188,11 @@ def early_exit(
 
 
 def _narrowed(whole: EarlyExit, gamma: float) -> EarlyExit:
-    """Return the widest slice of a level that fits, by bisection."""
+    """Return the level in the largest width whose :attr:`EarlyExit.share` is at most ``gamma``, by bisection.
+
+    Raises:
+        ModelError: Even one channel per layer holds more.
+    """
 
     def sliced(channels: int) -> EarlyExit:
         return EarlyExit(whole.spec, whole.exit, channels / whole.widest, whole.rounding)

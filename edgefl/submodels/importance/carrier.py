@@ -26,10 +26,14 @@ class TopK(Carrier):
     the ``frozen`` ones: the server knows the mask, and the tensors that training does not change.
 
     Attributes:
-        remask: Compute M = M0 and |w| >= theta in each step, else M = M0.
-        bias: Multiply the gradient by 1 + 2 |w| theta / (|w| + theta)^2 (eq. 3). Both switches off is pruning-greedy
-            (fiarse.md 2.5).
-        freeze_dropped: Momentum and decay do not move entries that the current mask dropped (fiarse.md A6).
+        maskable: Specs of the tensors of which single entries are held.
+        dense: Specs of the tensors that are held whole.
+        kept: Number of held entries of the maskable tensors.
+        remask: True: compute M = M0 and |w| >= theta in each step. False: M = M0, the received mask.
+        bias: True: multiply the gradient by 1 + 2 |w| theta / (|w| + theta)^2 (eq. 3). With ``remask`` and ``bias`` off
+            the method is pruning-greedy (fiarse.md 2.5).
+        freeze_dropped: True: momentum and decay do not move entries that the current mask dropped (fiarse.md A6).
+        frozen: Dense tensors that training does not change.
     """
 
     maskable: Mapping[str, TensorSpec]
@@ -45,7 +49,7 @@ class TopK(Carrier):
 
     @cached_property
     def entries(self) -> int:
-        """Number of entries d to select from."""
+        """Number of entries d of all maskable tensors."""
         return sum(math.prod(spec.shape) for spec in self.maskable.values())
 
     @cached_property
@@ -64,7 +68,7 @@ class TopK(Carrier):
 
     @property
     def returned(self) -> tuple[str, ...]:
-        """Dense tensors of an update."""
+        """Names of the dense tensors in an update."""
         return tuple(name for name in self.dense if name not in self.frozen)
 
     @cached_property
@@ -72,7 +76,10 @@ class TopK(Carrier):
         return {VALUES: TensorSpec((self.kept,))} | {name: self.dense[name] for name in self.returned}
 
     def unpack(self, payload: Tensors) -> tuple[Tensors, Tensors]:
-        """Return dense tensors with zeros outside the mask. Works tensor by tensor, to keep the peak memory low."""
+        """Return dense tensors with zeros outside the mask, and the gates.
+
+        Works tensor by tensor, to keep the peak memory low.
+        """
         weights = {name: payload[name] for name in self.dense}
         gates = {"theta": payload[THETA]}
         before, start = torch.zeros((), dtype=torch.int64), 0
@@ -91,9 +98,9 @@ class TopK(Carrier):
     def effective(
         self, weights: Tensors, gates: Tensors, noise: Mapping[str, Tensor], *, training: bool
     ) -> Tensors:
-        """Return W = where(M, w, 0). It selects instead of multiplying, so that not even NaN passes from outside the mask.
+        """Return W = where(M, w, 0). ``where`` keeps even NaN outside the mask out of the result, unlike a product.
 
-        Inference uses M0: the entries that the tier received.
+        Inference uses M0, the mask of the entries that the tier received.
         """
         read = dict(weights)
         for name, mask in self._masks(weights, gates, anew=training and self.remask).items():
@@ -123,9 +130,9 @@ class TopK(Carrier):
         return confined
 
     def pack(self, weights: Tensors, gates: Tensors) -> Tensors:
-        """Return the kept entries in order.
+        """Return the kept entries in order, and the dense tensors of an update.
 
-        Each is scattered to its position, all others to one position behind the last.
+        Each kept entry is scattered to its position, all others to one position behind the last.
         """
         values = torch.zeros(self.kept + 1, dtype=next(iter(weights.values())).dtype)
         before = torch.zeros((), dtype=torch.int64)
@@ -138,7 +145,10 @@ class TopK(Carrier):
         return {VALUES: values[: self.kept]} | {name: weights[name] for name in self.returned}
 
     def _masks(self, weights: Tensors, gates: Tensors, *, anew: bool) -> Tensors:
-        """Return the masks of the maskable tensors among ``weights``."""
+        """Return the masks of the maskable tensors among ``weights``.
+
+        ``anew``: without the entries below their threshold.
+        """
         masks = select(gates, "mask")
         own_masks = {name: masks[name] for name in self.maskable if name in weights}
         if not anew:

@@ -1,4 +1,4 @@
-"""Change of a run's submodels over the rounds, and summaries of its accuracies (fiarse.md 2.11, A12)."""
+"""Statistics of a run's submodels over the rounds, and summaries of its accuracies (fiarse.md 2.11, A12)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _ONES = np.array([byte.bit_count() for byte in range(256)], np.uint8)
 
 @dataclass(frozen=True)
 class RoundExploration:
-    """Figures of one round, by size g (and lag h).
+    """Figures of one round, by size g, and by lag h in rounds.
 
     Attributes:
-        exploration: Fraction of entries that size g has held so far in a round with a participant of that size.
-        ever_trained: The same for all sizes together.
-        difference: size(M_g(t) xor M_g(t-h)) / (2 k_g): 0 for equal masks, 1 for disjoint ones. Lags before the first round
-            are absent.
+        exploration: Fraction of the entries that size g has held so far in a round with a participant of that size.
+        ever_trained: Fraction of the entries that any size has held so far in a round with a participant of that size.
+        difference: size(M_g(t) xor M_g(t-h)) / (2 k_g) by size and lag: 0 for equal masks, 1 for disjoint ones. Lags that
+            reach back before the first round are left out.
     """
 
     exploration: Mapping[float, float]
@@ -35,7 +35,10 @@ class RoundExploration:
 
 
 class Exploration:
-    """Accumulator for the masks of each round. Stores a bit per entry, size and round, back to the longest lag."""
+    """Accumulator of the masks of each round.
+
+    Stores one bit per entry, size and round, back to the longest of ``lags``.
+    """
 
     def __init__(self, lags: Sequence[int] = (1, 50)) -> None:
         if not lags or min(lags) < 1:
@@ -49,14 +52,14 @@ class Exploration:
     def add(
         self, masks: Mapping[float, Mapping[str, Mask]], participating: Collection[float]
     ) -> RoundExploration:
-        """Add the next round.
+        """Add the masks of the next round, and return its figures.
 
         Args:
-            masks: Masks of every size, of the same tensors and sizes in every round.
-            participating: Sizes with a participant.
+            masks: Masks by size and tensor name, of the same sizes and tensors in every round.
+            participating: Sizes that had a participant in this round.
 
         Raises:
-            ModelError: Sizes or tensors differ from earlier rounds.
+            ModelError: Sizes or tensors differ from earlier rounds, or a participating size has no mask.
         """
         self._check(masks, participating)
         packed = {size: _packed(tensors) for size, tensors in masks.items()}
@@ -116,7 +119,10 @@ def _count(bits: Packed) -> int:
 
 
 def per_size(results: Iterable[tuple[float, float]]) -> dict[float, float]:
-    """Return the column ``Model (g)`` of the paper: the mean over each size's clients, from (size, accuracy) pairs."""
+    """Return the column ``Model (g)`` of the paper: the mean accuracy of each size's clients, by size, ascending.
+
+    ``results`` has one pair (size, accuracy) per client.
+    """
     by_size: dict[float, list[float]] = {}
     for size, accuracy in results:
         by_size.setdefault(size, []).append(accuracy)
@@ -124,13 +130,15 @@ def per_size(results: Iterable[tuple[float, float]]) -> dict[float, float]:
 
 
 def local_metric(results: Iterable[tuple[float, float]]) -> float:
-    """Return the column ``Local``: the mean of the per-size means, hence the mean over clients if groups are equal.
+    """Return the column ``Local``: the mean of the per-size means, which is the mean over clients if groups are equal.
 
-    ``results`` has each client's size, and the accuracy of that size's submodel on the client's test shard.
+    ``results`` has one pair per client: its size, and the accuracy of that size's submodel on the client's test shard.
     """
     return fmean(per_size(results).values())
 
 
 def global_metric(accuracies: Mapping[float, float]) -> float:
-    """Return the column ``Global``: the mean over sizes of each submodel's accuracy on the union of the test shards."""
+    """Return the column ``Global``: the mean of ``accuracies``, which has each size's accuracy on the union of the test
+    shards.
+    """
     return fmean(accuracies.values())

@@ -1,4 +1,4 @@
-"""Check that a submodel can learn at all (invariant 31 of fiarse.md), and the guards that revive a dead one."""
+"""Check that a submodel can learn at all (invariant 31 of fiarse.md), and the guards that make it able to."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from edgefl.submodels.importance.thresholds import NO_GUARDS, Guards, Importance
 from edgefl.wire.tensors import Array, Arrays
 
 _ROWS = 8
-# Tensors that a verdict names.
+# Number of tensors that a verdict lists.
 _TOLD = 6
 _MIN_KEEPS = (16, 256, 4096)
 
 
 @dataclass(frozen=True)
 class Liveness:
-    """Result of invariant 31 for one submodel. ``kept`` is the kept fraction per tensor, for the log."""
+    """Result of invariant 31 for one submodel. ``kept`` is the kept fraction of each tensor, by name."""
 
     kept: Mapping[str, float]
     # The classifier's weight: the last kernel of the model.
@@ -34,7 +34,7 @@ class Liveness:
     guards: Guards
     # The logits of two batches differ.
     reads_input: bool
-    # A kept entry before the classifier gets a gradient that is not zero; true if nothing lies before it.
+    # A kept entry before the classifier gets a gradient that is not zero. Also true if there is no layer before it.
     trains_below: bool
 
     @property
@@ -44,16 +44,19 @@ class Liveness:
 
     @property
     def alive(self) -> bool:
+        """True if the submodel can learn: its output depends on the input, lower layers train, and the classifier keeps an
+        entry.
+        """
         return self.reads_input and self.trains_below and self.keeps_classifier
 
     @property
     def empty(self) -> tuple[str, ...]:
-        """Tensors without kept entries."""
+        """Names of the tensors without kept entries."""
         return tuple(name for name, fraction in self.kept.items() if fraction == 0.0)
 
     @property
     def verdict(self) -> str:
-        """Failed conditions, and the tensors without kept entries, of a submodel that is not alive."""
+        """Text of the failed conditions and the tensors without kept entries, for a submodel that is not :attr:`alive`."""
         failed = {
             "the output does not depend on the input": self.reads_input,
             f"nothing before {self.classifier} gets a gradient": self.trains_below,
@@ -68,9 +71,15 @@ class Liveness:
 def liveness(
     spec: ModelSpec, submodel: ImportanceCut, weights: Mapping[str, Array] | None = None, *, seed: int = 0
 ) -> Liveness:
-    """Check ``submodel``, cut from ``weights`` (the spec's own by default), on random inputs and labels.
+    """Check whether ``submodel`` can learn, on random inputs and labels.
 
-    It runs as in training, without dropout. Pure: weights do not change, and torch's generator is not used.
+    It runs as in training, without dropout. Weights do not change, and torch's generator is not used.
+
+    Args:
+        spec: Model.
+        submodel: Masks and thresholds.
+        weights: Weights from which it was cut. None: those of ``spec``.
+        seed: Seed of inputs and labels.
     """
     whole = own_weights(spec) if weights is None else weights
     tensors = {name: torch.from_numpy(array.copy()) for name, array in submodel.apply(whole).items()}
@@ -95,10 +104,17 @@ def liveness(
 def remedies(
     spec: ModelSpec, gamma: float, weights: Mapping[str, Array] | None = None
 ) -> tuple[tuple[Strategy, Guards], ...]:
-    """Return the strategies and guards for the ``gamma`` part of ``weights`` with which the submodel is alive.
+    """Return the (strategy, guards) pairs with which the submodel of size ``gamma`` can learn.
+
+    Empty if none of the tried ones helps.
 
     It tries one guard of fiarse.md A9 at a time on a model-wise ranking: the smallest sufficient ``min_keep`` of a few,
     first and last kernel dense, relative importance. Then it tries the shard-wise and layer-wise strategies.
+
+    Args:
+        spec: Model.
+        gamma: Share of the entries, in (0, 1].
+        weights: Weights to cut. None: those of ``spec``.
     """
     whole = own_weights(spec) if weights is None else weights
     working: list[tuple[Strategy, Guards]] = []
@@ -110,7 +126,10 @@ def remedies(
 
 
 def as_options(strategy: Strategy, guards: Guards, *, named: bool = False) -> str:
-    """Return the tier's options for a federation file. ``named`` includes the default strategy."""
+    """Return strategy and guards as the text of a tier's options in a federation file.
+
+    ``named`` includes the default strategy.
+    """
     options = {
         "strategy": strategy.kind if named or strategy.kind != "model" else None,
         "min_keep": guards.min_keep or None,
@@ -121,11 +140,12 @@ def as_options(strategy: Strategy, guards: Guards, *, named: bool = False) -> st
 
 
 def own_weights(spec: ModelSpec) -> Arrays:
-    """Return the spec's state as arrays, which share its memory."""
+    """Return the state of ``spec`` as arrays by name, which share its memory."""
     return {name: tensor.numpy() for name, tensor in spec.weights.items()}
 
 
 def _candidates(names: tuple[str, ...], weights: Mapping[str, Array]) -> Iterator[tuple[Strategy, Guards]]:
+    """Yield the pairs of strategy and guards that :func:`remedies` tries."""
     kernels = [name for name in names if weights[name].ndim > 1]
     ends = tuple(dict.fromkeys((layer_of(kernels[0]), layer_of(kernels[-1])))) if kernels else ()
     for least in _MIN_KEEPS:
@@ -144,6 +164,7 @@ def _revives(
     strategy: Strategy,
     guards: Guards,
 ) -> bool:
+    """Return True if the submodel with this strategy and these guards exists and can learn."""
     groups = strategy.groups(spec)
     spreads = scales({name: weights[name] for group in groups for name in group})
     try:
@@ -154,6 +175,7 @@ def _revives(
 
 
 def _trainable_copy(spec: ModelSpec) -> nn.Module:
+    """Return a copy of the model in training mode, without dropout."""
     module = skeleton(spec.module, training=True)
     for part in module.modules():
         if isinstance(part, nn.Dropout):
@@ -197,6 +219,7 @@ def _rows(sample: TensorSpec, generator: torch.Generator) -> Tensor:
 
 
 def _classifier(spec: ModelSpec, submodel: ImportanceCut) -> str:
+    """Return the name of the last kernel among the masked tensors."""
     kernels = [name for name, mask in submodel.masks.items() if mask.ndim > 1]
     if not kernels:
         raise ModelError(f"{spec.name} has no kernel that could be its classifier", model=spec.name)

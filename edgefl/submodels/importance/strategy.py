@@ -1,6 +1,6 @@
-"""Maskable tensors (fiarse.md 2.9), and the groups of them that share a threshold (fiarse.md 2.3, A18).
+"""Maskable tensors (fiarse.md 2.9), and their groups, each with one threshold (fiarse.md 2.3, A18).
 
-A threshold is shared by the whole model, by each tensor alone, or by consecutive parts.
+A group is the whole model, one tensor, or the tensors of a part of the model (a shard).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def maskable(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def frozen(spec: ModelSpec) -> frozenset[str]:
-    """Return the names of the parameters that are not trained, without moving statistics."""
+    """Return the names of the parameters that require no gradient. Buffers are not included."""
     named = spec.module.named_parameters(remove_duplicate=False)
     return frozenset(name for name, parameter in named if not parameter.requires_grad)
 
@@ -68,10 +68,11 @@ Kind = Literal["model", "layer", "shard"]
 
 @dataclass(frozen=True)
 class Strategy:
-    """``model``: one ranking of all entries, the paper's best. ``layer``: every tensor keeps the same fraction.
+    """Rule by which maskable tensors are grouped; each group is ranked separately and keeps the same fraction.
 
-    ``shard``: every group of ``shards`` keeps the same fraction. Shards are lists of paths, with each maskable tensor in
-    exactly one, or a number of runs of consecutive units, or None for the model's :func:`stages`.
+    ``model``: one group with all entries, the paper's best. ``layer``: one group per tensor. ``shard``: one group per
+    entry of ``shards``, which is a list of paths, with each maskable tensor in exactly one entry; or a number of runs of
+    consecutive units; or None for the model's :func:`stages`.
     """
 
     kind: Kind = "model"
@@ -89,9 +90,10 @@ class Strategy:
             )
 
     def groups(self, spec: ModelSpec) -> Groups:
-        """Return the groups of ``spec``'s maskable tensors.
+        """Return the groups of maskable tensors of ``spec``, as tuples of names.
 
-        Raises ModelError if there are none, or shards do not partition them.
+        Raises:
+            ModelError: The model has no maskable tensors, or one of them is not in exactly one shard.
         """
         names = maskable(spec)
         if not names:
@@ -113,7 +115,7 @@ class Strategy:
 
 
 def stages(spec: ModelSpec) -> Shards:
-    """Return the first unit with weights, and then runs of units whose outputs have one shape.
+    """Return the default shards: the first unit with weights, then each run of units whose outputs have the same shape.
 
     ResNet-18 has six, as the authors divide it: stem, four stages, classifier. A transformer has its embedding, its blocks
     and its head.
@@ -128,7 +130,13 @@ def stages(spec: ModelSpec) -> Shards:
 
 
 def consecutive(spec: ModelSpec, shards: int) -> Shards:
-    """Return the units with weights in ``shards`` runs, whose lengths differ by at most one, longer ones first."""
+    """Return the units with weights in ``shards`` consecutive runs.
+
+    Their lengths differ by at most one, longer runs first.
+
+    Raises:
+        ModelError: There are fewer units than shards, or ``shards`` is below 1.
+    """
     units = _holders(spec)
     if not 1 <= shards <= len(units):
         raise ModelError(
@@ -142,11 +150,17 @@ def consecutive(spec: ModelSpec, shards: int) -> Shards:
 
 
 def _holders(spec: ModelSpec) -> tuple[str, ...]:
+    """Return the names of the units with maskable tensors."""
     holding = {name.partition(".")[0] for name in maskable(spec)}
     return tuple(unit for unit in spec.units if unit in holding)
 
 
 def _partition(names: tuple[str, ...], shards: Shards) -> Groups:
+    """Return the names in each shard.
+
+    Raises:
+        ModelError: A shard is empty, or a name is not in exactly one shard.
+    """
     groups = tuple(tuple(name for name in names if _lies_in(name, shard)) for shard in shards)
     for shard, group in zip(shards, groups, strict=True):
         if not group:

@@ -35,17 +35,22 @@ from edgefl.wire.tensors import Array, Arrays
 class Importance(Submodel):
     """The ``gamma`` share of ``spec``'s maskable entries with the largest magnitudes, and all dense tensors.
 
-    The graphs depend on the number of entries alone, so one bundle serves every round. With gamma = 1 there is no selection
-    and no threshold (fiarse.md A8): no mask travels, and devices read and train the model's units like any tier that trains
-    it whole, by plain SGD.
+    The graphs depend on the number of entries alone, so one bundle serves every round. With gamma = 1 there is no
+    selection and no threshold (fiarse.md A8): no mask is sent. Devices download and train the model's units like any tier
+    that trains the whole model, by plain SGD.
 
     The server averages an update's weights over the holders of an entry. For a server step of 1 that is the paper's ``x -
-    mean(Delta)`` with ``Delta = x - x_K`` over the holders (fiarse.md 2.7). The mean of ``x - Delta_i`` is the same.
-    A dense parameter that is not trained travels down only.
+    mean(Delta)`` with ``Delta = x - x_K`` over the holders (fiarse.md 2.7). The mean of ``x - Delta_i`` is the same. A
+    dense parameter that is not trained is sent to devices, but not back.
+
+    Attributes:
+        gamma: Share of the entries, in (0, 1].
+        strategy: Rule by which tensors share a threshold.
+        guards: Entries that are held regardless of rank.
 
     Raises:
-        ModelError: gamma is outside (0, 1], the model has no maskable tensors or has floats other than float32, or guards do
-            not fit.
+        ModelError: gamma is outside (0, 1], the model has no maskable tensors or has floats other than float32, or guards
+            do not fit.
     """
 
     kind = "importance"
@@ -91,17 +96,17 @@ class Importance(Submodel):
 
     @cached_property
     def kept(self) -> int:
-        """Entries of maskable tensors that the tier holds: k, summed over the groups."""
+        """Number of entries of maskable tensors that the tier holds: k, summed over the groups."""
         sizes = {name: tensor.numel() for name, tensor in self.spec.weights.items()}
         entries = [sum(sizes[name] for name in group) for group in self._groups]
         return sum(entries) if self.gamma == 1 else sum(count(self.gamma, number) for number in entries)
 
     def cut_of(self, weights: Mapping[str, Array]) -> ImportanceCut:
-        """Return masks and thresholds at these global weights."""
+        """Return the masks and thresholds of this submodel for the global ``weights``."""
         return cut(weights, self.gamma, self._groups, self.guards, self._scales)
 
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
-        """Return the largest entries of ``weights``, independently of the round."""
+        """Return the regions and the payload of the largest entries of ``weights``. The round's number has no effect."""
         if self.carrier is None:
             return Placement(dict.fromkeys(self.spec.weights))
         chosen, always = tuple(self.carrier.maskable), tuple(self.carrier.dense)
@@ -120,10 +125,9 @@ class Importance(Submodel):
         return Placement(regions, payload, {MASK: flat.size})
 
     def warnings(self, weights: Mapping[str, Array]) -> tuple[str, ...]:
-        """Return the reason why the submodel cannot learn from these initial weights, and options that revive it (fiarse.md
-        A9).
+        """Return one warning if the submodel cannot learn from these initial weights (fiarse.md A9), else ().
 
-        Empty if it can, and for gamma = 1, which is the model itself.
+        The text has the reason, and options with which it can learn. For gamma = 1, the whole model, the result is ().
         """
         if self.carrier is None:
             return ()
@@ -135,6 +139,7 @@ class Importance(Submodel):
             return (f"{size} could not be checked for whether it can learn: {error.message}",)
 
     def _cure(self, weights: Mapping[str, Array]) -> str:
+        """Return the text of the options with which the submodel can learn."""
         named = self.strategy.kind != "model"
         ways = [
             f"{{ {as_options(strategy, guards, named=named)} }}"
@@ -150,7 +155,7 @@ class Importance(Submodel):
 
     @cached_property
     def _scales(self) -> dict[str, float] | None:
-        """Spread of the initial weights, which ``spec`` holds."""
+        """Spread of each tensor's initial values, if the guard ``relative`` is on, else None."""
         if not self.guards.relative:
             return None
         return scales({name: self.spec.weights[name].numpy() for name in maskable(self.spec)})
@@ -189,9 +194,12 @@ def importance(
         gamma: Share of the entries, in (0, 1].
         strategy: ``model``, ``layer`` or ``shard``: the tensors that share a threshold.
         shards: Paths of each shard, or a number of shards.
-        min_keep: Least number of kept entries of each tensor.
+        min_keep: Smallest number of kept entries of each tensor.
         dense: Paths or patterns of tensors that are held whole.
-        relative: Rank relative to the spread of each tensor's initial values.
+        relative: True: rank relative to the spread of each tensor's initial values.
+
+    Raises:
+        ModelError: As :class:`Importance`.
     """
     parts = shards if shards is None or isinstance(shards, int) else tuple(tuple(shard) for shard in shards)
     return Importance(spec, gamma, Strategy(strategy, parts), Guards(min_keep, tuple(dense), relative))

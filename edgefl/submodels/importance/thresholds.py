@@ -25,11 +25,11 @@ from edgefl.wire.tensors import Array, Arrays
 class Guards:
     """Entries that are held regardless of rank, and the comparison of entries of different tensors (fiarse.md 8.1, A9).
 
-    All are off by default. Guarded entries count: they are taken first and the rest of the budget goes by rank, so that a
-    submodel never exceeds its size.
+    All are off by default. Guarded entries are part of the budget: they are taken first, and the rest of it goes by rank.
+    So a submodel never exceeds its size.
     """
 
-    # Every tensor keeps at least this many of its largest entries, or all that it has.
+    # Every tensor keeps at least this many of its largest entries, or all if it has fewer.
     min_keep: int = 0
     # Tensors that are held whole, such as ("stem", "head"): paths, or patterns of names with * and ?.
     dense: tuple[str, ...] = ()
@@ -41,7 +41,11 @@ class Guards:
             raise ModelError(f"min_keep is at least 0, found {self.min_keep}", min_keep=self.min_keep)
 
     def whole(self, names: Sequence[str]) -> frozenset[str]:
-        """Return the ``names`` that are held whole. Raises ModelError if a pattern of ``dense`` matches none."""
+        """Return those of ``names`` that are held whole.
+
+        Raises:
+            ModelError: A pattern of ``dense`` matches no name.
+        """
         whole_names: set[str] = set()
         for pattern in self.dense:
             fitting = {name for name in names if _fits(name, pattern)}
@@ -60,10 +64,10 @@ def _fits(name: str, pattern: str) -> bool:
 
 
 def scales(initial: Mapping[str, Array]) -> dict[str, float]:
-    """Return s per tensor, the standard deviation of its initial values, for :attr:`Guards.relative`.
+    """Return the standard deviation of each tensor's initial values, by name, for :attr:`Guards.relative`.
 
-    A tensor without spread, such as a bias of zeros, gets that of its layer's tensors together, which share a fan-in. A
-    layer without any gets the whole model's.
+    For a tensor of equal values, such as a bias of zeros, it is that of all tensors of its layer, which share a fan-in. If
+    these are equal too, it is that of the whole model.
     """
     layers: dict[str, list[Array]] = {}
     for name, values in initial.items():
@@ -75,12 +79,12 @@ def scales(initial: Mapping[str, Array]) -> dict[str, float]:
 
 
 def layer_of(name: str) -> str:
-    """Return the path of the layer that holds a tensor."""
+    """Return the path of the layer that holds the tensor ``name``: all before the last dot."""
     return name.rpartition(".")[0]
 
 
 def _spread(parts: Sequence[Array]) -> float:
-    """Return the standard deviation (divided by n) of the parts' entries together, 0 if they are all equal."""
+    """Return the standard deviation (divided by n) of all entries of ``parts``, 0 if they are equal."""
     size = sum(part.size for part in parts)
     first = float(parts[0].reshape(-1)[0])
     if all(bool((part == first).all()) for part in parts):
@@ -102,9 +106,9 @@ NO_GUARDS = Guards()
 
 @dataclass(frozen=True)
 class RankedGroup:
-    """Result of one group: ``kept`` of its ``entries``, and the threshold ``theta`` by rank alone.
+    """Result of one group: ``kept`` of its ``entries``, and ``theta``, the threshold by rank alone.
 
-    ``theta`` is a float32 number, relative to a tensor's scale if the guard ``relative`` is on.
+    ``theta`` is a float32 number. It is relative to a tensor's scale if the guard ``relative`` is on.
     """
 
     names: tuple[str, ...]
@@ -118,8 +122,8 @@ class ImportanceCut:
     """Submodel of size ``gamma``: a bool mask and a threshold per tensor, in the order of the model's weights.
 
     ``theta`` (float32 numbers) is a group's threshold, times the tensor's scale if the guard ``relative`` is on. It never
-    exceeds the smallest kept |x| of the tensor. So ``masks AND |x| >= theta`` is ``masks`` at the start of training, despite
-    rounding and guards. A tensor that is guarded as dense has 0: it is never thinned.
+    exceeds the smallest kept |x| of the tensor. So ``masks AND |x| >= theta`` equals ``masks`` at the start of training,
+    despite rounding and guards. A tensor that is guarded as dense has 0: training never drops its entries.
     """
 
     gamma: float
@@ -135,17 +139,17 @@ class ImportanceCut:
 
     @property
     def entries(self) -> Entries:
-        """Positions of the held entries."""
+        """Positions of the held entries in the concatenation of the masked tensors."""
         flat = np.concatenate([mask.reshape(-1) for mask in self.masks.values()])
         return Entries(tuple(self.masks), np.flatnonzero(flat).astype(np.int64, copy=False))
 
     @property
     def fractions(self) -> dict[str, float]:
-        """Kept fraction per tensor."""
+        """Kept fraction of each tensor, by name."""
         return {name: float(mask.mean()) for name, mask in self.masks.items()}
 
     def apply(self, weights: Mapping[str, Array]) -> Arrays:
-        """Return ``weights`` with zeros for entries that are not held. Other tensors are unchanged."""
+        """Return ``weights`` with zeros for entries that are not held. Tensors without a mask are unchanged."""
         return {
             name: np.where(self.masks[name], array, np.zeros((), array.dtype))
             if name in self.masks
@@ -155,9 +159,10 @@ class ImportanceCut:
 
 
 def count(gamma: float, entries: int) -> int:
-    """Return k = max(1, floor(gamma * entries)). 0.29 of 100 is 29, although the product is 28.999999999999996.
+    """Return the number of entries to keep, k = max(1, floor(gamma * entries)), corrected for rounding of the product.
 
-    gamma and the product are each rounded by up to 1.1e-16 of their size, which exceeds 1e-9 in large models.
+    For example, 0.29 of 100 is 29, although the product is 28.999999999999996. gamma and the product are each rounded by
+    up to 1.1e-16 of their size, which exceeds 1e-9 in large models.
     """
     return max(1, math.floor(gamma * entries * (1 + 4e-16) + 1e-9))
 
@@ -175,7 +180,8 @@ def cut(
     guards: Guards = NO_GUARDS,
     scales: Mapping[str, float] | None = None,
 ) -> ImportanceCut:
-    """Return the ``gamma`` part of the tensors in ``groups``, for any gamma, trained or not.
+    """Return the masks and thresholds of the ``gamma`` share of the tensors in ``groups``. gamma need not have been
+    trained.
 
     Each group keeps exactly :func:`count` entries, guarded ones first. A tensor guarded by ``min_keep`` may keep entries
     below its group's threshold; its own threshold is then its smallest kept |x|.
@@ -183,13 +189,13 @@ def cut(
     Args:
         weights: Tensors by global name.
         gamma: Share of the entries, in (0, 1].
-        groups: Tensors that are ranked together.
-        guards: Guards.
+        groups: Names of the tensors that are ranked together.
+        guards: Entries that are held regardless of rank.
         scales: Result of :func:`scales`, for the guard ``relative``.
 
     Raises:
-        ModelError: gamma is out of range, a group has no entries, a tensor is missing, listed twice or not finite, or guards
-            alone exceed the budget. The error names the smallest gamma that would do.
+        ModelError: gamma is out of range, a group has no entries, a tensor is missing, listed twice or not finite, or
+            guards alone exceed the budget. The error then has the smallest gamma that is large enough.
     """
     check_gamma(gamma)
     _check(weights, groups)
@@ -226,6 +232,7 @@ def top(importance: Array, k: int) -> Mask:
 
 
 def _everything(arrays: Mapping[str, Array]) -> tuple[RankedGroup, dict[str, Mask]]:
+    """Return the group and the masks that keep all entries."""
     entries = sum(array.size for array in arrays.values())
     masks: dict[str, Mask] = {name: np.ones(array.shape, np.bool_) for name, array in arrays.items()}
     return RankedGroup(tuple(arrays), entries, entries, 0.0), masks
@@ -238,6 +245,7 @@ def _by_rank(
     min_keep: int,
     divisors: Mapping[str, float],
 ) -> tuple[RankedGroup, dict[str, Mask]]:
+    """Return the group and the masks that keep its largest and its guarded entries."""
     importance = np.concatenate(
         [_importance(array, divisors.get(name)) for name, array in arrays.items()], dtype=None
     )
@@ -259,9 +267,9 @@ def _importance(array: Array, scale: float | None) -> Array:
 
 
 def _threshold(importance: Array, kept: Mask) -> float:
-    """Return the smallest importance kept by rank. Guarded entries below a dropped one do not count.
+    """Return the smallest importance kept by rank, which leaves out guarded entries below a dropped one.
 
-    If guards took everything, return the largest dropped importance.
+    If all kept entries are guarded, return the largest dropped importance.
     """
     outside = np.max(importance, where=~kept, initial=-np.inf)
     inside = np.min(importance, where=kept & (importance >= outside), initial=np.inf)
@@ -269,6 +277,7 @@ def _threshold(importance: Array, kept: Mask) -> float:
 
 
 def _tensor_theta(array: Array, mask: Mask, theta: float) -> float:
+    """Return the threshold of a tensor: ``theta``, but at most its smallest kept magnitude."""
     return _down(min(theta, float(np.min(np.abs(array), where=mask, initial=np.inf))))
 
 
@@ -279,6 +288,7 @@ def _down(value: float) -> float:
 
 
 def _apart(flat: Mask, arrays: Mapping[str, Array]) -> dict[str, Mask]:
+    """Return the flat mask split into the shapes of ``arrays``, by name."""
     ends = np.cumsum([array.size for array in arrays.values()])
     parts = np.split(flat, ends[:-1])
     return {
@@ -287,7 +297,7 @@ def _apart(flat: Mask, arrays: Mapping[str, Array]) -> dict[str, Mask]:
 
 
 def _guarded(arrays: Mapping[str, Array], whole: frozenset[str], min_keep: int) -> Mask | None:
-    """Return the entries that are held regardless of rank, flat, or None."""
+    """Return a flat mask of the entries that are held regardless of rank, or None if there are none."""
     if not min_keep and whole.isdisjoint(arrays):
         return None
     parts: list[Mask] = []
@@ -298,6 +308,7 @@ def _guarded(arrays: Mapping[str, Array], whole: frozenset[str], min_keep: int) 
 
 
 def _check_budget(names: tuple[str, ...], gamma: float, k: int, guarded: Mask, dense: Mask | None) -> None:
+    """Raise ModelError if the guarded entries are more than the budget ``k``."""
     needed = int(np.count_nonzero(guarded))
     if needed <= k:
         return

@@ -1,4 +1,4 @@
-"""Cost of a tier: the paper's counts p, a and C (embracingfl.md 2.8, 3.4), and bounds for real devices.
+"""Cost of a tier: the paper's counts p, a and C (embracingfl.md 2.8, 3.4), and memory bounds for real devices.
 
 All numbers are elements, not bytes. No values are allocated or computed.
 """
@@ -32,9 +32,18 @@ def live_elements(name: str, unit: nn.Module, sample: TensorSpec, batch: int) ->
     """Return the peak number of live activation elements of ``unit`` in inference for ``batch`` rows, and one row of its
     output.
 
-    The unit is traced operation by operation on the meta device, and each value is freed after its last use. Weights are not
-    activations. A view shares its base's memory, which lives until the last use of either. The input lives until its last
-    use.
+    The unit is traced operation by operation on the meta device, and each value is freed after its last use. Weights are
+    not activations. A view shares its base's memory, which is live until the last use of either. The input is live until
+    its last use.
+
+    Args:
+        name: Name of the unit, for the error text.
+        unit: Unit of a model.
+        sample: Spec of one sample of its input.
+        batch: Number of rows.
+
+    Raises:
+        ModelError: The unit does not return one tensor.
     """
     bare = copy_module(unit).to("meta").eval()
     x = torch.empty((batch, *sample.shape), dtype=sample.dtype, device="meta")
@@ -68,7 +77,9 @@ def _peak(nodes: Sequence[fx.Node], output: fx.Node) -> int:
 
 
 def _source_of_view(node: fx.Node) -> fx.Node | None:
-    """Return the node whose memory this one shares, if any: an aliasing operation, or an element of a tuple."""
+    """Return the node whose memory ``node`` shares, or None: the input of an aliasing operation, or the tuple of an
+    element.
+    """
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
         return None
     schema = getattr(node.target, "_schema", None)
@@ -90,19 +101,19 @@ LSTM_VALUES, GRU_VALUES = 10, 7
 
 @dataclass(frozen=True)
 class Count:
-    """Trained parameters ``p`` and counted activations ``a`` of a trained part, for the accounting batch."""
+    """Trained parameters ``p`` and counted activations ``a`` of a trained part."""
 
     p: int
     a: int
 
     @property
     def mem(self) -> int:
-        """2p + 2a: parameters and gradients, activations and errors (embracingfl.md 2.8)."""
+        """Memory 2p + 2a: parameters and gradients, activations and errors (embracingfl.md 2.8)."""
         return 2 * self.p + 2 * self.a
 
 
 def count(module: nn.Sequential, sample: TensorSpec, batch: int) -> Count:
-    """Return p and a of a trained part that reads ``batch`` rows of ``sample``."""
+    """Return p and a of a trained part for ``batch`` rows of ``sample``."""
     p = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     return Count(p, batch * activations(module, sample))
 
@@ -146,22 +157,27 @@ def _counted(part: nn.Module, out: Any) -> int:
 
 
 def full(spec: ModelSpec) -> Count:
-    """Return the count of the whole model."""
+    """Return the count of the whole model, with its accounting batch."""
     return count(spec.module, spec.sample, spec.accounting_batch)
 
 
 def tier(submodel: Submodel) -> Count:
-    """Return the count of a submodel, at the batch factor of its model."""
+    """Return the count of a submodel, with the accounting batch of its model."""
     return count(submodel.suffix, submodel.boundary, submodel.spec.accounting_batch)
 
 
 def capacity(submodel: Submodel) -> float:
-    """Return C = (2p + 2a) / (2 p_full + 2 a_full), in (0, 1] (embracingfl.md 2.8)."""
+    """Return the capacity of a tier, C = (2p + 2a) / (2 p_full + 2 a_full), in (0, 1] (embracingfl.md 2.8)."""
     return tier(submodel).mem / full(submodel.spec).mem
 
 
 def average_capacity(capacities: Mapping[str, float], clients: Mapping[str, int]) -> float:
-    """Return C_avg of a mix of clients. The paper averages capacities rounded to two decimals (embracingfl.md 3.4)."""
+    """Return C_avg of a mix of clients. The paper averages capacities rounded to two decimals (embracingfl.md 3.4).
+
+    Args:
+        capacities: Capacity of each tier, by name.
+        clients: Number of clients of each tier, by name.
+    """
     rounded = {
         name: Decimal(repr(value)).quantize(Decimal("0.01"), ROUND_HALF_UP)
         for name, value in capacities.items()
@@ -173,7 +189,7 @@ def average_capacity(capacities: Mapping[str, float], clients: Mapping[str, int]
 def m_forward(chunk: FrozenUnits, batch: int = 32) -> int:
     """Return M_fwd(k): a chunk's weights plus the peak of live activations in one of its units, without gradients.
 
-    The weights include moving statistics, and tied weights that a later unit holds.
+    The weights include moving statistics, and tied weights that a later unit holds. ``batch`` is the number of rows.
     """
     weights: int = sum(tensor.numel() for tensor in collect_state(chunk.module).values())
     live, sample = 0, chunk.sample
@@ -184,7 +200,7 @@ def m_forward(chunk: FrozenUnits, batch: int = 32) -> int:
 
 
 def m_train(submodel: Submodel, batch: int = 32) -> int:
-    """Return M_train = 2 p_z + 2 a_z(B) + p_z (momentum) + B * |boundary|."""
+    """Return the memory of training, M_train = 2 p_z + 2 a_z(B) + p_z (momentum) + B * |boundary|, with B = ``batch``."""
     counted = count(submodel.suffix, submodel.boundary, batch)
     return counted.mem + counted.p + batch * elements(submodel.boundary)
 
@@ -192,7 +208,7 @@ def m_train(submodel: Submodel, batch: int = 32) -> int:
 def record(submodel: OutputSide, samples: int) -> int:
     """Return rec_i: the largest record, or pair of records (a chunk's input and its result), of ``samples`` rows.
 
-    Raw data are not a record. 0 for the strong tier.
+    Raw data are not a record, so the strong tier has 0.
     """
     if not submodel.prefix:
         return 0
@@ -204,14 +220,21 @@ def record(submodel: OutputSide, samples: int) -> int:
 
 
 def m_peak(submodel: OutputSide, *, batch: int = 32, samples: int = 0, record_in_ram: bool = False) -> int:
-    """Return M_peak(i) = max(max_k M_fwd(k), M_train), plus the record of ``samples`` rows if it is kept in memory."""
+    """Return M_peak(i) = max(max_k M_fwd(k), M_train).
+
+    Args:
+        submodel: Submodel.
+        batch: Rows of a batch.
+        samples: Rows of the record.
+        record_in_ram: True: add the record, which is kept in memory.
+    """
     peaks = [m_forward(chunk, batch) for chunk in submodel.prefix]
     record_bytes = record(submodel, samples) if record_in_ram else 0
     return max([*peaks, m_train(submodel, batch)]) + record_bytes
 
 
 def elements(spec: TensorSpec) -> int:
-    """Return the number of elements of a tensor of this shape."""
+    """Return the number of elements of a tensor of the shape of ``spec``."""
     return math.prod(spec.shape)
 
 

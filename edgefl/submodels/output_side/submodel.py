@@ -22,18 +22,20 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, eq=False)
 class OutputSide(Submodel):
-    """The units behind the cut, trained, and those before it, frozen, in ``chunks`` downloads (embracingfl.md 2.2).
+    """The units behind the cut, trained, and the units before it, frozen, in ``chunks`` downloads (embracingfl.md 2.2).
 
     With U units in ``spec``, ``cut+1 .. U`` are trained and ``1 .. cut`` are frozen. ``cut=0`` is the strong tier:
     everything is trained, without prefix and record. A tensor that units on both sides of the cut use (tied weights) is
-    trained through its uses behind the cut. The frozen units read its value at the start of the round, as in the LSTM's weak
-    tier (embracingfl.md 3.3).
+    trained through its uses behind the cut. The frozen units read its value at the start of the round, as in the LSTM's
+    weak tier (embracingfl.md 3.3).
 
     Attributes:
         cut: Number of frozen units.
-        chunks: Number of groups whose largest is as small as possible, or the groups as lists of unit names.
+        chunks: Number of groups of frozen units, made so that the largest is as small as possible; or the groups as lists
+            of unit names.
         skip: Above 0 the LSTM's weak tier: the unit behind the cut is a BiLstm, and the states after its first ``skip``
-            words are computed once, frozen, and recorded (embracingfl.md 3.3). Its tensors are in the prefix *and* trained.
+            words are computed once, frozen, and recorded (embracingfl.md 3.3). Its tensors are in the prefix *and*
+            trained.
     """
 
     kind = "output_side"
@@ -68,7 +70,7 @@ class OutputSide(Submodel):
 
     @cached_property
     def groups(self) -> tuple[Names, ...]:
-        """Unit names per chunk. Empty for the strong tier."""
+        """Names of the frozen units of each chunk. Empty for the strong tier."""
         frozen = self.spec.units[: self.cut]
         if isinstance(self.chunks, int):
             return _balanced(frozen, self._sizes(frozen), self.chunks)
@@ -99,7 +101,7 @@ class OutputSide(Submodel):
 
     @cached_property
     def suffix(self) -> nn.Sequential:
-        """Trained units. The modules are the model's own, shared."""
+        """Trained units, which share the model's modules."""
         trained = self.spec.part(self.cut, len(self.spec.units))
         if not self.skip:
             return trained
@@ -114,12 +116,12 @@ class OutputSide(Submodel):
 
     @cached_property
     def holds(self) -> Names:
-        """Names of the global tensors that the tier trains, with moving statistics."""
+        """Global names of the tensors that the tier trains, with moving statistics."""
         return tuple(self.suffix.state_dict())
 
     @cached_property
     def units(self) -> Names:
-        """Trained units with tensors. Other tiers that train them share their blobs."""
+        """Names of the trained units that have tensors. Tiers that train the same units download the same blobs."""
         return units_with_tensors(self.suffix)
 
     @property
@@ -127,7 +129,7 @@ class OutputSide(Submodel):
         return {"kind": self.kind, "cut": self.cut, "chunks": self.groups, "skip": self.skip}
 
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
-        """Return the whole tensors of the trained units, the same in every round."""
+        """Return the tensors of the trained units as regions, the same in every round, without a payload."""
         return self._placement
 
     @cached_property
@@ -156,17 +158,18 @@ class OutputSide(Submodel):
 def output_side(
     spec: ModelSpec, *, cut: int = 0, chunks: int | Sequence[Sequence[str]] = 1, skip: float = 0.0
 ) -> OutputSide:
-    """The units behind ``cut``, trained; those before it, frozen, in ``chunks`` downloads (EmbracingFL, embracingfl.md 2.2).
+    """The units behind ``cut``, trained; those before it, frozen, in ``chunks`` downloads (EmbracingFL, embracingfl.md
+    2.2).
 
     Args:
         spec: Model.
         cut: Number of frozen units.
         chunks: Number of downloads of the frozen units, or lists of unit names.
-        skip: Share of a sample's tokens without gradients, for a bidirectional LSTM right behind the cut: 0.5 is the paper's
-            weak tier (embracingfl.md 3.3).
+        skip: Share of a sample's tokens without gradients, for a bidirectional LSTM right behind the cut: 0.5 is the
+            paper's weak tier (embracingfl.md 3.3).
 
     Raises:
-        ModelError: The model does not have this cut, chunks or share.
+        ModelError: The model does not have this cut, these chunks or this share.
     """
     if not 0.0 <= skip < 1.0:
         raise ModelError(f"skip is a share of the tokens, from 0 to below 1; found {skip}", skip=skip)
@@ -175,7 +178,10 @@ def output_side(
 
 
 def _balanced(units: Names, sizes: Sequence[int], count: int) -> tuple[Names, ...]:
-    """Split into ``count`` consecutive groups with the least largest sum of sizes, ties to early splits."""
+    """Split ``units`` into ``count`` consecutive groups such that the largest sum of ``sizes`` is least.
+
+    Ties: early splits.
+    """
     if not units:
         return ()
     if not 1 <= count <= len(units):
@@ -205,7 +211,7 @@ def _balanced(units: Names, sizes: Sequence[int], count: int) -> tuple[Names, ..
 
 @dataclass(frozen=True)
 class PresetTier:
-    """Named cut of :func:`tiers`."""
+    """Preset tier of a model: its cut and chunks, see :func:`tiers`."""
 
     cut: int
     chunks: int | tuple[Names, ...] = 1
@@ -213,12 +219,12 @@ class PresetTier:
     skip: float = 0.0
 
     def of(self, spec: ModelSpec) -> OutputSide:
-        """Return this tier's submodel of ``spec``."""
+        """Return the submodel of ``spec`` for this tier."""
         return output_side(spec, cut=self.cut, chunks=self.chunks, skip=self.skip)
 
     @property
     def table(self) -> Mapping[str, object]:
-        """Table of the tier in a federation file."""
+        """Table of the tier in a federation file, as a dictionary."""
         options = {"options": {"skip": self.skip}} if self.skip else {}
         return {"cut": self.cut, "chunks": self.chunks, **options}
 
@@ -244,9 +250,10 @@ TIERS: Mapping[str, Mapping[str, PresetTier]] = {
 
 
 def tiers(model: str) -> Mapping[str, PresetTier]:
-    """Return the tiers ``strong``, ``moderate`` and ``weak`` of a model.
+    """Return the preset tiers ``strong``, ``moderate`` and ``weak`` of the model named ``model``.
 
-    Raises ModelError, listing the models that have some.
+    Raises:
+        ModelError: The model has no preset tiers. The text lists the models that have some.
     """
     if model not in TIERS:
         raise ModelError(

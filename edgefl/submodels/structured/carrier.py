@@ -29,14 +29,21 @@ Measure = Literal["rms", "mean"]
 
 
 def slope(score: Tensor, theta: Tensor) -> Tensor:
-    """Return 2 theta / (s + theta)^2, the slope of p at the score s, of any shape. 0 if theta = 0, for s = 0 too."""
+    """Return 2 theta / (s + theta)^2, the slope of p at the score s, in its shape. 0 if theta = 0."""
     both = score + theta
     safe = torch.where(both > 0, both, torch.ones(()))
     return 2 * (theta / safe) / safe
 
 
 def direction(x: Tensor, score: Tensor, entries: int, measure: Measure) -> Tensor:
-    """Return ds/dx for entries ``x`` of groups of ``entries`` entries, 0 if s = 0. ``score`` broadcasts to ``x``."""
+    """Return ds/dx for entries ``x`` of a group of ``entries`` entries, 0 if s = 0.
+
+    Args:
+        x: Entries of the group.
+        score: Score s of the group, in a shape that broadcasts to ``x``.
+        entries: Number n of entries that the score reads.
+        measure: "rms" or "mean".
+    """
     if measure == "mean":
         return x.sign() / entries
     return x / (entries * torch.where(score > 0, score, torch.ones(())))
@@ -48,16 +55,18 @@ THETA = "submodel.theta"
 
 @dataclass(frozen=True, eq=False)
 class Channelwise(Whole):
-    """Carrier of dense slices and a threshold for each of ``groups``, whose parts are in these slices.
+    """Carrier of dense slices, and of a threshold for each of ``groups``, whose parts are in these slices.
 
-    An update has the slices.
+    An update has the slices only.
 
     Attributes:
-        remask: Compute M_c = 1{s_c >= theta} in each step. Channels below their threshold leave the forward pass of
+        groups: Channels of each layer that compete.
+        measure: Measure of a channel's score.
+        remask: True: compute M_c = 1{s_c >= theta} in each step. Channels below their threshold leave the forward pass of
             training, which then computes the slice without them (a norm across channels still counts them).
-        bias: Gradients flow through the mask (R4); a group is a channel's kernels, biases and norm pairs. Both off is
-            pruning-greedy.
-        freeze_dropped: Momentum and decay do not move dropped channels.
+        bias: True: gradients flow through the mask (R4); a group is a channel's kernels, biases and norm pairs. With
+            ``remask`` and ``bias`` off the method is pruning-greedy.
+        freeze_dropped: True: momentum and decay do not move dropped channels.
     """
 
     groups: tuple[ChannelGroup, ...]
@@ -84,9 +93,9 @@ class Channelwise(Whole):
     def effective(
         self, weights: Tensors, gates: Tensors, noise: Mapping[str, Tensor], *, training: bool
     ) -> Tensors:
-        """Return W = where(M, w, 0) where channels are read (:attr:`ChannelGroup.gated`).
+        """Return W = where(M, w, 0) for the tensors that read a channel (:attr:`ChannelGroup.gated`).
 
-        Inference reads all that was sent.
+        In inference, and without ``remask``, return all weights unchanged.
         """
         if not (training and self.remask):
             return weights
@@ -125,7 +134,7 @@ class Channelwise(Whole):
         return [gates["theta"][number] for number in range(len(self.groups))]
 
     def score(self, group: ChannelGroup, weights: Tensors) -> Tensor:
-        """Return the scores (channels,), detached from gradients."""
+        """Return the score of each channel of ``group``, (channels,), detached from gradients."""
         shapes = {name: spec.shape for name, spec in self.weights.items()}
         rms = self.measure == "rms"
         read = [(weights[part.name].detach(), part) for part in group.scored]
@@ -136,7 +145,10 @@ class Channelwise(Whole):
     def _masks(
         self, weights: Tensors, gates: Tensors, parts: Sequence[Sequence[ChannelDim]]
     ) -> dict[str, Tensor]:
-        """Return the entries (broadcast) of each tensor whose channels are all held, by the ``parts`` of each group."""
+        """Return a mask of each tensor that is True at entries all of whose channels are held, in a shape that broadcasts.
+
+        ``parts`` has the dimensions of each group's channels.
+        """
         masks: dict[str, Tensor] = {}
         for group, theta, own in zip(self.groups, self._theta(gates), parts, strict=True):
             channel_mask = self.score(group, weights) >= theta
@@ -161,8 +173,9 @@ def _total(sums: Sequence[Tensor]) -> Tensor:
 
 
 def _spread(values: Tensor, part: ChannelDim, x: Tensor, other: float | bool) -> Tensor:
-    """Return ``values`` (channels,) along dimension ``part.dim`` of ``x``, to broadcast; ``other`` at positions without a
-    channel.
+    """Return ``values`` (channels,) in a shape that broadcasts with ``x`` along ``part.dim``.
+
+    Positions without a channel get ``other``.
     """
     if not part.plain:
         padded = torch.cat((values, torch.full((1,), other, dtype=values.dtype)))
@@ -173,7 +186,10 @@ def _spread(values: Tensor, part: ChannelDim, x: Tensor, other: float | bool) ->
 
 
 def _where(masks: Mapping[str, Tensor], inside: Tensors, outside: Tensors) -> Tensors:
-    """Return ``inside`` where a mask holds, else ``outside`` (by default zeros). It selects, so that not even NaN passes."""
+    """Return ``inside`` where a mask is True, else ``outside``, or 0 for tensors that ``outside`` lacks.
+
+    ``torch.where`` keeps even NaN out of the result, unlike a product.
+    """
     tensors = dict(inside)
     for name, mask in masks.items():
         tensors[name] = torch.where(mask, inside[name], outside.get(name, torch.zeros(())))

@@ -1,5 +1,6 @@
-"""Channel importance, and the number of channels per layer: one threshold over all channels, so that the slice meets gamma
-(R5).
+"""Channel importance, and the number of channels per layer.
+
+One threshold over all channels decides the numbers, so that the slice meets gamma (R5).
 """
 
 from __future__ import annotations
@@ -29,13 +30,14 @@ ChannelValues = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Score:
-    """Importance of a channel (fiarse.md 8.3, R5).
+    """Measure of a channel's importance (fiarse.md 8.3, R5).
 
     Attributes:
-        source: Kernels that make the channel, or its norm scales, such as |gamma|.
-        measure: Their root mean square, or mean magnitude.
-        relative: Divide by the same number of the whole layer at initialisation when channels of different layers compete,
-            so that layers of any fan-in compete equally.
+        source: Tensors that are measured: the kernels that compute the channel, or the scales of its norm, such as
+            |gamma|.
+        measure: "rms": root mean square of their entries. "mean": mean magnitude.
+        relative: True: divide by the same measure of the whole layer at initialisation when channels of different layers
+            compete, so that layers of any fan-in compete equally.
     """
 
     source: Source = "kernel"
@@ -51,9 +53,11 @@ class Score:
                 raise ModelError(f"{what} is one of {', '.join(known)}; found {value!r}", **{what: value})
 
     def of(self, group: ChannelGroup, weights: Mapping[str, Array]) -> ChannelValues:
-        """Return the importance of each channel (float64), not yet relative.
+        """Return the importance of each channel of ``group``, float64 (channels,), without division by the layer's
+        measure.
 
-        Raises ModelError for weights that are not finite.
+        Raises:
+            ModelError: A weight is not finite.
         """
         total, shapes = 0.0, {part.name: weights[part.name].shape for part in group.scored}
         for part in group.scored:
@@ -72,7 +76,13 @@ class Score:
     def ranked(
         self, groups: Sequence[ChannelGroup], weights: Mapping[str, Array], initial: Mapping[str, Array]
     ) -> list[ChannelValues]:
-        """Return the importance per group for the competition of all channels."""
+        """Return the importance of each group's channels for the competition of all channels.
+
+        Args:
+            groups: Channels of each layer.
+            weights: Current weights by global name.
+            initial: Weights at initialisation, by global name.
+        """
         scores = [self.of(group, weights) for group in groups]
         if not self.relative:
             return scores
@@ -85,7 +95,7 @@ class Score:
 
 
 def strongest(values: ChannelValues, count: int) -> tuple[int, ...]:
-    """Return the ``count`` largest, ties by lowest index, in ascending order of their indices."""
+    """Return the indices of the ``count`` largest ``values``, ascending. Of equal values, the lowest indices."""
     return tuple(sorted(int(index) for index in np.argsort(-values, kind="stable")[:count]))
 
 
@@ -102,9 +112,9 @@ _WAYS: tuple[tuple[Prefer, bool], ...] = (
 
 @dataclass(frozen=True, eq=False)
 class ChannelLayout:
-    """One way to cut a model: the atoms whose channels compete, and atoms that follow products of others.
+    """One way to cut a model: the atoms to cut, and atoms that follow products of others.
 
-    An atom of :attr:`followers` keeps as many indices as its product of free atoms, for code that uses the width of
+    An atom of :attr:`followers` keeps as many indices as the product that it maps to, for code that uses the width of
     attention as the width of its input.
     """
 
@@ -114,11 +124,11 @@ class ChannelLayout:
 
     @cached_property
     def free(self) -> tuple[Atom, ...]:
-        """Atoms whose channels compete."""
+        """Atoms whose channels compete: those of ``cut`` that are no followers."""
         return tuple(atom for atom in self.cut if atom not in self.followers)
 
     def counts(self, numbers: Sequence[int]) -> dict[Atom, int]:
-        """Return the channels of every cut atom, from those of the free ones."""
+        """Return the number of channels of every cut atom. ``numbers`` has those of :attr:`free`, in order."""
         atom_counts = dict(zip(self.free, numbers, strict=True))
         for atom, run in self.followers.items():
             atom_counts[atom] = math.prod(atom_counts.get(inner, inner.size) for inner in run)
@@ -126,7 +136,7 @@ class ChannelLayout:
 
 
 def layouts(channels: Channels) -> Iterator[ChannelLayout]:
-    """Yield the ways to cut, the preferred one first. Only a run shows which of them the model's code supports."""
+    """Yield the ways to cut a model, the preferred one first. Only a run shows which of them the model's code supports."""
     seen: list[tuple[tuple[Atom, ...], Mapping[Atom, tuple[Atom, ...]]]] = []
     for prefer, tied in _WAYS:
         cut = channels.cut(prefer)
@@ -137,7 +147,10 @@ def layouts(channels: Channels) -> Iterator[ChannelLayout]:
 
 
 def _followers(channels: Channels, cut: Sequence[Atom]) -> dict[Atom, tuple[Atom, ...]]:
-    """Return the product of each cut atom that has the size of some product. Products of that size keep equally many."""
+    """Return the product that each follower among ``cut`` maps to: an atom of the size of a product, or of an atom in one.
+
+    Products of the same size keep the same numbers of channels.
+    """
     runs = [run for run in channels.runs if len(run) > 1]
     inside = {atom for run in runs for atom in run}
     followers: dict[Atom, tuple[Atom, ...]] = {}
@@ -153,7 +166,9 @@ def _followers(channels: Channels, cut: Sequence[Atom]) -> dict[Atom, tuple[Atom
 
 
 def cost_of(spec: ModelSpec, channels: Channels, budget: Budget) -> Callable[[Counts], int]:
-    """Return a function from counts to the slice's true cost: its parameters, or the MACs of a sample's forward pass."""
+    """Return a function from channel counts to the cost of the slice: its parameters, or the MACs of a sample's forward
+    pass.
+    """
     names = [name for name, _ in spec.module.named_parameters()]
 
     def parameters(counted: Counts) -> int:
@@ -166,9 +181,9 @@ def cost_of(spec: ModelSpec, channels: Channels, budget: Budget) -> Callable[[Co
 
 
 def staying(spec: ModelSpec, channels: Channels) -> dict[str, str]:
-    """Return the reasons for parameters that cannot be cut, the largest first.
+    """Return the reason of each parameter that cannot be cut, by name, the largest parameter first.
 
-    Omits those below a hundredth of the model, such as the biases of the classes.
+    Parameters below a hundredth of the model are left out, such as the biases of the classes.
     """
     sizes = {name: parameter.numel() for name, parameter in spec.module.named_parameters()}
     least = sum(sizes.values()) / 100
@@ -181,20 +196,20 @@ def staying(spec: ModelSpec, channels: Channels) -> dict[str, str]:
 def search(
     layout: ChannelLayout, ranked: Sequence[ChannelValues], cost: Callable[[Counts], int], most: float
 ) -> tuple[int, ...]:
-    """Return the channels of each free atom: the longest prefix of the ranking that costs at most ``most``, at least one of
-    each.
+    """Return the number of channels of each free atom: the longest prefix of the ranking that costs at most ``most``.
 
-    The highest are taken, ties by lowest atom and index, up to the first that does not fit. So the result is one threshold,
-    and is nested in ``most``. Costs interact and grow with every channel, so bisection finds the number of channels.
+    Each atom keeps at least one channel. Channels are taken in order of importance, ties by lowest atom and index, up to
+    the first that does not fit. So the result is one threshold, and is nested in ``most``. Costs interact and grow with
+    every channel, so bisection finds the number of channels.
 
     Args:
         layout: Way to cut.
         ranked: Importance of the channels of each free atom.
-        cost: Cost of counts.
+        cost: Function from channel counts to the cost.
         most: Largest cost.
 
     Raises:
-        ModelError: One channel of each atom costs more. The error has ``smallest``.
+        ModelError: One channel of each atom costs more than ``most``. ``details["smallest"]`` is that cost.
     """
     owners = np.repeat(np.arange(len(ranked)), [values.size for values in ranked])
     order = owners[np.argsort(-np.concatenate(ranked), kind="stable")]
@@ -217,5 +232,5 @@ def search(
 
 
 def even(layout: ChannelLayout) -> list[ChannelValues]:
-    """Return a ranking by which all layers keep the same share of their channels, independently of the weights."""
+    """Return importances by which all layers keep the same share of their channels, independently of the weights."""
     return [1.0 - np.arange(atom.size) / atom.size for atom in layout.free]

@@ -1,4 +1,4 @@
-"""Channels as groups of entries: the entries that make a channel, belong to it, and read it."""
+"""Channels as groups of entries: the entries that compute a channel, scale it, and read it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NORMS = (nn.modules.batchnorm._NormBase, BatchNorm, nn.GroupNorm, nn.LayerNorm,
 
 @dataclass(frozen=True, eq=False)
 class ChannelDim:
-    """Dimension ``dim`` of a state tensor. ``members`` (int64) holds the channel of each position, -1 for none."""
+    """Dimension ``dim`` of the state tensor ``name``, with the channel of each position in ``members`` (int64; -1: none)."""
 
     name: str
     dim: int
@@ -41,20 +41,22 @@ class ChannelDim:
 
     @property
     def plain(self) -> bool:
-        """True if position and channel are the same number."""
+        """True if every position is the channel of the same number."""
         return bool((self.members == np.arange(self.members.size)).all())
 
 
 @dataclass(frozen=True, eq=False)
 class ChannelGroup:
-    """Channels of one atom, tied ones together.
+    """Channels of one atom. Channel c of all its tensors is kept or dropped together.
 
     Attributes:
-        scored: Tensors that importance reads: the kernels that make the channel (or its norm scales), by output dimension.
-        own: Those kernels, biases and norm pairs, which are masked together (R5).
+        atom: The atom.
+        scored: Tensors that importance reads: the kernels that compute the channel, by output dimension, or its norm
+            scales.
+        own: Kernels, biases and norm pairs of the channel, which are masked together (R5).
         read: Input slices of the trained kernels that read the channel.
-        moving: A norm keeps statistics of it.
-        exposed: Its readers cannot be gated, because they are frozen or no kernels.
+        moving: True if a norm keeps moving statistics of the channel.
+        exposed: True if its readers cannot be gated, because they are frozen or no kernels.
     """
 
     atom: Atom
@@ -68,13 +70,13 @@ class ChannelGroup:
     def gated(self) -> tuple[ChannelDim, ...]:
         """Tensors whose entries of a dropped channel leave the forward pass.
 
-        Its own entries are gated too, for products of activations such as attention scores. Under moving statistics they are
-        not, which would otherwise describe a channel of zeros, unless the channel is exposed.
+        The group's own entries are gated too, for products of activations such as attention scores. The exception are
+        channels with moving statistics that are not exposed: the statistics would otherwise describe a channel of zeros.
         """
         return self.read if self.moving and not self.exposed else self.own + self.read
 
     def entries(self, shapes: Mapping[str, Sequence[int]]) -> int:
-        """Return n, the number of entries that the score of one channel reads, for tensors of these ``shapes``."""
+        """Return n, the number of entries that the score of one channel reads. ``shapes`` are those of the tensors."""
         return sum(
             part.positions.shape[1] * math.prod(shapes[part.name]) // shapes[part.name][part.dim]
             for part in self.scored
@@ -84,10 +86,17 @@ class ChannelGroup:
 def groups(
     spec: ModelSpec, channels: Channels, cut: Iterable[Atom], selection: Selection, source: Source
 ) -> tuple[ChannelGroup, ...]:
-    """Return the groups of the atoms ``cut``, in the sizes of ``selection`` (empty: the whole model's).
+    """Return the channel groups of the atoms ``cut``.
 
-    An atom that no kernel of a layer outputs (but a user's bare parameter) is scored by every kernel that holds it, or every
-    tensor.
+    An atom that no kernel of a layer outputs (but a user's bare parameter) is scored by every kernel that holds it, or
+    every tensor.
+
+    Args:
+        spec: Model.
+        channels: Dimensions of the model.
+        cut: Atoms to cut.
+        selection: Kept indices, which give the sizes. Empty: the whole model's.
+        source: Tensors that importance reads.
 
     Raises:
         ModelError: ``source`` is "norm", and an atom has no norm with a scale.
@@ -146,13 +155,13 @@ def _members(axis: Axis, atom: Atom) -> Indices:
 
 
 def output_dims(spec: ModelSpec) -> dict[str, int]:
-    """Return each trained kernel's output dimension: 1 for embeddings and transposed convolutions, else 0."""
+    """Return the output dimension of each trained kernel, by name: 1 for embeddings and transposed convolutions, else 0."""
     kernels = set(maskable(spec))
     return {name: dim for name, dim in _outputs(spec.module).items() if name in kernels}
 
 
 def _outputs(model: nn.Module) -> dict[str, int]:
-    """Return :func:`output_dims` of every parameter of several dimensions, including frozen ones and those of any module."""
+    """Return the output dimension of every parameter of several dimensions, by name, including frozen ones."""
     dims: dict[str, int] = {}
     for path, module in model.named_modules():
         late = isinstance(module, nn.Embedding | nn.EmbeddingBag) or getattr(module, "transposed", False)
@@ -163,6 +172,7 @@ def _outputs(model: nn.Module) -> dict[str, int]:
 
 
 def _scales(module: nn.Module) -> set[str]:
+    """Return the names of the scales of all norms."""
     return {
         f"{path}.weight"
         for path, part in module.named_modules()

@@ -45,7 +45,7 @@ from edgefl.wire.tensors import Array, Arrays
 Policy = Literal["threshold", "even"]
 # A device adds up a score in another order than the server; the last digits must not drop the weakest channel.
 _MARGIN = 1e-5
-# How many tensors that stay whole a message names.
+# Number of tensors in a message that lists those that cannot be cut.
 _TOLD = 4
 
 
@@ -53,22 +53,22 @@ _TOLD = 4
 class Structured(Submodel):
     """The highest-ranked channels of ``spec``, as a narrower model of at most ``gamma`` of its cost.
 
-    A group is one channel of everything that is tied to it: by residual additions, depthwise convolutions, gates, heads.
+    A group is one channel with everything that is tied to it: by residual additions, depthwise convolutions, gates, heads.
     Every layer keeps at least one channel. Channels are ranked by their whole kernels. A device can score only its own
     slices, so theta of a layer is the smallest of those scores at the start of the round. It is 0 if a single channel is
-    kept, which must not be dropped. A layer that keeps all its channels has no theta, so gamma = 1 is plain SGD on the whole
-    model (fiarse.md A8).
+    kept, which must not be dropped. A layer that keeps all its channels has no theta, so gamma = 1 is plain SGD on the
+    whole model (fiarse.md A8).
 
     Attributes:
         gamma: Share of the cost, in (0, 1].
         budget: Cost: parameters, or multiply-accumulates of a forward pass.
-        score: Importance of a channel.
-        counts: ``threshold`` for one threshold over all channels of the initial weights, ``even`` for the same share of each
-            layer, or the numbers themselves, in the order of :attr:`layers`.
+        score: Measure of a channel's importance.
+        counts: ``threshold`` for one threshold over all channels of the initial weights, ``even`` for the same share of
+            each layer, or the numbers themselves, in the order of :attr:`layers`.
 
     Raises:
-        ModelError: gamma is out of range or below the smallest slice, nothing of the model can be cut, or its code stores a
-            size.
+        ModelError: gamma is out of range or below the smallest slice, no channel of the model can be cut, or its code
+            stores a size.
     """
 
     kind = "importance_structured"
@@ -123,10 +123,11 @@ class Structured(Submodel):
 
     @cached_property
     def layers(self) -> dict[str, tuple[int, int]]:
-        """(held channels, all channels) of each layer, by the first tensor that holds them.
+        """(held channels, all channels) of each layer, by the first tensor and dimension that hold them, such as
+        ``conv.weight[0]``.
 
-        If several are in one dimension of a tensor (gated units, fused projections), those after the first end in #2, #3,
-        ...
+        If several layers are in one dimension of a tensor (gated units, fused projections), the names after the first end
+        in #2, #3, ...
         """
         holders, occurrences = channels_of(self.spec).holders, Counter[str]()
         layers: dict[str, tuple[int, int]] = {}
@@ -150,18 +151,23 @@ class Structured(Submodel):
         return Channelwise(local, made, self.score.measure)
 
     def select(self, weights: Mapping[str, Array]) -> Selection:
-        """Return the held channels at these global weights: the strongest of each layer, ties by lowest index."""
+        """Return the held channels for the global ``weights``: the most important ones of each layer, ties by lowest
+        index.
+        """
         return {
             group.atom: strongest(self.score.of(group, weights), len(self._selected[group.atom]))
             for group in self._groups
         }
 
     def regions(self, weights: Mapping[str, Array]) -> Mapping[str, Region]:
-        """Return the held part of each state tensor at these global weights."""
+        """Return the held part of each state tensor for the global ``weights``."""
         return regions(channels_of(self.spec), self.select(weights))
 
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
-        """Return the strongest channels of ``weights``, independently of the round."""
+        """Return the regions and the payload of the most important channels of ``weights``.
+
+        The round's number has no effect.
+        """
         if not self._selected:
             return Placement(dict.fromkeys(self.spec.weights))
         own_regions = self.regions(weights)
@@ -174,9 +180,9 @@ class Structured(Submodel):
         return Placement(own_regions, payload)
 
     def replanned(self, weights: Mapping[str, Array]) -> Structured:
-        """Return the same tier with the numbers of channels that its threshold leaves at ``weights``.
+        """Return the same tier with the numbers of channels that its threshold gives for ``weights``.
 
-        If they differ (:attr:`numbers`) so do its identity and its graphs: a new bundle, which devices download once.
+        If :attr:`numbers` differ, so do its identity and its graphs. Devices then download a new bundle once.
         """
         policy: Policy = self.counts if isinstance(self.counts, str) else "threshold"
         if self._layout is None:
@@ -185,7 +191,7 @@ class Structured(Submodel):
 
     @cached_property
     def _made(self) -> tuple[ChannelLayout | None, tuple[int, ...], nn.Sequential]:
-        """The cut that the model's code supports, the numbers of channels, and the resulting model."""
+        """Layout that the model's code supports (None: nothing to cut), the numbers of channels, and the resulting model."""
         channels, refused = channels_of(self.spec), None
         initial = _arrays(self.spec)
         for layout in layouts(channels):
@@ -264,7 +270,7 @@ class Structured(Submodel):
 
     @cached_property
     def _selected(self) -> Selection:
-        """First channels of each layer that is cut: the sizes of the slice. Empty for the whole model."""
+        """First channels of each layer that is cut, which give the sizes of the slice. Empty for the whole model."""
         return leading(self._layout.counts(self.numbers)) if self._layout else {}
 
     @cached_property

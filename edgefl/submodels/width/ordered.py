@@ -27,7 +27,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class Narrower:
-    """A width below a tier's own: its ratio, the regions of its tensors in the global model, and its modules."""
+    """Width below a tier's own: its ratio, the regions of its tensors in the global model, and its modules."""
 
     ratio: float
     regions: Mapping[str, Region]
@@ -35,7 +35,11 @@ class Narrower:
 
 
 def narrower(ratio: float, widths: Sequence[float]) -> tuple[float, ...]:
-    """Return the ``widths`` below a tier's own ``ratio``, ascending. Raises ModelError for one outside (0, 1]."""
+    """Return those of ``widths`` that are below a tier's own ``ratio``, ascending.
+
+    Raises:
+        ModelError: A width is outside (0, 1], or ``widths`` is empty.
+    """
     wrong = [p for p in widths if not 0.0 < p <= 1.0]
     if wrong or not widths:
         raise ModelError(
@@ -48,12 +52,12 @@ def narrower(ratio: float, widths: Sequence[float]) -> tuple[float, ...]:
 def ordered(
     spec: ModelSpec, module: nn.Sequential, own: Mapping[str, Region], parts: Sequence[Narrower]
 ) -> OrderedDropout:
-    """Return the carrier that trains one random width per step: a ``part``, or the whole ``module``, the tier's maximum.
+    """Return the carrier that trains one random width per step: one of ``parts``, or the whole ``module``, the largest.
 
-    The draw is one uniform number u, ``noise.width``. Of n widths, ascending, it selects number floor(u n). Entries of
-    channels that a width lacks are replaced by zeros, norms' scales and shifts too. So a dropped channel is exactly absent:
-    it gets no gradient and its moving statistics do not change. Shapes belong to the maximum, so a narrow step costs as
-    much as a wide one.
+    The width is drawn by one uniform number u, ``noise.width``. Of n widths, ascending, it selects number floor(u n).
+    Entries of channels that a width lacks are replaced by zeros, norms' scales and shifts too. So a dropped channel is
+    exactly absent: it gets no gradient and its moving statistics do not change. All steps have the shapes of the largest
+    width, so a narrow step costs as much as a wide one.
 
     Norms are not separate per width: a channel has one pair of moving statistics for all widths that hold it, and models
     with ``bn = "static"`` suit best.
@@ -62,11 +66,11 @@ def ordered(
         spec: Model.
         module: The tier's modules.
         own: Regions of ``module``'s tensors in ``spec``.
-        parts: Narrower widths.
+        parts: Narrower widths, ascending.
 
     Raises:
-        ModelError: The model without channels differs from a sliced model, as with layer norms and attention, whose
-            statistics and scales depend on the width.
+        ModelError: The model without some channels computes something else than the sliced model. Layer norms and
+            attention do, because their statistics and scales depend on the width.
     """
     order = OrderedDropout.of(module, own, parts)
     for index, part in enumerate(parts):
@@ -78,7 +82,10 @@ def ordered(
 class OrderedDropout(Whole):
     """Carrier whose weights each training step reads at a random width. Inference reads them unchanged.
 
-    ``levels``: for each index of each dimension of a tensor, the number of the narrowest width that holds it.
+    Attributes:
+        levels: For each dimension of a tensor, the number of the narrowest width that holds each index. None: all widths
+            hold all indices.
+        count: Number of widths.
     """
 
     levels: Mapping[str, tuple[Tensor | None, ...]]
@@ -88,6 +95,11 @@ class OrderedDropout(Whole):
     def of(
         cls, module: nn.Sequential, own: Mapping[str, Region], parts: Sequence[Narrower]
     ) -> OrderedDropout:
+        """Return the carrier of ``module``'s tensors, without checking that its widths equal sliced models.
+
+        Raises:
+            ModelError: The widths are not nested.
+        """
         specs = {name: TensorSpec.of(tensor) for name, tensor in module.state_dict().items()}
         levels = {
             name: tuple(_levels(name, dim, size, own, parts) for dim, size in enumerate(spec.shape))
@@ -100,13 +112,14 @@ class OrderedDropout(Whole):
         return {NOISE: TensorSpec(())}
 
     def effective(self, weights: Tensors, gates: Tensors, noise: Noise, *, training: bool) -> Tensors:
-        """Return the tensors of the drawn width, with zeros elsewhere."""
+        """Return the tensors with zeros outside the drawn width in training, and ``weights`` themselves in inference."""
         return self.narrowed(weights, self._drawn(noise)) if training else weights
 
     def rested(self, moved: Tensors, before: Tensors, noise: Noise) -> Tensors:
         return self._selected(moved, self._drawn(noise), lambda name: before[name])
 
     def narrowed(self, weights: Tensors, index: Tensor) -> Tensors:
+        """Return ``weights`` with zeros outside width number ``index``."""
         return self._selected(weights, index, lambda name: torch.zeros(()))
 
     def _drawn(self, noise: Noise) -> Tensor:
@@ -121,7 +134,7 @@ class OrderedDropout(Whole):
         return selected
 
     def _held(self, name: str, index: Tensor) -> Tensor | None:
-        """Return the entries of a tensor that width number ``index`` holds, in a shape that broadcasts, or None for all."""
+        """Return the mask of the entries of tensor ``name`` that width number ``index`` holds. None: it holds all."""
         mask: Tensor | None = None
         levels = self.levels[name]
         for dim, level in enumerate(levels):
@@ -134,7 +147,7 @@ class OrderedDropout(Whole):
 def _levels(
     name: str, dim: int, size: int, own: Mapping[str, Region], parts: Sequence[Narrower]
 ) -> Tensor | None:
-    """Return the number of the first width that holds each index of a dimension, or None if all widths hold all indices."""
+    """Return the number of the narrowest width that holds each index of a dimension. None: all widths hold all indices."""
     mine = _indices(own[name], dim, size)
     level = dict.fromkeys(mine, len(parts))
     whole = max(mine) + 1

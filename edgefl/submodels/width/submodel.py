@@ -41,7 +41,7 @@ Keep: TypeAlias = Callable[[float, int], int]
 """(ratio, size): number of kept channels out of ``size``."""
 _Stuck: TypeAlias = Mapping[str, Mapping[Atom, int]]
 
-# Reasons for which a dimension is whole in any smaller model: it is not a layer's width.
+# Reasons of dimensions that are whole in any smaller model, because they are not a layer's width.
 _MEANT = (
     "the model's input", "the model's output", "nothing reads it", "positions", "rows are looked up",
     "entries are looked up", "entries are taken by their number", "padding",
@@ -49,9 +49,9 @@ _MEANT = (
 
 
 def check_share(model: str, channels: Channels, ratio: float, keep: Keep) -> None:
-    """Raise ModelError if uncuttable channels make the slice of ``ratio`` far too large.
+    """Raise ModelError if channels that no rule can cut make the slice of ``ratio`` far too large.
 
-    The error names the operations and the smallest gamma that fits.
+    The error names the operations and the smallest gamma that works.
     """
     stuck = _stuck(channels)
     if not stuck or not _is_bloated(channels, stuck, ratio, keep):
@@ -78,7 +78,7 @@ def check_share(model: str, channels: Channels, ratio: float, keep: Keep) -> Non
 
 
 def _stuck(channels: Channels) -> _Stuck:
-    """Return the groups of channels of each state tensor that no rule can cut, and their dimension."""
+    """Return the atoms of each state tensor that no rule can cut, with their dimension."""
     stuck: dict[str, Mapping[Atom, int]] = {}
     for name, axes in channels.axes.items():
         own = {atom: dim for dim, axis in enumerate(axes) for atom in atoms(axis) if _is_stuck(atom)}
@@ -88,6 +88,7 @@ def _stuck(channels: Channels) -> _Stuck:
 
 
 def _is_stuck(atom: Atom) -> bool:
+    """Return True if the atom is kept whole only because no rule can cut it."""
     return atom.reason is not None and not atom.reason.startswith(_MEANT)
 
 
@@ -98,7 +99,9 @@ def _counts_text(own: Mapping[Atom, int]) -> str:
 
 
 def _is_bloated(channels: Channels, stuck: _Stuck, ratio: float, keep: Keep) -> bool:
-    """Return True if the slice is far larger than with the stuck channels cut too, and mostly in their tensors."""
+    """Return True if the slice is far larger than it would be with stuck channels cut, and mostly in tensors that hold
+    them.
+    """
     selection = leading(counts(channels, partial(keep, ratio)))
     freed = leading({atom: keep(ratio, atom.size) for own in stuck.values() for atom in own})
     every, slice_size = elements(channels, {}), elements(channels, selection)
@@ -109,12 +112,15 @@ def _is_bloated(channels: Channels, stuck: _Stuck, ratio: float, keep: Keep) -> 
 
 
 def _smallest_gamma(channels: Channels, stuck: _Stuck, ratio: float, keep: Keep) -> float:
-    """Return the smallest gamma in hundredths above the refused ratio. 1 is the model itself."""
+    """Return the smallest gamma, in hundredths, above the refused one, whose slice is not bloated.
+
+    1: only the whole model.
+    """
     tried = (number / 100 for number in range(math.floor(100 * ratio**2) + 1, 100))
     return next((gamma for gamma in tried if not _is_bloated(channels, stuck, math.sqrt(gamma), keep)), 1.0)
 
 
-# HeteroFL's scaler: a narrow model's layers speak as loud in training as the whole model's (fiarse.md 3, 2.9).
+# HeteroFL's scaler: in training a narrow model's layers have the magnitude of the whole model's (fiarse.md 3, 2.9).
 
 Hidden = Callable[[str, int], bool]
 """Function that returns True if a dimension of a state tensor holds channels that a width cuts."""
@@ -122,11 +128,12 @@ Hidden = Callable[[str, int], bool]
 
 @dataclass(frozen=True, eq=False)
 class Scaler(Whole):
-    """Carrier that divides the output of each hidden convolution and dense layer by ``ratio``, in training only (HeteroFL).
+    """Carrier that divides the output of each hidden convolution and dense layer by ``ratio``, in training only
+    (HeteroFL).
 
-    A narrow model's layers then have the magnitude of the whole model's (fiarse.md 3, 2.9). Dividing weight and bias is the
-    same, because the layers are linear. The scale comes before a norm that follows, as in HeteroFL. A layer is hidden if a
-    width may cut its outputs. Classes are not, so the classifier is unchanged.
+    The layers of a narrow model then have the magnitude of the whole model's (fiarse.md 3, 2.9). Weight and bias are
+    divided, which is the same, because the layers are linear. The scale comes before a norm that follows, as in HeteroFL.
+    A layer is hidden if a width may cut its outputs. Classes cannot be cut, so the classifier is unchanged.
     """
 
     ratio: float
@@ -134,7 +141,11 @@ class Scaler(Whole):
 
     @classmethod
     def of(cls, module: nn.Sequential, ratio: float, hidden: Hidden) -> Scaler:
-        """Return the carrier of the tensors of ``module``."""
+        """Return the carrier of the tensors of ``module``. ``hidden`` decides which dimensions a width may cut.
+
+        Raises:
+            ModelError: A layer computes its weight from other tensors, or shares it with another layer.
+        """
         specs = {name: TensorSpec.of(tensor) for name, tensor in module.state_dict().items()}
         return cls(specs, ratio, frozenset(_divided(module, hidden)))
 
@@ -147,6 +158,7 @@ class Scaler(Whole):
 
 
 def _divided(module: nn.Sequential, hidden: Hidden) -> Iterator[str]:
+    """Yield the names of the state tensors to divide."""
     for path, layer in module.named_modules():
         start = f"{path}." if path else ""
         for weight, bias, outputs in _linear(layer):
@@ -161,9 +173,10 @@ def _divided(module: nn.Sequential, hidden: Hidden) -> Iterator[str]:
 
 
 def _stored(path: str, layer: nn.Module, name: str) -> tuple[str, str]:
-    """Return the names in the state of ``layer`` of the tensor that is proportional to ``name``, and of one of its shape.
+    """Return two names in the state of ``layer``: the tensor that is proportional to ``name``, and one of its shape.
 
-    ModelError if none is, as with spectral norm.
+    Raises:
+        ModelError: There is no such tensor, as with spectral norm.
     """
     known = layer.state_dict().keys()
     forms = [(name, name), (f"{name}_g", f"{name}_v"), (f"{name}_orig", f"{name}_mask")]
@@ -182,7 +195,7 @@ def _stored(path: str, layer: nn.Module, name: str) -> tuple[str, str]:
 
 
 def _linear(layer: nn.Module) -> tuple[tuple[str, str, int], ...]:
-    """Return (weight, bias, dimension of the outputs) of the linear maps in a layer."""
+    """Return (weight name, bias name, output dimension of the weight) of each linear map in a layer."""
     if isinstance(layer, nn.Linear):
         return (("weight", "bias", 0),)
     if isinstance(layer, nn.modules.conv._ConvNd):
@@ -195,7 +208,7 @@ def _linear(layer: nn.Module) -> tuple[tuple[str, str, int], ...]:
 
 
 Rounding = Literal["ceil", "floor"]
-# Floats fall just short of, or just over, the product that was meant: 0.29 * 100 is 29, 0.7 * 10 is 7.
+# Rounding errors of products: 0.29 * 100 should be 29, 0.7 * 10 should be 7.
 _TOLERANCE = 1e-9
 # Tensors that the text of an error names; its details have them all.
 _NAMED = 4
@@ -203,20 +216,21 @@ _NAMED = 4
 
 @dataclass(frozen=True, eq=False)
 class Width(Submodel):
-    """``ratio`` of the channels of each layer of ``spec``, trained as a smaller model of the same type.
+    """Submodel with ``ratio`` of the channels of each layer of ``spec``, trained as a smaller model of the same type.
 
     A dimension of C channels keeps ``max(1, round(ratio * C))`` of them, rounded up (fiarse.md 3) or, for ``floor``, down
-    (embracingfl.md 5): the first ones, or with ``rolling`` FedRolex's window, the channels ``(t + q) mod C`` in round t + 1.
-    In products such as heads times entries, or groups times channels, the entries of each head and the channels of each
-    group are cut.
+    (embracingfl.md 5). It keeps the first ones, or with ``rolling`` FedRolex's window: the channels ``(t + q) mod C`` in
+    round t + 1. In products such as heads times entries, or groups times channels, the entries of each head and the
+    channels of each group are cut.
 
     Attributes:
         ratio: Share of the channels, in (0, 1].
         rounding: ``ceil`` or ``floor``.
-        rolling: Move the window by one channel per round.
-        scaler: Divide the hidden layers by ``ratio`` in training (HeteroFL). Inference and transport are unchanged.
-        widths: Widths below ``ratio`` that are trained at random, besides ``ratio`` itself (FjORD). Inference and transport
-            are unchanged.
+        rolling: True: move the window by one channel per round.
+        scaler: True: divide the hidden layers by ``ratio`` in training (HeteroFL). Inference, payload and update are
+            unchanged.
+        widths: Widths below ``ratio`` that are trained at random, besides ``ratio`` itself (FjORD). Inference, payload and
+            update are unchanged.
     """
 
     kind = "width"
@@ -246,14 +260,14 @@ class Width(Submodel):
 
     @classmethod
     def of_gamma(cls, spec: ModelSpec, gamma: float) -> Width:
-        """Return the slice of about ``gamma`` of the parameters: ratio sqrt(gamma) (fiarse.md 2.10)."""
+        """Return the slice of about ``gamma`` of the parameters: its ratio is sqrt(gamma) (fiarse.md 2.10)."""
         if not 0.0 < gamma <= 1.0:
             raise ModelError(f"gamma lies in (0, 1], found {gamma}", gamma=gamma)
         return cls(spec, math.sqrt(gamma))
 
     @cached_property
     def carrier(self) -> Whole | None:
-        """Transport of the slice, which is unchanged. Training may transform the tensors."""
+        """Carrier that transforms the slice's tensors in training (ordered dropout or scaler), or None."""
         if self.widths:
             parts = [self._narrower(ratio) for ratio in narrower(self.ratio, self.widths)]
             return ordered(self.spec, self.suffix, self.regions(), parts) if parts else None
@@ -274,15 +288,15 @@ class Width(Submodel):
 
     @cached_property
     def counts(self) -> Mapping[Atom, int]:
-        """Number of kept indices of each group."""
+        """Number of kept indices of each cut atom."""
         return self._made[0]
 
     def selection(self, number: int = 1) -> Selection:
-        """Return the held indices in round ``number``, counted from 1."""
+        """Return the held indices of each cut atom in round ``number``, counted from 1."""
         return rolling(self.counts, number - 1) if self.rolling else leading(self.counts)
 
     def regions(self, number: int = 1) -> Mapping[str, Region]:
-        """Return the held part of each state tensor in round ``number``."""
+        """Return the held part of each state tensor in round ``number``, counted from 1."""
         return regions(channels_of(self.spec), self.selection(number))
 
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
@@ -303,7 +317,7 @@ class Width(Submodel):
 
     @cached_property
     def _made(self) -> tuple[Mapping[Atom, int], nn.Sequential]:
-        """Counts, and the resulting model."""
+        """Number of kept indices by atom, and the resulting model."""
         try:
             return fitted(self.spec, channels_of(self.spec), self.keep)
         except ModelError as refused:
