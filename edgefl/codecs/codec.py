@@ -145,7 +145,7 @@ def spread(numbers: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
 
 
 def split(joined: Tensor, sizes: Sequence[int] | int) -> tuple[Tensor, ...]:
-    """Split the flat tensor ``joined`` into parts of these sizes. A single size is that of all parts."""
+    """Split the flat tensor ``joined`` into parts of these sizes. A single number is the size of all parts."""
     parts: tuple[Tensor, ...] = joined.split(sizes)
     return parts
 

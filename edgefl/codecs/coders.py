@@ -121,7 +121,7 @@ def signs(change: Change, sign0: Sign0) -> Tensor:
 
 
 def above_zero(scale: Tensor) -> Tensor:
-    """Return ``scale`` with 1 in place of 0, for a safe division."""
+    """Return ``scale`` with 0 replaced by 1, for a safe division."""
     return torch.where(scale > 0, scale, torch.ones(()))
 
 

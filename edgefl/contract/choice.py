@@ -77,8 +77,8 @@ class CodecChoice(Choice):
     """Encoding of an update, with its options.
 
     Most have these options: ``statistics``, bits per entry of moving statistics (32: float32); ``binarize_1d``, True if
-    biases and norms are coded like other tensors; and ``sign0``, the sign that stands for an unchanged entry
-    (``random``, ``plus``). A number out of range raises ConfigError.
+    biases and norms are coded like other tensors; and ``sign0``, the code of an unchanged entry (``random``, ``plus``). A
+    number out of range raises ConfigError.
     """
 
 

@@ -54,9 +54,9 @@ class ServerOpt:
         state: Initial value of each state. A state has one tensor per trainable parameter, of the parameter's shape.
         step: ``step(before, mean, hyper)`` returns the new value of each tensor that differs from its mean. ``before``
             holds weights and state at the start of the exchange. ``mean`` holds the same tensors: the mean of what
-            devices sent, and the old value of a tensor that nobody sent. ``hyper`` holds the scalars of the exchange
+            devices sent, and the old value of a tensor that no device sent. ``hyper`` holds the scalars of the exchange
             and ``share``, the fraction of all devices that reported.
-        unfold: ``unfold(update)`` returns the tensors to average in place of one update, such as squares, by the same
+        unfold: ``unfold(update)`` returns the tensors to average instead of one update, such as squares, by the same
             names.
         options: Names of the algorithm's options that only the server reads.
     """
@@ -136,7 +136,12 @@ def beside(state: str, named: Mapping[str, _Value]) -> dict[str, _Value]:
 
 
 def state_of(tensors: Mapping[str, Tensor], state: str) -> Tensors:
-    """Return the tensors of server state ``state`` among ``tensors``, by parameter name: the inverse of :func:`beside`."""
+    """Return the tensors of one server state by parameter name: the inverse of :func:`beside`.
+
+    Args:
+        tensors: Tensors of any shape and dtype, some of them named ``<state>/<parameter>``.
+        state: Name of the state.
+    """
     return {
         name.partition("/")[2]: tensor for name, tensor in tensors.items() if name.startswith(f"{state}/")
     }

@@ -48,7 +48,7 @@ class TensorSpec:
         return torch.zeros(self.shape, dtype=floats if other else self.dtype)
 
     def rows(self, count: int) -> TensorSpec:
-        """Return the spec of a batch of ``count`` samples; this spec is that of one sample."""
+        """Return the spec of a batch of ``count`` samples. This spec describes one sample."""
         return TensorSpec((count, *self.shape), self.dtype, self.below, self.ignored)
 
 
@@ -61,6 +61,10 @@ def select(tensors: Mapping[str, Tensor], prefix: str) -> Tensors:
     """Return the tensors whose name begins with ``prefix`` and a dot, by the rest of their name.
 
     For example, ``select(t, "state.weights")`` returns ``state.weights.conv.bias`` as ``conv.bias``.
+
+    Args:
+        tensors: Tensors of any shape and dtype, by dotted name.
+        prefix: First parts of the names, without the last dot.
     """
     start = prefix + "."
     return {name[len(start) :]: tensor for name, tensor in tensors.items() if name.startswith(start)}

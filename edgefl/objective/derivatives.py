@@ -53,7 +53,7 @@ def gradient(
 
     Args:
         objective: The objective.
-        weights: Float tensors by name, in the parameters' shapes.
+        weights: Tensors by name, float, of the parameters' shapes.
         tensors: All inputs of the step by port: ``batch.<index>.x`` (B, *sample), ``batch.<index>.y`` (B, *label),
             gates, noise and scalars.
         index: Number of the batch.

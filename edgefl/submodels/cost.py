@@ -110,7 +110,7 @@ def trainable(spec: ModelSpec) -> tuple[str, ...]:
 def entries(regions: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     """Return the number of entries of each global tensor that ``regions`` hold.
 
-    ``shapes`` are those of the global tensors.
+    ``shapes`` has the shape of each global tensor.
     """
     counts: dict[str, int] = {}
     for name, region in regions.items():

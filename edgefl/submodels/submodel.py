@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class FrozenUnits:
-    """Consecutive frozen units that are fetched, run forward over the local data and dropped together.
+    """Consecutive frozen units that a device downloads, runs forward over its local data and drops together: a chunk.
 
-    ``units`` are units with weights, followed by later ones that hold tensors these read too.
+    ``units`` are the units with weights, followed by later units that hold tensors which these units read too.
     """
 
     units: tuple[str, ...]

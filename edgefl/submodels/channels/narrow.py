@@ -63,7 +63,7 @@ def fitted(
         keep: Function from the size of an atom to the number of indices to keep.
 
     Raises:
-        ModelError: :func:`narrow` accepts none of the cuts. The error is that of the first cut.
+        ModelError: :func:`narrow` accepts none of the cuts. The first cut's error is raised.
     """
     refused: ModelError | None = None
     tried: list[Mapping[Atom, int]] = []

@@ -164,7 +164,7 @@ def counts(
         channels: Dimensions of the model.
         keep: Function from the size of an atom to the number of indices to keep.
         prefer: Atom of a product that is cut, see :meth:`Channels.cut`.
-        tied: True: an atom whose size is that of a product with a cut atom keeps as many indices as that product. Code
+        tied: True: an atom of the same size as a product with a cut atom keeps as many indices as that product. Code
             that uses the width of attention as the width of its input requires this.
     """
     kept_counts = {atom: keep(atom.size) for atom in channels.cut(prefer)}

@@ -48,7 +48,7 @@ def watch(
 ) -> Watched:
     """Run ``module`` without values, on the meta device and in inference mode, and return the axes of its tensors.
 
-    The dimensions of the input and the output are pinned, and so are those of tensors that no operation reads.
+    The dimensions of the input and the output are pinned, and so are tensors that no operation reads.
 
     Args:
         module: Units.

@@ -66,8 +66,8 @@ def _fits(name: str, pattern: str) -> bool:
 def scales(initial: Mapping[str, Array]) -> dict[str, float]:
     """Return the standard deviation of each tensor's initial values, by name, for :attr:`Guards.relative`.
 
-    For a tensor of equal values, such as a bias of zeros, it is that of all tensors of its layer, which share a fan-in. If
-    these are equal too, it is that of the whole model.
+    For a tensor of equal values, such as a bias of zeros, all tensors of its layer are measured together, because they
+    share a fan-in. If these are equal too, the whole model is measured.
     """
     layers: dict[str, list[Array]] = {}
     for name, values in initial.items():

@@ -76,7 +76,7 @@ class ChannelGroup:
         return self.read if self.moving and not self.exposed else self.own + self.read
 
     def entries(self, shapes: Mapping[str, Sequence[int]]) -> int:
-        """Return n, the number of entries that the score of one channel reads. ``shapes`` are those of the tensors."""
+        """Return n, the number of entries that the score of one channel reads. ``shapes`` has the shape of each tensor."""
         return sum(
             part.positions.shape[1] * math.prod(shapes[part.name]) // shapes[part.name][part.dim]
             for part in self.scored
