@@ -427,7 +427,7 @@ class AggregatorRun:
         for update, examples in zip(self.updates, self.examples, strict=True):
             aggregator.add(aggregator.check(update, self.model.regions, self.model.form), examples)
         result = aggregator.result(self.model.weights)
-        aggregator.released()
+        aggregator.release_sums()
         return result
 
     def decoded(self, update: Arrays) -> npt.NDArray[np.float32]:

@@ -335,7 +335,7 @@ class Rounds:
         """Publish the model after a round, evaluate it, and return the round's row."""
         aggregation, state, tally = self._open_aggregation(), self._state, self._tally
         weights = done.weights
-        self._sums = aggregation.aggregator.released()
+        self._sums = aggregation.aggregator.release_sums()
         self._model = ModelVersion.of(self.spec, ended.number, weights)
         self.downloads.publish(self._model)
         metrics: dict[str, float] = {}

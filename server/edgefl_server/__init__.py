@@ -1,1 +1,1 @@
-"""Coordinator, aggregator, journal, broker: the side of the federation that owns the model."""
+"""Server of a federation: coordinator, aggregation, update journal, broker connection and publication of models."""

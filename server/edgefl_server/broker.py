@@ -1,8 +1,8 @@
-"""Mosquitto: its configuration, and a process that starts again if its memory is full.
+"""Mosquitto: its configuration, and a supervisor that restarts it when its memory is full.
 
-At its ``memory_limit`` Mosquitto refuses every message and every client, also the server that would erase what fills it, and
-stays like that. It has nothing on the disk, so a new process begins empty: the server and the devices connect again and
-publish what they had retained there.
+At its ``memory_limit`` Mosquitto refuses every message and every client, including the server that could delete
+messages, and does not recover. It stores nothing on disk, so a new process begins empty. Server and devices then
+reconnect and publish their retained messages again.
 """
 
 from __future__ import annotations
@@ -43,12 +43,18 @@ def mosquitto_command(
     limits: Limits = _LIMITS,
     memory_bytes: int = 0,
 ) -> list[str]:
-    """Return the command that runs Mosquitto on ``host:port``, and over WebSocket on ``websocket_port`` if that is not 0.
+    """Write Mosquitto's configuration to ``folder`` and return the command that runs it.
 
-    Its configuration is written to ``folder``. ``limits`` of the federation bound a packet, ``memory_bytes`` all messages
-    (0: a quarter of the machine's memory).
+    Args:
+        port: TCP port.
+        folder: Folder of the configuration.
+        host: Address to listen on; it must be a loopback address.
+        websocket_port: Port of MQTT over WebSocket; 0 for none.
+        limits: Limits of the federation, which set the largest packet.
+        memory_bytes: Memory for messages; 0 for a quarter of the machine's.
 
-    BrokerError if it is not installed or a port cannot be had.
+    Raises:
+        BrokerError: If Mosquitto is not installed, ``host`` is not loopback, or a port is in use.
     """
     check_private(host)
     program = mosquitto_program()
@@ -62,7 +68,11 @@ def mosquitto_command(
 
 
 def checked_ports(host: str, port: int, websocket_port: int) -> list[int]:
-    """Return the ports to listen on. BrokerError where one cannot be had, or both are the same."""
+    """Return the ports to listen on, without ``websocket_port`` if that is 0.
+
+    Raises:
+        BrokerError: If a port cannot be bound, or both are the same.
+    """
     if websocket_port and websocket_port == port:
         raise BrokerError(
             f"port {port} is used twice: MQTT over WebSocket (`websocket_port`) has a port of its own",
@@ -75,7 +85,11 @@ def checked_ports(host: str, port: int, websocket_port: int) -> list[int]:
 
 
 def mosquitto_program() -> str:
-    """Return the path of Mosquitto. BrokerError if it is not installed."""
+    """Return the path of the Mosquitto program.
+
+    Raises:
+        BrokerError: If it is not installed.
+    """
     program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
     if program is None:
         raise BrokerError(
@@ -86,7 +100,9 @@ def mosquitto_program() -> str:
 
 
 def message_bytes(memory_bytes: int = 0) -> int:
-    """Return the memory for a broker's messages: ``memory_bytes``, or a quarter of the machine's if that is 0."""
+    """Return the memory limit for a broker's messages: ``memory_bytes``, or a quarter of the machine's memory if that is
+    0.
+    """
     return memory_bytes or max(_LEAST_MEMORY, most_bytes() // 4)
 
 
@@ -95,10 +111,11 @@ MOST_QUEUED = 500_000
 
 
 def mosquitto_base(limits: Limits = _LIMITS, memory_bytes: int = 0) -> list[str]:
-    """Return the lines that the configuration of every Mosquitto of ours has.
+    """Return the configuration lines that every Mosquitto started by edgefl has in common.
 
     Args:
-        limits: Of the federation. The largest packet is four times the largest message, for the fields around its data.
+        limits: Limits of the federation. A packet may be four times the largest message, for the fields around
+            its data.
         memory_bytes: Memory for messages; 0 for a quarter of the machine's.
     """
     packet = 4 * max(limits.chunk_bytes, limits.announcement_bytes)
@@ -140,10 +157,12 @@ def check_port(host: str, port: int) -> None:
 
 
 def run_mosquitto(command: Sequence[str], memory_bytes: int = 0) -> int:
-    """Run Mosquitto until it ends by itself, and return its exit code. SIGTERM and SIGINT end both.
+    """Run Mosquitto, restart it when its memory is full, and return its exit code when it ends otherwise.
+
+    SIGTERM and SIGINT stop Mosquitto and this process.
 
     Args:
-        command: As :func:`mosquitto_command` returns it.
+        command: Result of :func:`mosquitto_command`.
         memory_bytes: The same as in its configuration, 0 for a quarter of the machine's memory.
     """
     most = message_bytes(memory_bytes)

@@ -58,15 +58,23 @@ def compose(
     listener: EventListener | None = None,
     device: str = "auto",
 ) -> RunSpec:
-    """Return the run spec of a federation evaluated on ``dataset``. Compiles the tiers' bundles into ``out/bundles``.
+    """Compile the tiers' bundles into ``out/bundles`` and return the run spec of the federation.
 
-    Raises ConfigError, ModelError or ExportError, each with what to change.
+    Args:
+        federation: The federation.
+        dataset: Data that the server evaluates models on.
+        out: Folder of the run.
+        listener: Receiver of progress events and warnings; None for none.
+        device: Device of the server's computations: ``cpu``, ``cuda`` or ``auto``.
+
+    Raises:
+        ConfigError, ModelError, ExportError: Each text contains a remedy.
     """
     made = _Bundles(federation, dataset, out / BUNDLES, listener)
     other = made
     if federation.rollout.on:
         other = _Bundles(candidate_of(federation), dataset, out / BUNDLES / CANDIDATES, listener)
-    spec = composed(federation, dataset, made.of, other.of, listener=listener, device=device)
+    spec = compose_with(federation, dataset, made.of, other.of, listener=listener, device=device)
     made.report_compiled()
     return spec
 
@@ -75,7 +83,7 @@ BundleFor = Callable[[TierTraining, Exchange, str], BundleArchive]
 """The bundle of an exchange of a tier, in the format of that name."""
 
 
-def composed(
+def compose_with(
     federation: Federation,
     dataset: Dataset,
     bundle_for: BundleFor,
@@ -84,9 +92,15 @@ def composed(
     listener: EventListener | None = None,
     device: str = "auto",
 ) -> RunSpec:
-    """Return the run spec with bundles from elsewhere.
+    """Return the run spec of a federation with bundles from ``bundle_for`` instead of the compiler.
 
-    Without ``candidate_for`` no candidate is tried, without ``listener`` no warning is searched for.
+    Args:
+        federation: The federation.
+        dataset: Data that the server evaluates models on.
+        bundle_for: Function that returns the bundle of a tier, exchange and format.
+        candidate_for: The same for the candidate of a rollout; None without a rollout.
+        listener: Receiver of warnings; None skips the search for them.
+        device: Device of the server's computations.
     """
     spec = federation_model(federation, dataset)
     model = arrays_of(spec, rounded=federation.downlink.encoding != "float32")
@@ -147,7 +161,7 @@ def composed(
 
 
 class _Bundles:
-    """The bundles of a run: each one compiled, or out of the user's cache, and written into the run's folder."""
+    """Bundles of a run, compiled or taken from the user's cache, and written to the run's folder."""
 
     def __init__(
         self, federation: Federation, dataset: Dataset, folder: Path, listener: EventListener | None
@@ -189,7 +203,7 @@ class _Bundles:
 def _exchange(
     federation: Federation, tiers: Mapping[str, TierTraining], exchange: Exchange, bundle_for: BundleFor
 ) -> ExchangeSpec:
-    """Return the spec of an exchange of the method, with the bundles of each tier."""
+    """Return the spec of one exchange of the algorithm, with the bundles of all tiers."""
     own = {name: tier.exchange(exchange.name) for name, tier in tiers.items()}
     hyper = _scalars({name: each.algorithm for name, each in own.items()})  # first: bundles take minutes
     specs = {name: _tier_spec(federation, tier, own[name], bundle_for) for name, tier in tiers.items()}
@@ -217,7 +231,7 @@ def _with_candidates(
     tiers: Mapping[str, TierTraining],
     bundle_for: BundleFor,
 ) -> list[ExchangeSpec]:
-    """Return the exchanges with the candidates of tiers, so that tasks may be of these, too."""
+    """Return ``exchanges`` with an additional entry for the candidate of each tier."""
     whole = []
     for index, exchange in enumerate(exchanges):
         own = {}
@@ -289,7 +303,7 @@ def _warnings(
 
 
 def _offers(tier: str, offered: int, exchanges: Sequence[TierSpec]) -> Iterator[Warned]:
-    """Yield a warning if a graph of a tier needs more memory than its devices have to offer: these decline its rounds."""
+    """Yield a warning if a graph of the tier needs more memory than its devices offer; such devices decline their tasks."""
     manifests = [bundle.manifest for each in exchanges for bundle in (each.bundle, *each.further)]
     needed = max(manifest.planned_bytes for manifest in manifests)
     if 0 < offered < needed:
@@ -301,7 +315,7 @@ def _offers(tier: str, offered: int, exchanges: Sequence[TierSpec]) -> Iterator[
 
 
 def _check_sent(federation: Federation, tier: TierTraining, sends: Collection[str]) -> None:
-    """Raise ConfigError if updates hold more than weights and the counting or clipping rule is for weights only."""
+    """Raise ConfigError if updates contain more than weights and a clipping or counting rule supports weights only."""
     shared = [name for name in sends if name != server_state.WEIGHTS]
     if not shared:
         return
@@ -404,8 +418,5 @@ def _memory_of(rule: MeanRule, entries: int) -> str:
 
 
 def _patterns(name: str, tier: TierTable) -> tuple[str, ...]:
-    """Return the device name patterns of a tier.
-
-    A tier without names and without a memory limit takes the devices that bear its name.
-    """
+    """Return the device name patterns of a tier: ``NAME-*`` if it has neither patterns nor a memory limit."""
     return tier.devices if tier.devices or tier.memory_bytes else (f"{name}-*",)

@@ -451,7 +451,7 @@ class RoundDriver:
         took_part = record.of_round(ended.number, ended.assignments)
         self._journal.end_round(run, ended.number, state=outcome, outcome=facts, took_part=took_part)
         self._prune_checkpoints(ended.number)
-        self._sums = aggregation.aggregator.released()
+        self._sums = aggregation.aggregator.release_sums()
         self._release_at = time.monotonic() + _RELEASE_S
 
         # Reports, and the evaluation beside the next round.

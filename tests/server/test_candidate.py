@@ -14,7 +14,7 @@ from edgefl.setup.runs import run_digest
 from edgefl.setup.training import candidate_of
 from edgefl.wire.bundle.archive import BundleArchive
 from edgefl_export.compiler.request import Exchange, TierTraining
-from edgefl_server.compose import BundleFor, composed
+from edgefl_server.compose import BundleFor, compose_with
 from edgefl_server.run_spec import RunSpec
 
 DATASET = digits().limited(train=40, test=20)
@@ -43,7 +43,7 @@ def outlines(federation: Federation) -> BundleFor:
 
 def composed_spec(given: Federation) -> RunSpec:
     other = outlines(candidate_of(given)) if given.rollout.on else None
-    return composed(given, DATASET, outlines(given), other)
+    return compose_with(given, DATASET, outlines(given), other)
 
 
 def test_a_candidate_shares_its_tiers_part_of_the_model() -> None:

@@ -295,11 +295,11 @@ def validate(
 
 def _refuse_what_breaks(federation: Federation, profile: str, traffic: tuple[int, int] | None) -> None:
     """ConfigError with everything that the hosted broker would not take."""
-    from edgefl_server.access.limits import HOSTED, Traffic, breaks
+    from edgefl_server.access.limits import HOSTED, Traffic, find_exceeded_limits
 
     hosted = HOSTED[profile]
     found = list(
-        breaks(
+        find_exceeded_limits(
             hosted,
             federation=federation.federation.name,
             limits=federation.wire_limits,

@@ -120,7 +120,7 @@ class TrainingWorker:
                 partial: PartialSum | None = None
                 if self._active is not None:
                     partial = self._active.aggregator.partial()
-                    self._sums, self._active = self._active.aggregator.released(), None
+                    self._sums, self._active = self._active.aggregator.release_sums(), None
                 self._sink.put(partial)
 
     def _build(self) -> None:

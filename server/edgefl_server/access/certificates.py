@@ -1,4 +1,6 @@
-"""A lab's own certificates: an authority, the broker's, and one for each client. For a fleet use those of your own."""
+"""Certificates for brokers in a lab: one authority, one broker certificate and one for each client. Fleets in production
+need a certificate authority of their own.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,10 @@ class CertificatePair:
 
 
 class LabAuthority:
-    """An authority in ``folder``, made if there is none: ``ca.crt`` is what clients need, ``ca.key`` stays."""
+    """Certificate authority whose files are in ``folder``; it is created if they do not exist.
+
+    ``ca.crt`` is copied to the clients. ``ca.key`` is secret and stays in the folder.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -49,7 +54,11 @@ class LabAuthority:
         self._key = found
 
     def broker(self, *hosts: str) -> CertificatePair:
-        """Return the certificate of a broker that is reached under these names and addresses."""
+        """Return the broker's certificate for these host names and addresses; the first is the common name.
+
+        It is created and written if the folder has none. An existing certificate is returned even if it names other
+        hosts.
+        """
         pair = CertificatePair(self._folder / "broker.crt", self._folder / "broker.key")
         if not pair.exists:
             names = x509.SubjectAlternativeName([_alternative(host) for host in dict.fromkeys(hosts)])
@@ -57,7 +66,11 @@ class LabAuthority:
         return pair
 
     def client(self, name: str) -> CertificatePair:
-        """Return a client's certificate: its common name is ``name``, which a broker uses as the user."""
+        """Return the certificate of client ``name``, with ``name`` as its common name, which brokers take as the user
+        name.
+
+        It is created and written if the folder has none.
+        """
         pair = CertificatePair(self._folder / f"{name}.crt", self._folder / f"{name}.key")
         if not pair.exists:
             self._issue(pair, name, ExtendedKeyUsageOID.CLIENT_AUTH)

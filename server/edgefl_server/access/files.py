@@ -1,4 +1,4 @@
-"""The rules of a federation as files that brokers read."""
+"""Configuration files that enforce a federation's access rules on Mosquitto, EMQX, AWS IoT Core and HiveMQ."""
 
 from __future__ import annotations
 
@@ -22,8 +22,16 @@ _AWS_CLIENTS = {
 _TITLE = "Who may read and write what in federation"
 
 
-def written(access: Access, broker: BrokerName, *, aws: str = "REGION:ACCOUNT") -> Mapping[str, str]:
-    """Return the files by name. ``aws``: region and account of the ARNs, joined by a colon."""
+def build_access_files(
+    access: Access, broker: BrokerName, *, aws: str = "REGION:ACCOUNT"
+) -> Mapping[str, str]:
+    """Return the access files of ``broker``: file name to content. Writes nothing to disk.
+
+    Args:
+        access: Rules of the federation.
+        broker: Broker whose format is used.
+        aws: Region and account for the ARNs of AWS policies, joined by a colon.
+    """
     makers: Mapping[BrokerName, Callable[[], Mapping[str, str]]] = {
         "mosquitto": lambda: {"mosquitto.acl": mosquitto(access)},
         "emqx": lambda: {"acl.conf": emqx(access)},
@@ -34,9 +42,9 @@ def written(access: Access, broker: BrokerName, *, aws: str = "REGION:ACCOUNT") 
 
 
 def mosquitto(access: Access) -> str:
-    """Return the ``acl_file`` of Mosquitto.
+    """Return the text of Mosquitto's ``acl_file``.
 
-    Users that are not devices get rules of their own, because no pattern matches their names.
+    The server and the asker have rules for their user names; devices share one pattern with their user name in it.
     """
     lines = [f"# {_TITLE} {access.federation!r}. A device's user is its name."]
     for user, role in ((access.server, "server"), (access.asker, "asker")):
@@ -51,7 +59,9 @@ def mosquitto(access: Access) -> str:
 
 
 def emqx(access: Access) -> str:
-    """Return ``acl.conf`` of EMQX 5. The first rule that matches counts, and the last one denies all."""
+    """Return the text of ``acl.conf`` of EMQX 5. EMQX applies the first rule that matches; the last one denies
+    everything.
+    """
     lines = [f"%% {_TITLE} {access.federation!r}. A device's user is its name."]
     for who, role in (
         (f'{{username, "{access.server}"}}', "server"),
@@ -65,8 +75,9 @@ def emqx(access: Access) -> str:
 
 
 def hivemq(access: Access) -> str:
-    """Return ``credentials.xml`` of HiveMQ's file RBAC extension: roles, and an example user for each, with passwords to
-    replace.
+    """Return the text of ``credentials.xml`` of HiveMQ's file RBAC extension.
+
+    It has the roles and one example user for each, whose password hash is a placeholder.
     """
     roles = []
     for role in ROLES:
@@ -86,9 +97,10 @@ def hivemq(access: Access) -> str:
 
 
 def aws_policy(access: Access, role: Role, place: str) -> str:
-    """Return a policy of AWS IoT Core.
+    """Return the policy of AWS IoT Core for clients of ``role``, as JSON text.
 
-    The common name of a client's certificate is its name. ``*`` matches any characters.
+    Policies identify a client by the common name of its certificate. ``place`` is the region and account of the ARNs,
+    joined by a colon.
     """
     arn = f"arn:aws:iot:{place}"
     clients = [f"{arn}:client/edgefl:{_AWS_CLIENTS[role]}".format(federation=access.federation)]
@@ -112,9 +124,9 @@ def aws_policy(access: Access, role: Role, place: str) -> str:
 
 
 def _short(filters: list[str], *, reading: bool) -> list[str]:
-    """Return shorter filters, because policies have a size limit.
+    """Return ``filters`` in a shorter form without duplicates, because the size of a policy is limited.
 
-    Open levels become ``*``, and all filters below a client's own level become one.
+    Each ``+`` level becomes ``*``, and all filters below a client's own level become one.
     """
     found = []
     for each in filters:

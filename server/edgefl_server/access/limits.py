@@ -56,7 +56,7 @@ HOSTED: Mapping[str, HostedLimits] = {
 
 @dataclass(frozen=True)
 class Traffic:
-    """Traffic of a federation: bytes of its announcement, and messages that a round publishes at once."""
+    """Traffic estimate of a federation: announcement size in bytes, and messages that one round publishes at once."""
 
     announcement_bytes: int
     round_messages: int
@@ -75,7 +75,7 @@ def longest_topics(federation: str) -> tuple[str, ...]:
     )
 
 
-def breaks(
+def find_exceeded_limits(
     hosted: HostedLimits,
     *,
     federation: str,
@@ -84,8 +84,17 @@ def breaks(
     subscribe_batch: int = 8,
     traffic: Traffic | None = None,
 ) -> Iterator[str]:
-    """Yield each limit of the broker that the federation exceeds, with a remedy. Connects to nothing."""
-    yield from _of_names(hosted, federation, address)
+    """Yield one text for each limit of the broker that the federation exceeds, with a remedy. Does not connect.
+
+    Args:
+        hosted: Limits of the broker.
+        federation: Name of the federation.
+        limits: Message sizes and windows of the federation.
+        address: Address of the broker, which sets the style of client ids.
+        subscribe_batch: Topic filters in one SUBSCRIBE packet.
+        traffic: Expected traffic of a round, or None to skip its checks.
+    """
+    yield from _check_names(hosted, federation, address)
     if limits.chunk_bytes > hosted.payload_bytes:
         yield (
             f"limits.chunk_bytes is {limits.chunk_bytes}, and {hosted.name} takes {hosted.payload_bytes} bytes a message: "
@@ -106,10 +115,10 @@ def breaks(
     if not address.secure:
         yield f"{hosted.name} takes TLS only: set broker.tls, or ca_file, cert_file and key_file"
     if traffic is not None:
-        yield from _of_traffic(hosted, traffic)
+        yield from _check_traffic(hosted, traffic)
 
 
-def _of_names(hosted: HostedLimits, federation: str, address: Address) -> Iterator[str]:
+def _check_names(hosted: HostedLimits, federation: str, address: Address) -> Iterator[str]:
     for topic in longest_topics(federation):
         if topic.count("/") > hosted.topic_slashes or len(topic) > hosted.topic_bytes:
             yield (
@@ -136,7 +145,7 @@ def _of_names(hosted: HostedLimits, federation: str, address: Address) -> Iterat
             )
 
 
-def _of_traffic(hosted: HostedLimits, traffic: Traffic) -> Iterator[str]:
+def _check_traffic(hosted: HostedLimits, traffic: Traffic) -> Iterator[str]:
     if traffic.announcement_bytes > hosted.payload_bytes:
         yield (
             f"the announcement of a round takes about {traffic.announcement_bytes} bytes, and {hosted.name} takes "

@@ -18,7 +18,7 @@ USER = "{user}"
 
 @dataclass(frozen=True)
 class Rule:
-    """One topic filter, and what the role may do there."""
+    """Permission of one role at one topic filter: to subscribe (``read``), to publish (``write``), or both."""
 
     role: Role
     filter: str
@@ -28,7 +28,9 @@ class Rule:
 
 @dataclass(frozen=True)
 class Access:
-    """The rules of one federation. ``server`` and ``asker`` are users at the broker; every other user is a device."""
+    """Access rules of one federation. ``server`` and ``asker`` are user names at the broker; every other user is a
+    device.
+    """
 
     federation: str
     server: str = "server"
@@ -42,7 +44,7 @@ class Access:
         return Topics(self.federation).root
 
     def of(self, role: Role) -> Iterator[Rule]:
-        """Return the rules of ``role``, with :data:`USER` as the name of a device."""
+        """Yield the rules of ``role``. Filters contain :data:`USER` in place of a device's name."""
         rules = {"server": _SERVER, "asker": _ASKER, "device": _DEVICE}[role]
         for leaf, may in rules:
             yield Rule(role, f"{self.root}/{leaf}", "r" in may, "w" in may)

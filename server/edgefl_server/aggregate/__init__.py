@@ -1,1 +1,1 @@
-"""Sums of updates that no order of arrival can change, and what becomes of them."""
+"""Exact sums of updates, independent of their order of arrival, and the averages computed from them."""

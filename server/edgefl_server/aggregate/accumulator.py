@@ -1,8 +1,8 @@
-"""Exact sums of fixed-point integers over a flat model, on the processor's cores; :mod:`edgefl_server.aggregate.cuda` has
-the other engine.
+"""Exact sums of fixed-point integers over a flat model, computed by CPU threads. The GPU counterpart is
+:mod:`edgefl_server.aggregate.cuda`.
 
-A value v of an update becomes ``rint(float64(v) * factor)``, factor being its weight times 2**fraction_bits, and
-integers are added; so neither the engine, the number of threads nor the batch that an update came in changes a bit.
+A value v of an update becomes ``rint(float64(v) * factor)``, where factor is its weight times 2**fraction_bits.
+Integers are added, so neither the engine, the number of threads nor the division into batches changes a bit.
 """
 
 from __future__ import annotations
@@ -48,7 +48,11 @@ Call = Callable[[], None]
 
 
 def run_in_threads(calls: Sequence[Call], threads: int) -> None:
-    """Make all ``calls`` on so many threads. They must not depend on each other."""
+    """Run all ``calls`` on ``threads`` threads and return when all have finished. Calls must not depend on each other.
+
+    Raises:
+        Exception: The error of the first call that failed, after all calls have ended.
+    """
     if threads == 1 or len(calls) < 2:
         for call in calls:
             call()
@@ -61,7 +65,7 @@ def run_in_threads(calls: Sequence[Call], threads: int) -> None:
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Return a pool of threads that is kept: starting some takes as long as scanning a megabyte."""
+    """Return the shared thread pool of this size. It is cached, because starting threads costs as much as scanning 1 MB."""
     return ThreadPoolExecutor(threads, thread_name_prefix="aggregate")
 
 
@@ -71,7 +75,7 @@ _SPANS = 4
 _LEAST = 1 << 17
 """Entries times updates below which starting threads costs more than they save."""
 
-Ended = Callable[[slice], Integers]
+PartSums = Callable[[slice], Integers]
 """The final sums of a part of the model, from a multiple of :data:`edgefl_server.aggregate.scatter.PART` to the next:
 several threads may ask, and each may read what it was given until it asks again."""
 
@@ -83,9 +87,16 @@ given those of the old one and where they go."""
 
 @dataclass(frozen=True)
 class Renewal:
-    """A model made of another one and a round's sums: ``new`` (float32 [model], or float64 where a tensor of ``old`` is not
-    float32). ``change``: the average is added to the old. It must live until the calls that renew are done, which know no
-    more of the old one than where it lies."""
+    """Computation of a new model from the old model and the sums of a round.
+
+    The object must live until its calls have finished, because they hold only the memory address of the old model.
+
+    Attributes:
+        layout: Positions of the tensors in the flat model.
+        old: Tensors of the old model.
+        new: Output array [model]: float32, or float64 if a tensor of ``old`` is not float32.
+        change: True if updates hold changes: the average is then added to the old model.
+    """
 
     layout: Layout
     old: Mapping[str, Array]
@@ -93,6 +104,7 @@ class Renewal:
     change: bool
 
     def by_parts(self, merge: Merge) -> list[Call]:
+        """Return one call per part of the model; each calls ``merge(part, old entries, output entries)``."""
         starts = range(0, self.layout.size, PART)
         return [partial(self._part, merge, slice(at, min(at + PART, self.layout.size))) for at in starts]
 
@@ -102,49 +114,65 @@ class Renewal:
 
     @cached_property
     def tensors(self) -> list[Array]:
-        """Return the tensors of the old model as compiled loops read them."""
+        """Return the tensors of the old model in layout order, contiguous and aligned for compiled loops."""
         return [readable(self.old[name]) for name in self.layout.offsets]
 
 
 class Accumulator(Protocol):
-    """Integer sums over a flat model of ``size`` entries. ``spare`` is memory for the models that they become."""
+    """Integer sums over a flat model of ``size`` entries. ``spare`` is the memory pool for the new models."""
 
     size: int
     spare: ArrayPool
 
     def add(self, pieces: Pieces, updates: Sequence[CheckedArrays], factors: Factors) -> None:
-        """Add ``rint(float64(value) * factor)`` of each entry of the updates, all of which have these ``pieces``."""
+        """Add ``rint(float64(value) * factor)`` for each entry of ``updates``.
 
-    def by_parts(self, pieces: Pieces) -> bool:
-        """Return True if updates with these pieces can be added as late as in :meth:`ended`."""
-
-    def ended(self, batches: Sequence[UpdateBatch]) -> Ended:
-        """Return the sums so far and ``batches`` (:meth:`by_parts`).
-
-        The sums of these are made a part at a time, in the cache, and are in no other result.
+        Args:
+            pieces: Layout that all ``updates`` share.
+            updates: Checked updates.
+            factors: Factor of each update, float64 [updates].
         """
 
-    def renewing(
+    def by_parts(self, pieces: Pieces) -> bool:
+        """Return True if updates of this layout can be passed to :meth:`sum_parts` unadded; if False, :meth:`add` them
+        first.
+        """
+
+    def sum_parts(self, batches: Sequence[UpdateBatch]) -> PartSums:
+        """Return a function that maps a slice of the model to its sums: those added so far plus ``batches``.
+
+        The batches are summed one part at a time in the CPU cache. They do not become part of :meth:`sums`. Each of
+        them must have a layout for which :meth:`by_parts` is True.
+        """
+
+    def plan_renewal(
         self, batches: Sequence[UpdateBatch], renewal: Renewal, weights: Integers, scale: float
     ) -> list[Call]:
-        """Return calls that compute the new model of ``batches`` in one pass, as :meth:`ended` and
-        :func:`edgefl_server.aggregate.blocks.mean` would. Empty unless ``batches`` is one batch of whole models and there
-        are no other sums.
+        """Return calls that add ``batches`` and write the new model in one pass, or an empty list if that is not
+        possible.
+
+        It is possible if ``batches`` is one batch of whole models and nothing was added before. The values equal
+        those of :meth:`sum_parts` followed by :func:`edgefl_server.aggregate.blocks.mean`.
+
+        Args:
+            batches: Updates that were not passed to :meth:`add`.
+            renewal: Old model and output array.
+            weights: Total weight of each entry, int64 [model], or [1] if all are equal.
+            scale: Fixed-point value of 1.0.
         """
 
     def sums(self) -> Integers:
-        """Return the sums so far, int64 [size]. Do not change them."""
+        """Return the sums so far, int64 [size]. The caller must not change the array."""
 
     def take(self, sums: Integers) -> None:
-        """Add the ``sums`` of another one, int64 [size]."""
+        """Add ``sums``, int64 [size], that another accumulator of the same round returned."""
 
     def reset(self) -> None:
-        """Set the sums to zero. Memory that was written to before is faster to add into."""
+        """Set all sums to zero and keep their memory, because adding to memory that was written before is faster."""
 
 
 class CpuAccumulator:
-    """Checked updates of any form, added by :mod:`edgefl_server.aggregate.kernels` on ``threads`` cores (0: as many as
-    there are)."""
+    """Accumulator on CPU threads that run :mod:`edgefl_server.aggregate.kernels`. ``threads`` 0 uses all cores."""
 
     def __init__(self, size: int, threads: int = 0) -> None:
         self.size = size
@@ -156,7 +184,7 @@ class CpuAccumulator:
 
     def add(self, pieces: Pieces, updates: Sequence[CheckedArrays], factors: Factors) -> None:
         if not pieces.covering:
-            self._zeroed()
+            self._clear_fresh()
         sink = _sink(pieces.index, pieces.model, self._fresh, self._sums)
         run_in_threads(self._calls(UpdateBatch(pieces, updates, factors), sink), self._threads)
         self._fresh = self._empty = False
@@ -164,10 +192,10 @@ class CpuAccumulator:
     def by_parts(self, pieces: Pieces) -> bool:
         return pieces.by_parts
 
-    def ended(self, batches: Sequence[UpdateBatch]) -> Ended:
-        return _Parts(None if self._fresh else self._sums, batches)
+    def sum_parts(self, batches: Sequence[UpdateBatch]) -> PartSums:
+        return _PartSums(None if self._fresh else self._sums, batches)
 
-    def renewing(
+    def plan_renewal(
         self, batches: Sequence[UpdateBatch], renewal: Renewal, weights: Integers, scale: float
     ) -> list[Call]:
         whole = len(batches) == 1 and batches[0].pieces.covering
@@ -185,11 +213,11 @@ class CpuAccumulator:
         return self._calls(batches[0], sink)
 
     def sums(self) -> Integers:
-        self._zeroed()
+        self._clear_fresh()
         return self._sums
 
     def take(self, sums: Integers) -> None:
-        self._zeroed()
+        self._clear_fresh()
         self._sums += sums
         self._empty = False
 
@@ -197,7 +225,7 @@ class CpuAccumulator:
         self._empty = True
         self._fresh = True  # the first updates then write over it, which spares a walk through memory
 
-    def _zeroed(self) -> None:
+    def _clear_fresh(self) -> None:
         if self._fresh:
             self._sums.fill(0)
             self._fresh = False
@@ -219,8 +247,8 @@ def _sink(index: Integers, size: int, fresh: bool, sums: Integers) -> Sink:
     return Sink(index, size, fresh, sums, nothing, nowhere, _NO_INDEX, _NO_INDEX, 1.0, False)
 
 
-class _Parts:
-    """The sums of one part after the other: ``known`` (None: zeros) and those of ``batches``."""
+class _PartSums:
+    """Function from a part of the model to its sums: the part of ``known`` (zeros if None) plus that of ``batches``."""
 
     def __init__(self, known: Integers | None, batches: Sequence[UpdateBatch]) -> None:
         batches = sorted(batches, key=lambda batch: not batch.pieces.covering)
@@ -292,7 +320,7 @@ class ArrayPool:
         self._kept: list[tuple[npt.NDArray[np.uint8], weakref.ref[npt.NDArray[Any]]]] = []
 
     def array(self, size: int, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-        """An array [size] whose content means nothing."""
+        """Return an uninitialized array [size] of ``dtype``."""
         nbytes = size * np.dtype(dtype).itemsize
         if not 0 < nbytes <= _MOST_BYTES:
             return np.empty(size, dtype)
@@ -303,7 +331,7 @@ class ArrayPool:
         return found
 
     def _free(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return unused memory of ``nbytes`` and remove it from the kept ones."""
+        """Return ``nbytes`` of memory: a kept block that is not in use any more, or new memory."""
         for number, (memory, holder) in enumerate(self._kept):
             if holder() is None and memory.nbytes == nbytes:
                 del self._kept[number]

@@ -25,9 +25,10 @@ Chosen = Callable[[slice, Integers], Loop]
 
 @dataclass(frozen=True, eq=False)
 class CheckedArrays:
-    """A checked update: its arrays in the order of ``pieces.sources`` (C order, aligned), not decoded.
+    """Validated update that is still encoded. ``arrays`` follow the order of ``pieces.sources``, in C order and aligned.
 
-    Nothing is copied: the arrays must not change until they have been added. No float of it is larger than ``largest``.
+    Nothing is copied, so the arrays must not change until they have been added. ``largest`` is an upper bound on the
+    magnitude of its floats.
     """
 
     pieces: Pieces
@@ -40,7 +41,7 @@ class CheckedArrays:
 
     @property
     def named(self) -> dict[str, Array]:
-        """The arrays by name, as they travelled."""
+        """Return the encoded arrays by name."""
         return dict(zip(self.pieces.sources, self.arrays, strict=True))
 
     @cached_property
@@ -62,7 +63,7 @@ def addresses_of(arrays: Sequence[Array]) -> npt.NDArray[np.uint64]:
 
 @dataclass(frozen=True, eq=False)
 class UpdateBatch:
-    """Updates that are added together, all of the same ``pieces``: each value times its update's factor, rounded."""
+    """Updates of one layout (``pieces``) that are added together. ``factors``, float64 [updates], multiply their values."""
 
     pieces: Pieces
     updates: Sequence[CheckedArrays]
@@ -70,7 +71,11 @@ class UpdateBatch:
 
 
 def loop_of(batch: UpdateBatch, work: SectionBlocks) -> Chosen:
-    """Return the function that adds the section ``work`` of the updates."""
+    """Return a function that prepares the compiled loop for the section ``work`` of the batch.
+
+    The function takes a slice of the section's blocks and these blocks (int64 [n, 5]). It returns a function of the
+    :class:`~edgefl_server.aggregate.blocks.Sink` that receives the sums.
+    """
     from edgefl_server.aggregate import code_kernels, kernels
 
     pieces, updates, factors = batch.pieces, batch.updates, batch.factors
@@ -95,9 +100,9 @@ def loop_of(batch: UpdateBatch, work: SectionBlocks) -> Chosen:
 def code_values(
     pieces: Pieces, work: SectionBlocks, updates: Sequence[CheckedArrays], factors: Factors
 ) -> Integers:
-    """Return what each code adds, int64 [updates, rows, 2**bits].
+    """Return the fixed-point integer that each code of a section adds, int64 [updates, rows, 2**bits].
 
-    Each value is the float32 scale times the level, then times the factor.
+    It is ``rint(float64(float32 scale * level) * factor)``. ``factors`` is float64 [updates].
     """
     assert isinstance(work.encoding, Codes)
     levels = np.asarray(work.encoding.levels, np.float32)
@@ -112,9 +117,9 @@ def code_values(
 
 
 def _starts(pieces: Pieces, work: SectionBlocks, updates: Sequence[CheckedArrays]) -> Integers:
-    """Return where each block of a sparse section begins in ``values``, int64 [updates, blocks].
+    """Return the index in ``values`` at which each block of a sparse section begins, int64 [updates, blocks].
 
-    The mask determines these positions.
+    It is the number of mask bits that are set before the block.
     """
     from edgefl_server.aggregate import scans
 

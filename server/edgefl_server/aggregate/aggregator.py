@@ -1,9 +1,8 @@
-"""Streaming average of updates with coverage: memory as of the model, and some of up to 64 updates (256 MiB, or 16 bytes per
-entry of a larger model) that wait to be added together; and a sum that no order of arrival can change.
+"""Streaming weighted average of updates that may hold only parts of the model.
 
-Every value is turned into a fixed-point integer, ``round(value * weight * 2**fraction_bits)``, once and on its own,
-and integers are added exactly; so the same set of updates gives the same bits whoever came first. Updates are added as
-they travel: the dense update of a coded one is never built. ::
+Memory: one set of sums as large as the model, plus up to 64 buffered updates (256 MiB, or 16 bytes per entry if that
+is more). Every value becomes the fixed-point integer ``round(value * weight * 2**fraction_bits)``, and integers are
+added exactly. So a set of updates gives the same bits in every order. Updates stay encoded while they are added. ::
 
     aggregator = Aggregator(layout_of(weights), weight_limit=16)
     checked = aggregator.check(arrays, regions, form)     # UpdateRejected, or an update that may be added
@@ -42,9 +41,10 @@ _SUM_BITS = 62  # one bit stays free: each addition may have been rounded up by 
 
 @dataclass(frozen=True)
 class Clip:
-    """Shorten each update's change to at most ``limit`` (L2), measured from ``base``, the weights the round began with.
+    """Bound on the L2 norm of each update's change: at most ``limit``, measured from ``base``, the weights of the
+    round's begin.
 
-    Global tensors named in ``without`` (moving statistics) do not count to its length; they are shortened with the rest.
+    Global tensors named in ``without`` (moving statistics) do not count in the norm, but are scaled like the others.
     """
 
     limit: float
@@ -54,10 +54,15 @@ class Clip:
 
 @dataclass(frozen=True)
 class PartialSum:
-    """Sums of one aggregator, for another aggregator of the same round.
+    """Sums of one aggregator, to be added to another aggregator of the same round.
 
-    They are whole numbers, so neither the distribution of the updates nor the order of merging matters. ``change`` is
-    True if the updates hold changes. ``statistics`` are the statistics of each update, where they are not summed.
+    They are integers, so neither the distribution of the updates nor the order of merging changes the result.
+
+    Attributes:
+        change: True if the updates hold changes, False if they hold weights.
+        weight: Total weight of the updates.
+        added: Sums and weights of the entries.
+        statistics: Moving statistics of each update, if their median is taken; otherwise empty.
     """
 
     change: bool
@@ -69,24 +74,32 @@ class PartialSum:
 class Aggregator:
     """Weighted mean over the updates that hold each entry: ``sum(w_i * x_i) / sum(w_i)``.
 
-    With weight 1 this is the per-unit average of EmbracingFL (embracingfl.md 2.3: over the clients that trained the unit),
-    with slices the per-entry average of width reduction. Forms of changes give ``old + sum(w_i * change_i) / sum(w_i)``
-    (FedBAT, eq. 11). ``weight_limit`` bounds the sum of all weights of the round; with the largest value of a form it
-    fixes the number of fraction bits, so the same round always rounds alike. ``threads`` is how many cores add; 0 is all
-    of them.
+    With weight 1 it is the per-unit average of EmbracingFL (embracingfl.md 2.3: over the clients that trained the
+    unit), and with slices the per-entry average of width reduction. Updates of changes give ``old + sum(w_i *
+    change_i) / sum(w_i)`` (FedBAT, eq. 11).
 
-    With ``base``, the weights the round began with, an update counts only at the entries where it differs from them:
-    the mean over non-zero changes (FIARSE, section 3 of the paper) instead of the mean over holders (fiarse.md A3). They
-    differ where a held entry got no gradient at all, such as the rows of words that a device never saw.
+    With ``base``, an update counts only at the entries where it differs from ``base``: the mean over non-zero changes
+    (FIARSE, section 3 of the paper) instead of the mean over holders (fiarse.md A3). They differ at entries that got
+    no gradient, such as the rows of words that a device never saw.
 
-    Entries of ``statistics`` are moved to where an update may say that they lie, whatever else becomes of it, and no round
-    leaves a variance below 0 (:mod:`edgefl_server.aggregate.statistics`).
+    Moving statistics are clamped to ``statistics`` (:mod:`edgefl_server.aggregate.statistics`), and no variance
+    becomes negative.
 
-    ``rule`` may replace the mean by one that a few bad updates cannot move far; it then keeps all updates of a round
-    (:func:`edgefl_server.aggregate.robust.buffered_bytes`), and does not support ``base``: ValueError.
+    Args:
+        layout: Positions of the tensors in the flat model.
+        weight_limit: Largest sum of all weights of the round. It fixes the number of fraction bits.
+        device: Device of the sums: ``cpu``, ``cuda`` or ``auto``.
+        threads: Number of cores that add; 0 for all.
+        base: Weights of the round's begin, or None for the mean over holders.
+        rule: Mean, or a robust rule, which keeps all updates of a round in memory
+            (:func:`edgefl_server.aggregate.robust.buffered_bytes`).
+        clip: Bound on the norm of each update, or None.
+        statistics: Bounds of the moving statistics, or None.
+        sums: Accumulator of an earlier round with this layout and device, from :meth:`release_sums`, whose memory is
+            reused.
 
-    ``sums`` are the arrays of an earlier round of this layout and device, which :meth:`released` returns. After that call
-    the earlier aggregator raises RuntimeError.
+    Raises:
+        ValueError: If a robust ``rule`` is combined with ``base``.
     """
 
     def __init__(
@@ -126,13 +139,15 @@ class Aggregator:
 
     @property
     def fraction_bits(self) -> int:
-        """Bits below 1 of the sums, once the round's first update has said whether they are of weights or of changes:
-        all updates of a round are of the same sort, so it does not matter which one came first."""
+        """Number of binary fraction digits of the fixed-point sums.
+
+        It depends on the kind of the updates (weights or changes), so it is known after the round's first update.
+        """
         largest = CHANGE_LIMIT if self._change else VALUE_LIMIT
         return _SUM_BITS - int(math.log2(largest)) - (self.weight_limit - 1).bit_length()
 
     def pieces(self, regions: Mapping[str, Region], form: Form = DENSE) -> Pieces:
-        """Return the compiled form of ``regions``, which is cached for the next update of the tier."""
+        """Return the compiled layout of updates that hold ``regions`` in ``form``. It is cached by the identity of both."""
         key = id(regions), id(form)
         known = self._compiled.get(key)
         if known is None:  # the entry keeps both alive, so their ids stay their own
@@ -143,13 +158,26 @@ class Aggregator:
     def check(
         self, arrays: Mapping[str, Array], regions: Mapping[str, Region], form: Form = DENSE
     ) -> CheckedArrays:
-        """Return the update, ready to add. UpdateRejected if a name, shape, dtype or value is wrong."""
+        """Validate an update and return it in a form that :meth:`add` accepts.
+
+        Args:
+            arrays: Encoded arrays by name.
+            regions: Positions of the submodel's tensors in the global model.
+            form: Encoding of the arrays.
+
+        Raises:
+            UpdateRejected: If a name, shape, dtype or value is wrong.
+        """
         return checked(arrays, self.pieces(regions, form), self._threads)
 
     def as_change(self, checked: CheckedArrays, began: Mapping[str, Array]) -> CheckedArrays:
-        """Return a checked update as the change of ``began``, the weights that its device had.
+        """Return the difference between a checked update of weights and ``began``, the weights that its device started
+        from.
 
-        An update of changes is returned unchanged. UpdateRejected if the change is larger than permitted.
+        An update that already holds changes is returned as it is.
+
+        Raises:
+            UpdateRejected: If the change is larger than permitted.
         """
         pieces = checked.pieces
         if pieces.form.change:
@@ -158,17 +186,27 @@ class Aggregator:
         return self.check({name: weights[name] - base[name] for name in base}, pieces.regions, _CHANGES)
 
     def add(self, checked: CheckedArrays, weight: int, share: float = 1.0) -> None:
-        """Add a checked update, of whose change ``share`` counts, which changes nothing of its weight; ValueError if the
-        weights would pass the limit that keeps the sum exact, or if updates of changes and of weights meet in one round."""
-        self._check_room(weight)
+        """Add a checked update to the sums.
+
+        Args:
+            checked: Update from :meth:`check`; its arrays must not change until the result is computed.
+            weight: Weight in the mean, at least 1.
+            share: Factor of the update's values, such as a staleness discount. It does not change the weight.
+
+        Raises:
+            ValueError: If the sum of weights would exceed ``weight_limit``, or if updates of changes and of
+                weights are mixed.
+            RuntimeError: After :meth:`release_sums`.
+        """
+        self._check_weight(weight)
         form = checked.pieces.form
         average = self._average_of(f"one of codec {form.codec!r}", change=form.change)
         factor = float(weight) * share * 2.0**self.fraction_bits
         if self._statistics is not None:
-            checked = self._bounded(checked, self._statistics)
+            checked = self._clamp_statistics(checked, self._statistics)
             self._keep_statistics(checked, self._statistics)
         if self._clip is not None:
-            checked, part = self._clipped(checked, self._clip)
+            checked, part = self._clip_update(checked, self._clip)
             factor *= part
         average.add(checked if average.packed else self._decoded(checked), weight, factor)
         self.total_weight += weight
@@ -176,7 +214,7 @@ class Aggregator:
     def partial(self) -> PartialSum | None:
         """Return the sums so far, or None if no update was added.
 
-        The caller must not change the arrays. They change with the next update.
+        The arrays are those of this aggregator: the caller must not change them, and the next :meth:`add` does.
         """
         self._check_in_use()
         if self._average is None:
@@ -184,13 +222,18 @@ class Aggregator:
         return PartialSum(self._change, self.total_weight, self._average.added(), tuple(self._rows))
 
     def take(self, partial: PartialSum) -> None:
-        """Add what another aggregator of the same round was given; ValueError as :meth:`add`."""
-        self._check_room(partial.weight)
+        """Add the :meth:`partial` sums of another aggregator of the same round.
+
+        Raises:
+            ValueError: As :meth:`add`.
+        """
+        self._check_weight(partial.weight)
         self._average_of("another share", change=partial.change).take(partial.added)
         self._rows.extend(partial.statistics)
         self.total_weight += partial.weight
 
-    def _check_room(self, weight: int) -> None:
+    def _check_weight(self, weight: int) -> None:
+        """Raise ValueError if ``weight`` is below 1 or would exceed the limit of the round."""
         self._check_in_use()
         if weight < 1 or self.total_weight + weight > self.weight_limit:
             raise ValueError(
@@ -198,14 +241,16 @@ class Aggregator:
             )
 
     def result(self, old: Mapping[str, Array]) -> Arrays:
-        """Return the new model: the average where an update counts, and the bits of ``old`` elsewhere."""
+        """Return the new model: the average of the updates, or a copy of ``old`` at entries that no update holds."""
         self._check_in_use()
         if self._average is None:
             return {name: old[name].copy() for name in self.layout.offsets}
         names = self.layout.offsets
-        new = self._room(np.float32 if all(old[name].dtype == np.float32 for name in names) else np.float64)
+        new = self._empty_model(
+            np.float32 if all(old[name].dtype == np.float32 for name in names) else np.float64
+        )
         renewal = Renewal(self.layout, old, new, self._change)
-        run_in_threads(self._average.renewing(renewal), self._threads)
+        run_in_threads(self._average.plan_renewal(renewal), self._threads)
         arrays = {
             name: new[at : at + old[name].size].reshape(old[name].shape).astype(old[name].dtype, copy=False)
             for name, at in names.items()
@@ -215,17 +260,21 @@ class Aggregator:
         arrays |= self._statistics.medians(self._rows, old, change=self._change)
         return without_negative_variances(arrays, self._statistics.names)
 
-    def _room(self, dtype: npt.DTypeLike) -> Floats:
-        """Return memory for a model."""
+    def _empty_model(self, dtype: npt.DTypeLike) -> Floats:
+        """Return an uninitialized array for a model, from the pool of the sums if there is one."""
         if self._sums is None:
             return np.empty(self.layout.size, dtype)
         return self._sums.spare.array(self.layout.size, dtype)
 
     def _average_of(self, which: str, *, change: bool) -> Average:
-        """Return the average that takes updates of this round. Creates it for the first update."""
+        """Return the average of this round, created for the first update. ``change``: the updates hold changes.
+
+        Raises:
+            ValueError: If earlier updates are of the other kind. ``which`` describes the new one in the message.
+        """
         if self._average is None:
             self._change = change
-            self._average = self._begun()
+            self._average = self._create_average()
         if change != self._change:
             kinds = ("changes", "weights") if self._change else ("weights", "changes")
             raise ValueError(
@@ -233,7 +282,7 @@ class Aggregator:
             )
         return self._average
 
-    def _begun(self) -> Average:
+    def _create_average(self) -> Average:
         scale = 2.0**self.fraction_bits
         if self._rule.buffered:
             return BufferedMean(self.layout, self._rule, scale, self._counted())
@@ -246,17 +295,17 @@ class Aggregator:
         return HolderMean(self.layout, self._sums, scale)
 
     def _counted(self) -> npt.NDArray[np.bool_]:
-        """Return the entries for the distance between updates: all but moving statistics, which are bounded."""
+        """Return a mask of the entries that distances between updates use, bool [model]: all except moving statistics."""
         counted = np.ones(self.layout.size, np.bool_)
         for name in self._statistics.names if self._statistics else ():
             start = self.layout.offsets[name]
             counted[start : start + math.prod(self.layout.shapes[name])] = False
         return counted
 
-    def released(self) -> Accumulator | None:
-        """Return the sums for the aggregator of the next round, or None if there are none.
+    def release_sums(self) -> Accumulator | None:
+        """Return the accumulator, so that the next round's aggregator can reuse its memory; None if none was created.
 
-        This aggregator cannot be used any more.
+        Every later call of this aggregator raises RuntimeError.
         """
         self._check_in_use()
         self._released = True
@@ -275,15 +324,16 @@ class Aggregator:
         return self._dense(arrays, pieces)
 
     def _dense(self, arrays: Mapping[str, Array], like: Pieces) -> CheckedArrays:
-        """Return ``arrays`` as an update of the regions of ``like``."""
+        """Return the decoded ``arrays`` as a checked update with the regions of ``like``."""
         pieces = self.pieces(like.regions, _CHANGES if like.form.change else DENSE)
         return CheckedArrays(
             pieces, tuple(np.require(arrays[n], np.float32, ["C", "A"]) for n in pieces.sources)
         )
 
-    def _bounded(self, update: CheckedArrays, bounds: Bounds) -> CheckedArrays:
+    def _clamp_statistics(self, update: CheckedArrays, bounds: Bounds) -> CheckedArrays:
+        """Return the update with its moving statistics clamped to ``bounds``."""
         pieces = update.pieces
-        arrays = bounds.bounded(pieces.form, update.named, pieces.regions, self.layout.shapes)
+        arrays = bounds.clamp(pieces.form, update.named, pieces.regions, self.layout.shapes)
         return update if arrays is None else self._dense(arrays, pieces)
 
     def _keep_statistics(self, update: CheckedArrays, bounds: Bounds) -> None:
@@ -292,8 +342,11 @@ class Aggregator:
             row = bounds.row(pieces.form, update.named, pieces.regions, self.layout.shapes)
             self._rows.append(row)
 
-    def _clipped(self, update: CheckedArrays, clip: Clip) -> tuple[CheckedArrays, float]:
-        """Return the update and the factor of its values. Weights are pulled towards the base instead."""
+    def _clip_update(self, update: CheckedArrays, clip: Clip) -> tuple[CheckedArrays, float]:
+        """Return (update, factor of its values) after clipping.
+
+        Changes are clipped by the factor. Weights are moved towards the base, and the factor is 1.
+        """
         form, regions, shapes = update.pieces.form, update.pieces.regions, self.layout.shapes
         norm = change_norm(form, update.named, regions, shapes, clip.base, without=clip.without)
         share = clip_factor(norm, clip.limit)
@@ -305,7 +358,11 @@ class Aggregator:
 
 
 def accumulator(size: int, device: str = "auto", threads: int = 0) -> Accumulator:
-    """Return the sums on ``device``: ``cpu``, ``cuda`` or ``auto`` (:func:`~edgefl.setup.processor.processor`)."""
+    """Return a new accumulator of ``size`` entries.
+
+    ``device`` is ``cpu``, ``cuda`` or ``auto`` (:func:`~edgefl.setup.processor.processor`). ``threads`` is for the
+    CPU; 0 uses all cores.
+    """
     place = processor(device)
     if place == "cpu":
         return CpuAccumulator(size, threads)

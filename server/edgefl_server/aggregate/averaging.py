@@ -1,6 +1,5 @@
-"""Averages that compute an entry at the end of a round.
-
-One takes the mean over the entry's holders, one over the updates that changed it, one applies a robust rule.
+"""Averages of the updates of a round: over the holders of an entry, over the updates that changed it, or by a robust
+rule.
 """
 
 from __future__ import annotations
@@ -38,19 +37,23 @@ Mask = npt.NDArray[np.bool_]
 Distances = npt.NDArray[np.float64]
 
 
-def chosen(rows: Sequence[Row], rule: MeanRule, counted: Mask | None = None) -> list[Row]:
-    """Return the ``rows`` (float32 [n], NaN where an update has no entry) that count, independent of their order.
+def select_rows(rows: Sequence[Row], rule: MeanRule, counted: Mask | None = None) -> list[Row]:
+    """Return the rows that multi-Krum selects, apart for each set of rows with the same entries. The order does not
+    matter.
 
-    ``counted``, bool [n], are the entries that distances are taken over; None: all of them.
+    Args:
+        rows: Updates, each float32 [n], NaN at entries that it does not hold.
+        rule: Rule that sets the number of updates to leave out.
+        counted: Mask of the entries that distances use, bool [n]; None for all.
     """
     apart: dict[bytes, list[Row]] = {}
     for row in rows:
         apart.setdefault(np.packbits(np.isnan(row)).tobytes(), []).append(row)
-    return [row for alike in apart.values() for row in _of_equals(alike, rule, counted)]
+    return [row for alike in apart.values() for row in _select_equal(alike, rule, counted)]
 
 
-def _of_equals(rows: list[Row], rule: MeanRule, counted: Mask | None) -> list[Row]:
-    """Return the rows that multi-Krum selects among updates of the same entries."""
+def _select_equal(rows: list[Row], rule: MeanRule, counted: Mask | None) -> list[Row]:
+    """Return the rows that multi-Krum selects among updates that hold the same entries."""
     bad = rule.left_out(len(rows))
     if not bad:
         return rows
@@ -61,9 +64,10 @@ def _of_equals(rows: list[Row], rule: MeanRule, counted: Mask | None) -> list[Ro
 
 
 def distances(rows: Sequence[Row], counted: Mask | None = None) -> Distances:
-    """Return the squared L2 distances, float64 [K, K], of ``rows`` that have the same entries.
+    """Return the squared L2 distances between ``rows`` that hold the same entries, float64 [K, K].
 
-    Differences are squared as they are: of weights that are nearly equal a product of rows would leave nothing.
+    ``counted`` masks the entries to use; None for all. Differences are squared directly: the expansion into products
+    would cancel for weights that are nearly equal.
     """
     count = len(rows)
     found = np.zeros((count, count), np.float64)
@@ -99,10 +103,13 @@ _ROOM = 1 << 28
 
 @dataclass(frozen=True)
 class PartialAverage:
-    """Sums of some of a round's updates, for another aggregator of the same round.
+    """Sums of some of a round's updates, to be added by another aggregator of the same round.
 
-    ``sums`` int64 [model] and ``weights``, int64 [model] or a single one for all entries. If a rule looks at all
-    updates at once, ``rows`` holds each update as float32 [model] instead.
+    Attributes:
+        sums: Fixed-point sums, int64 [model].
+        weights: Weight of each entry, int64 [model], or [1] if all are equal.
+        rows: Each update as float32 [model], for rules that need all updates at once; then the other two are
+            empty.
     """
 
     sums: Integers
@@ -111,28 +118,30 @@ class PartialAverage:
 
 
 class Average(Protocol):
-    """Average of checked updates, which are added one by one. ``packed``: of any form, else dense."""
+    """Average of checked updates that are added one by one. ``packed`` is True if :meth:`add` accepts encoded updates."""
 
     @property
     def packed(self) -> bool: ...
 
     def add(self, update: CheckedArrays, weight: int, factor: float) -> None:
-        """Count ``update`` with ``weight``; ``factor`` is what its values are multiplied with in fixed point."""
+        """Add ``update`` with ``weight``. ``factor`` multiplies its values to make them fixed-point."""
 
     def added(self) -> PartialAverage:
         """Return the sums so far. The caller must not change the arrays."""
 
     def take(self, added: PartialAverage) -> None:
-        """Count what another one was given, too."""
+        """Add the :meth:`added` sums of another average."""
 
-    def renewing(self, renewal: Renewal) -> list[Call]:
-        """Return calls, for any threads, that write the new model: the average (added to the old one for changes), or the
-        old one where no update counts. Add no update before they are finished.
+    def plan_renewal(self, renewal: Renewal) -> list[Call]:
+        """Return calls that write the new model into ``renewal.new``. They may run on any threads.
+
+        An entry becomes the average (plus the old value for changes), or keeps the old value if no update holds it.
+        Do not add updates until the calls have finished.
         """
 
 
 class HolderMean:
-    """Weighted mean over the updates that hold an entry. Updates are buffered packed, and added many at a time."""
+    """Weighted mean over the updates that hold an entry. Encoded updates are buffered and added in batches."""
 
     packed = True
 
@@ -156,7 +165,7 @@ class HolderMean:
         self._waiting_bytes += update.nbytes
 
     def flush(self) -> None:
-        """Add what waits to the sums in memory."""
+        """Add the buffered updates to the accumulator."""
         for batch in self._batches():
             self._sums.add(batch.pieces, batch.updates, batch.factors)
         self._waiting, self._waiting_bytes = {}, 0
@@ -177,14 +186,11 @@ class HolderMean:
             for batch in self._waiting.values()
         ]
 
-    def renewing(self, renewal: Renewal) -> list[Call]:
-        """Return calls, for any threads, that write the new model: the average (added to the old one for changes), or the
-        old one where no update counts. Add no update before they are finished.
-        """
+    def plan_renewal(self, renewal: Renewal) -> list[Call]:
         if not all(self._sums.by_parts(batch[0][0].pieces) for batch in self._waiting.values()):
             self.flush()
         batches, weights = self._batches(), self._total_weights()
-        calls = self._sums.renewing(batches, renewal, weights, self._scale)
+        calls = self._sums.plan_renewal(batches, renewal, weights, self._scale)
         if calls:
             return calls
         ended = self._sums.ended(batches)
@@ -209,7 +215,9 @@ class HolderMean:
 
 
 class ChangeMean:
-    """Weighted mean over the updates in which an entry differs from ``base`` (changes: from 0). Dense updates only."""
+    """Weighted mean over the updates that differ from ``base`` at an entry, or from 0 for changes. Takes dense updates
+    only.
+    """
 
     packed = False
 
@@ -243,7 +251,7 @@ class ChangeMean:
         self._sums += added.sums
         self._weights += added.weights
 
-    def renewing(self, renewal: Renewal) -> list[Call]:
+    def plan_renewal(self, renewal: Renewal) -> list[Call]:
         def merge(part: slice, old: Floats, new: Floats) -> None:
             _mean(self._sums[part], self._weights[part], self._scale, old, renewal, new)
 
@@ -251,9 +259,9 @@ class ChangeMean:
 
 
 class BufferedMean:
-    """Rule that needs all updates at once: each is stored as float32 [model], NaN for missing entries.
+    """Robust average that stores each update as float32 [model], with NaN for missing entries, until the round ends.
 
-    A rule that leaves out whole updates compares the entries ``counted``, bool [model].
+    ``counted``, bool [model], masks the entries that multi-Krum compares.
     """
 
     packed = False
@@ -287,9 +295,9 @@ class BufferedMean:
     def take(self, added: PartialAverage) -> None:
         self._rows.extend(added.rows)
 
-    def renewing(self, renewal: Renewal) -> list[Call]:
+    def plan_renewal(self, renewal: Renewal) -> list[Call]:
         if self._rule.name == "multi_krum":
-            self._rows = chosen(self._rows, self._rule, self._counted)
+            self._rows = select_rows(self._rows, self._rule, self._counted)
         return renewal.by_parts(partial(self._merge, renewal.change))
 
     def _merge(self, change: bool, part: slice, old: Floats, new: Floats) -> None:

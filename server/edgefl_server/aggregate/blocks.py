@@ -1,7 +1,7 @@
-"""Sink and helpers of the loops over blocks, the stretches of an update that stay together in the model.
+"""Sink and helpers of the loops over blocks; a block is a stretch of an update that is contiguous in the model.
 
-The layout of ``blocks`` is defined in :mod:`edgefl_server.aggregate.scatter`. After a change of this file,
-delete the ``__pycache__`` folder of the server (:mod:`edgefl_server.aggregate.native` says why).
+The layout of ``blocks`` is defined in :mod:`edgefl_server.aggregate.scatter`. After a change of this file, delete the
+``__pycache__`` folder of the server (the reason is in :mod:`edgefl_server.aggregate.native`).
 """
 
 from __future__ import annotations
@@ -15,12 +15,20 @@ from edgefl_server.aggregate.scatter import LENGTH, TARGET
 
 
 class Sink(NamedTuple):
-    """Target of a loop's sums: they go into ``sums`` (int64 [size]), at ``places`` where they are scattered (the
-    ``index`` of :mod:`edgefl_server.aggregate.scatter`). ``fresh`` sums hold nothing yet, so their content is ignored.
+    """Output of a loop: sums in memory, or the new model if ``new`` is not empty.
 
-    With ``new`` (float32 [size]; else [0]) they are all sums of a round, and none is scattered. :func:`mean` writes the
-    new model to ``new``, and no loop uses ``sums``. ``old`` (uint64 [tensors]) are the addresses of the old one's
-    tensors, which begin at the entries ``starts`` (int64 [tensors + 1], the last one being ``size``).
+    Attributes:
+        places: Model positions of scattered entries (``index`` of :mod:`edgefl_server.aggregate.scatter`).
+        size: Entries of the model.
+        fresh: True if the content of ``sums`` is undefined and has to be overwritten.
+        sums: Fixed-point sums, int64 [size]. Unused with ``new``.
+        new: New model, float32 [size], which :func:`mean` writes; [0] if only sums are wanted. With it no entry
+            is scattered.
+        old: Memory addresses of the old model's tensors, uint64 [tensors].
+        starts: First entry of each of these tensors, int64 [tensors + 1]; the last one is ``size``.
+        weights: Total weight of each entry, int64 [size], or [1] if all are equal.
+        scale: Fixed-point value of 1.0.
+        change: True to add the mean to the old model.
     """
 
     places: Numbers
@@ -37,23 +45,26 @@ class Sink(NamedTuple):
 
 @compiled
 def place(block: Numbers, sink: Sink, scratch: Numbers) -> Numbers:
-    """Return the memory for the block's sums.
+    """Return the array that takes the sums of ``block``.
 
-    This is the block's part of ``sums``, or scratch if its places are scattered or only their mean is needed.
+    It is a view of ``sums``, or of ``scratch`` if the entries are scattered or only the new model is wanted.
     """
     at, count = block[TARGET], block[LENGTH]
     return sink.sums[at : at + count] if at < sink.size and sink.new.shape[0] == 0 else scratch[:count]
 
 
 @compiled
-def overwritten(block: Numbers, sink: Sink) -> bool:
-    """Return True if the content of the block's :func:`place` is to be ignored."""
+def is_undefined(block: Numbers, sink: Sink) -> bool:
+    """Return True if the array from :func:`place` has undefined content that the loop must overwrite."""
     return bool(sink.fresh or block[TARGET] >= sink.size)
 
 
 @compiled
-def spread(out: Numbers, block: Numbers, sink: Sink) -> None:
-    """Add ``out`` to the places of ``block``, if it is scratch; or make it a part of the new model."""
+def store_sums(out: Numbers, block: Numbers, sink: Sink) -> None:
+    """Finish a block: write ``out`` to its destination if it is scratch memory.
+
+    Scattered sums are added to their positions. With ``sink.new``, ``out`` is turned into entries of the new model.
+    """
     if block[TARGET] >= sink.size:
         at = block[TARGET] - sink.size
         places = sink.places[at : at + out.shape[0]]
@@ -65,7 +76,7 @@ def spread(out: Numbers, block: Numbers, sink: Sink) -> None:
 
 @compiled
 def _renew(out: Numbers, start: Number, sink: Sink) -> None:
-    """Write the new model from entry ``start`` on, for as many sums."""
+    """Write the entries of the new model from ``start`` on, one for each of the sums ``out``."""
     tensor, done = np.searchsorted(sink.starts, start, "right") - 1, 0
     weights = sink.weights
     while done < out.shape[0]:
@@ -79,9 +90,9 @@ def _renew(out: Numbers, start: Number, sink: Sink) -> None:
 
 @compiled
 def mean(sums: Numbers, weights: Numbers, scale: Number, old: Numbers, change: Number, new: Numbers) -> None:
-    """Write ``new`` = sum / (weight * scale), with ``change`` added to ``old``; the bits of ``old`` where the weight is 0.
+    """Write the weighted mean into ``new``: ``sums / (weights * scale)``, plus ``old`` if ``change`` is true.
 
-    ``weights`` has one number per entry, or a single one for all.
+    Entries with weight 0 are copied from ``old``. ``weights`` has one number per entry, or one for all.
     """
     if weights.shape[0] == 1 and weights[0] > 0:
         _mean_of_all(sums, np.float64(weights[0]) * scale, old, change, new)
@@ -97,7 +108,7 @@ def mean(sums: Numbers, weights: Numbers, scale: Number, old: Numbers, change: N
 
 @compiled
 def _mean_of_all(sums: Numbers, share: Number, old: Numbers, change: Number, new: Numbers) -> None:
-    """Write the mean where every entry has the same weight: loops without a branch, which processors do eight at a time."""
+    """Write the mean for entries of equal weight. Separate loops without a branch, which compilers vectorize."""
     nearly = 1.0 / share
     if change:
         for i in range(sums.shape[0]):
@@ -109,11 +120,11 @@ def _mean_of_all(sums: Numbers, share: Number, old: Numbers, change: Number, new
 
 @compiled
 def quotient(a: Number, b: Number, nearly: Number) -> Number:
-    """Return ``a / b``, correctly rounded. ``nearly`` is ``1 / b``, and no value is near the limits of float64's range.
+    """Return ``a / b``, correctly rounded, from ``nearly``, which is ``1 / b``. No value is near the limits of float64.
 
-    A division takes longer than what it is replaced with. The first remainder brings the quotient to within a unit of its
-    last place, and from there the second one to what a division rounds to (P. Markstein, Computation of elementary
-    functions on the IBM RISC System/6000 processor, 1990).
+    This is faster than a division. The first remainder brings the quotient to within one unit in the last place. The
+    second one gives the result of a division (P. Markstein, Computation of elementary functions on the IBM RISC
+    System/6000 processor, 1990).
     """
     if not FUSED:
         return a / b
@@ -123,16 +134,20 @@ def quotient(a: Number, b: Number, nearly: Number) -> Number:
 
 
 @compiled
-def few(addresses: Numbers, first: Number, source: Number, skipped: Number, found: Numbers) -> None:
-    """Fill ``found`` with the addresses of array ``source`` of the updates from ``first`` on, the last one repeated, each
-    ``skipped`` bytes further."""
+def fill_addresses(
+    addresses: Numbers, first: Number, source: Number, skipped: Number, found: Numbers
+) -> None:
+    """Fill ``found`` with the addresses of array ``source`` of consecutive updates, beginning with update ``first``.
+
+    Each address is moved by ``skipped`` bytes. Behind the last update its address is repeated.
+    """
     for k in range(found.shape[0]):
         found[k] = addresses[min(first + k, addresses.shape[0] - 1), source] + np.uint64(skipped)
 
 
 @compiled
 def last_word(address: Number, count: Number) -> Number:
-    """Return the ``count`` bytes (at most 8) at ``address`` as an integer. Reads no byte behind them."""
+    """Return the ``count`` bytes (at most 8) at ``address`` as a little-endian integer. Reads no byte behind them."""
     word, source = np.uint64(0), bytes_at(address)
     for j in range(count):
         word |= np.uint64(source[j]) << np.uint64(8 * j)

@@ -25,9 +25,15 @@ _DIVERGED = f"{DIVERGED}; lower the learning rate"
 
 
 def checked(arrays: Mapping[str, Array], pieces: Pieces, threads: int = 1) -> CheckedArrays:
-    """Return the update, ready to add. UpdateRejected, with a reason and a remedy, if it is invalid.
+    """Validate an update's arrays against ``pieces`` and return them, ready to add.
 
-    So many ``threads`` look through the values of a large one.
+    Args:
+        arrays: Encoded arrays by name.
+        pieces: Compiled layout of the tier's updates.
+        threads: Threads that scan the values of a large update.
+
+    Raises:
+        UpdateRejected: If a name, dtype, shape or value is wrong; the text contains a remedy.
     """
     if arrays.keys() != pieces.expected.keys():
         raise _wrong_names(arrays, pieces.expected)
@@ -73,8 +79,8 @@ def _wrong_array(name: str, array: Array, dtype: str, shape: tuple[int, ...]) ->
 
 
 def _largest(update: CheckedArrays, threads: int) -> float:
-    """Return the largest magnitude of a float of the update: infinity if it holds that, NaN if it holds one; 0 without
-    floats.
+    """Return the largest magnitude among the floats of the update: 0 without floats, infinity or NaN if it holds such a
+    value.
     """
     from edgefl_server.aggregate import scans
 
@@ -109,7 +115,7 @@ def _largest_bits(
 
 
 def _refuse_floats(named: Mapping[str, Array], form: Form) -> None:
-    """Raise UpdateRejected for the first array with a float that no update may hold."""
+    """Raise UpdateRejected for the first array that holds NaN, infinity, or a value beyond the limit of the form."""
     for name, array in named.items():
         if form.sections and name not in ("values", "halves", "scales"):
             continue
@@ -154,7 +160,9 @@ def _check_scales(update: CheckedArrays) -> None:
 
 
 def _check_mask(mask: npt.NDArray[np.uint8], pieces: Pieces) -> None:
-    """Raise UpdateRejected unless each tensor has exactly as many bits set as the form keeps, and none beyond the last."""
+    """Raise UpdateRejected unless the mask sets, for each tensor, the number of bits that the form keeps, and none
+    beyond.
+    """
     from edgefl_server.aggregate import scans
 
     names, firsts, lengths, kept = pieces.masked

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgefl_server.aggregate.blocks import Sink, few, last_word, overwritten, place, spread
+from edgefl_server.aggregate.blocks import Sink, fill_addresses, is_undefined, last_word, place, store_sums
 from edgefl_server.aggregate.native import Number, Numbers, compiled, longs_at, prefetch, words_at
 from edgefl_server.aggregate.scatter import BLOCK, FIRST, LENGTH, ROW, SOURCE
 
@@ -51,23 +51,23 @@ def add_codes(
             _fill(values, row, bits, tables[:groups])
         out = place(block, sink, scratch)
         skip = (block[FIRST] & 7) // bits if turned else 0
-        fill = overwritten(block, sink)
-        lines = _ahead(addresses, blocks[b + 1], bits, ahead) if b + 1 < blocks.shape[0] else 0
+        fill = is_undefined(block, sink)
+        lines = _list_lines(addresses, blocks[b + 1], bits, ahead) if b + 1 < blocks.shape[0] else 0
         for first in range(0, groups, _TOGETHER):
             for group in range(first, min(first + _TOGETHER, groups)):
-                few(addresses, group * group_size, block[SOURCE], block[FIRST] >> 3, own)
+                fill_addresses(addresses, group * group_size, block[SOURCE], block[FIRST] >> 3, own)
                 if turned:
-                    _turn(own, skip + out.shape[0], bits, planes[group - first])
+                    _transpose_codes(own, skip + out.shape[0], bits, planes[group - first])
                 else:
                     _unpack(own, block[FIRST] & 7, out.shape[0], bits, planes[group - first, 0])
             done = first // _TOGETHER
             asked = ahead[lines * done // passes : lines * (done + 1) // passes]
             _look_up(tables[first : first + _TOGETHER], planes, skip, fill and first == 0, asked, out)
-        spread(out, block, sink)
+        store_sums(out, block, sink)
 
 
 @compiled
-def _ahead(addresses: Numbers, block: Numbers, bits: Number, lines: Numbers) -> Number:
+def _list_lines(addresses: Numbers, block: Numbers, bits: Number, lines: Numbers) -> Number:
     """Return the number of memory lines that the codes of ``block`` take, and write their addresses to ``lines``.
 
     The caller prefetches them: one stretch for each update is more than a processor predicts.
@@ -100,7 +100,7 @@ def _fill(values: Numbers, row: Number, bits: Number, tables: Numbers) -> None:
 
 
 @compiled
-def _turn(at: Numbers, codes: Number, bits: Number, planes: Numbers) -> None:
+def _transpose_codes(at: Numbers, codes: Number, bits: Number, planes: Numbers) -> None:
     """Fill byte j of ``planes[p]``: its bits from ``bits * k`` on are code ``j * len(planes) + p`` of update k, whose codes
     begin at address ``at[k]``. ``bits`` is 1, 2, 4 or 8, and there are ``8 // bits`` updates and planes (uint64 [planes,
     words]).
@@ -144,7 +144,7 @@ def _read_both(first: Number, second: Number, words: Number, rest: Number, a: Nu
     one, other = words_at(first), words_at(second)
     shift, mask = np.uint64(4), np.uint64(0x0F0F0F0F0F0F0F0F)
     for j in range(words):
-        a[j], b[j] = _swapped(one[j], other[j], shift, mask)
+        a[j], b[j] = _exchange_fields(one[j], other[j], shift, mask)
     if rest:
         a[words] = last_word(first + np.uint64(8 * words), rest)
         b[words] = last_word(second + np.uint64(8 * words), rest)
@@ -155,11 +155,11 @@ def _read_both(first: Number, second: Number, words: Number, rest: Number, a: Nu
 def _swap(a: Numbers, b: Numbers, shift: Number, mask: Number, start: Number, stop: Number) -> None:
     """Exchange fields between the words ``start`` to ``stop`` of two planes."""
     for j in range(start, stop):
-        a[j], b[j] = _swapped(a[j], b[j], shift, mask)
+        a[j], b[j] = _exchange_fields(a[j], b[j], shift, mask)
 
 
 @compiled
-def _swapped(low: Number, high: Number, shift: Number, mask: Number) -> tuple[Number, Number]:
+def _exchange_fields(low: Number, high: Number, shift: Number, mask: Number) -> tuple[Number, Number]:
     """Return both words with the bits of ``low`` above ``shift`` exchanged for those of ``high`` in ``mask``."""
     moved = ((low >> shift) ^ high) & mask
     return low ^ (moved << shift), high ^ moved
@@ -181,13 +181,13 @@ def _unpack(at: Numbers, skip: Number, codes: Number, bits: Number, plane: Numbe
             word = words_at(start)[0] if rest >= 8 else last_word(start, rest)
             word >>= np.uint64(skip)
             for half in (4, 2, 1):
-                apart, mask = np.uint64(half * (8 - bits)), _repeated(half, bits)
+                apart, mask = np.uint64(half * (8 - bits)), _repeat_mask(half, bits)
                 word = word & mask | word << apart & mask << np.uint64(8 * half)
             plane[j] = word << up if k == 0 else plane[j] | word << up
 
 
 @compiled
-def _repeated(half: Number, bits: Number) -> Number:
+def _repeat_mask(half: Number, bits: Number) -> Number:
     """Return the integer whose lowest ``half * bits`` bits are set, in each field of ``16 * half`` bits."""
     mask = (np.uint64(1) << np.uint64(half * bits)) - np.uint64(1)
     span = np.uint64(16 * half)

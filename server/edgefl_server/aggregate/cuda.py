@@ -1,7 +1,7 @@
-"""The sums on a torch device, from updates of any form: one bit per entry by Triton where it runs, the rest by torch.
+"""Sums on a torch device, from encoded updates: one-bit codes by Triton if it is available, all others by torch.
 
-float64 and int64 arithmetic follow IEEE 754 there too, and integers are added, so every device gives the bits that the
-processor gives. A batch lies on the device as it travelled; no dense update is built. To measure a GPU ::
+float64 and int64 arithmetic follow IEEE 754 on every device, and integers are added, so all devices give the same
+bits as the CPU. Updates stay encoded on the device. To measure a GPU ::
 
     python -c "from edgefl_server.aggregate.cuda import measure_signs; print(measure_signs(10**9, 64))"
 """
@@ -22,7 +22,7 @@ import torch
 
 from edgefl.errors import ConfigError
 from edgefl.wire.update.form import Codes, FloatValues, Sparse
-from edgefl_server.aggregate.accumulator import ArrayPool, Call, Ended, Renewal
+from edgefl_server.aggregate.accumulator import ArrayPool, Call, PartSums, Renewal
 from edgefl_server.aggregate.adders import CheckedArrays, UpdateBatch, code_values
 from edgefl_server.aggregate.scatter import (
     BLOCK,
@@ -55,8 +55,13 @@ Factors = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Slab:
-    """Positions of up to SLAB entries, int64: first bit or element, index of the array, row of the scale, place in the
-    model.
+    """Positions of up to SLAB entries, all int64.
+
+    Attributes:
+        at: First bit or element in the source array.
+        source: Index of the source array.
+        row: Row of the scale.
+        target: Position in the flat model.
     """
 
     at: torch.Tensor
@@ -66,7 +71,7 @@ class Slab:
 
 
 def slabs(work: SectionBlocks, batch: Batch) -> Iterator[Slab]:
-    """Return the blocks of ``work``, in their order."""
+    """Yield the entries of the blocks of ``work``, in order, in slabs of about SLAB entries."""
     step = work.encoding.bits if isinstance(work.encoding, Codes) else 1
     slab_of = np.cumsum(work.blocks[:, LENGTH]) // SLAB
     edges = [0, *(np.flatnonzero(np.diff(slab_of)) + 1).tolist(), len(slab_of)]
@@ -84,7 +89,7 @@ def slabs(work: SectionBlocks, batch: Batch) -> Iterator[Slab]:
 
 
 class Batch:
-    """Arrays of some updates of one tier, each copied to the device on first use."""
+    """Encoded arrays of updates of one layout. Each array is copied to the device when it is first used."""
 
     def __init__(self, pieces: Pieces, updates: Sequence[CheckedArrays], device: torch.device) -> None:
         self.pieces = pieces
@@ -94,13 +99,14 @@ class Batch:
 
     @cached_property
     def index(self) -> torch.Tensor:
-        """The scattered targets of the pieces."""
+        """Positions of scattered entries in the model, on the device."""
         return torch.from_numpy(self.pieces.index).to(self.device)
 
     def rows(self, source: int) -> torch.Tensor:
-        """Return array ``source`` of each update: [updates, length].
+        """Return array ``source`` of all updates, [updates, length].
 
-        Bytes are padded by at least 64 zero bits, up to a multiple of 64 bits; bfloat16 arrives as its 16 bits.
+        Byte arrays are padded with at least 64 zero bits, to a multiple of 64 bits. bfloat16 values are int16 bit
+        patterns.
         """
         if source not in self._rows:
             arrays = [update.arrays[source].reshape(-1) for update in self.updates]
@@ -117,7 +123,9 @@ class Batch:
         return self._rows[source]
 
     def joined(self, used: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the arrays ``used`` one after the other, [updates, entries], and the first entry of each source."""
+        """Return the arrays ``used`` concatenated, [updates, entries], and the first entry of each source in them, int64
+        [sources].
+        """
         rows = [self.rows(source) for source in used]
         starts = torch.zeros(len(self.pieces.sources), dtype=torch.int64)
         starts[list(used)] = torch.tensor([0, *(row.shape[1] for row in rows)]).cumsum(0)[:-1]
@@ -128,11 +136,14 @@ class SectionReader(Protocol):
     """Reader of one section of a batch."""
 
     def fixed(self, k: int, slab: Slab) -> torch.Tensor:
-        """Return what update ``k`` adds to each entry of the slab, int64. Slabs come once per update, in their order."""
+        """Return the fixed-point values that update ``k`` adds to the entries of ``slab``, int64.
+
+        The caller passes all slabs to each update once, in order.
+        """
 
 
 class _CodeReader:
-    """Reader of codes, which looks up what each code adds in a table of the update."""
+    """Reader of codes: looks up the fixed-point value of each code in the update's table."""
 
     def __init__(self, batch: Batch, work: SectionBlocks, factors: Factors, bits: int) -> None:
         values = code_values(batch.pieces, work, batch.updates, factors)
@@ -148,7 +159,7 @@ class _CodeReader:
 
 
 class _FloatReader:
-    """Floats times the factor of the update, rounded half to even."""
+    """Reader of floats: multiplies them by the update's factor and rounds half to even."""
 
     def __init__(self, batch: Batch, work: SectionBlocks, factors: Factors, dtype: str) -> None:
         rows, self._starts = batch.joined(np.unique(work.blocks[:, SOURCE]).tolist())
@@ -160,7 +171,7 @@ class _FloatReader:
 
 
 class _SparseReader:
-    """The next value where the mask has a 1."""
+    """Reader of masked floats: an entry whose mask bit is 1 takes the next value, and any other 0."""
 
     def __init__(self, batch: Batch, work: SectionBlocks, factors: Factors) -> None:
         self._mask = batch.rows(int(work.blocks[0, SOURCE]))
@@ -177,7 +188,9 @@ class _SparseReader:
 
 
 def reader_of(batch: Batch, work: SectionBlocks, factors: Factors) -> SectionReader:
-    """Return the reader for the entries of ``work``. ``factors`` (float64 [updates]) are multiplied with the updates."""
+    """Return the reader for the encoding of ``work``. ``factors``, float64 [updates], multiply the values of the
+    updates.
+    """
     match work.encoding:
         case Codes(bits=bits):
             return _CodeReader(batch, work, factors, bits)
@@ -198,7 +211,9 @@ except ImportError:  # there is no triton for this platform
 
 
 class TorchAccumulator:
-    """Sums on ``device``. ``triton``: whether one bit per entry goes through Triton; None: on CUDA, if it is installed."""
+    """Accumulator on a torch device. ``triton``: add one-bit codes with Triton; None does so on CUDA if triton is
+    installed.
+    """
 
     def __init__(self, size: int, device: torch.device, triton: bool | None = None) -> None:
         self._device = device
@@ -229,13 +244,13 @@ class TorchAccumulator:
                 self._sums[slab.target] += part  # regions name no entry twice
 
     def by_parts(self, pieces: Pieces) -> bool:
-        """Return False: a launch for each part would cost more than it saves."""
+        """Return False: one kernel launch per part would cost more than it saves."""
         return False
 
-    def ended(self, batches: Sequence[UpdateBatch]) -> Ended:
+    def sum_parts(self, batches: Sequence[UpdateBatch]) -> PartSums:
         return self.sums().__getitem__
 
-    def renewing(
+    def plan_renewal(
         self, batches: Sequence[UpdateBatch], renewal: Renewal, weights: Integers, scale: float
     ) -> list[Call]:
         return []
@@ -259,14 +274,24 @@ _COPIED = 1 << 31
 def measure_signs(
     parameters: int, clients: int, repeat: int = 10, device: str = "cuda", copied: int = _COPIED
 ) -> dict[str, Any]:
-    """Measure the speed of adding one-bit updates of ``clients``, made on the device, to a model of so many ``parameters``.
+    """Measure the speed of adding one-bit updates that are generated on the device, and check some sums with numpy.
 
-    ``bytes`` counts every packed byte once, and eight per parameter read and eight written for the sums.
-    ``copy_bytes_per_s`` is the speed of a copy within the device, reading and writing counted, and ``copy_fraction`` the
-    share of it that the sums reach. All are medians of ``repeat``, with the tuning that the server uses;
-    ``tunings`` has the seconds of each that could be used instead. The sums of some blocks are compared with numpy's.
+    Args:
+        parameters: Entries of the model.
+        clients: Number of updates.
+        repeat: Runs of each measurement; medians are returned.
+        device: Torch device.
+        copied: Bytes of the copy that is measured for comparison.
 
-    ConfigError where there is no such device or no triton.
+    Returns:
+        Seconds and rates, for the tuning that the server uses. ``bytes`` counts every packed byte once, and 8
+        bytes read and 8 bytes written per parameter. ``copy_bytes_per_s`` is the rate of a copy on the device,
+        reads and writes counted, and ``copy_fraction`` the ratio of both rates. ``tunings`` has the seconds of
+        each alternative.
+
+    Raises:
+        ConfigError: If the device or triton is missing.
+        RuntimeError: If sums differ from numpy's.
     """
     if triton_kernels is None or (device == "cuda" and not torch.cuda.is_available()):
         raise ConfigError(
@@ -301,7 +326,7 @@ def measure_signs(
 def _drawn(
     parameters: int, clients: int, device: torch.device
 ) -> tuple[torch.Tensor, Integers, torch.Tensor]:
-    """Return random bits of a model of contiguous tensors, the scales of every client by group, and the blocks."""
+    """Return (random codes, fixed-point scales of every client and group, blocks) for a model of contiguous tensors."""
     row = (-(-parameters // 32) + 1) * 4
     generator = torch.Generator(device).manual_seed(0)
     codes = torch.randint(256, (clients, row), dtype=torch.uint8, device=device, generator=generator)
@@ -321,7 +346,7 @@ def _drawn(
 
 
 def _seconds(call: Callable[[], object], repeat: int, device: torch.device) -> float:
-    """Return the median of ``repeat`` calls, after one that compiles."""
+    """Return the median duration of ``repeat`` calls in seconds, after one call that compiles."""
     call()
     durations = []
     for _ in range(repeat):

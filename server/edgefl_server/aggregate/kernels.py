@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgefl_server.aggregate.blocks import Sink, few, last_word, overwritten, place, spread
+from edgefl_server.aggregate.blocks import Sink, fill_addresses, is_undefined, last_word, place, store_sums
 from edgefl_server.aggregate.native import (
     Number,
     Numbers,
@@ -77,15 +77,15 @@ def add_floats(
     for b in range(blocks.shape[0]):
         block = blocks[b]
         out = place(block, sink, scratch)
-        fill = overwritten(block, sink)
+        fill = is_undefined(block, sink)
         for k in range(0, updates, _TOGETHER):
-            few(addresses, k, block[SOURCE], 4 * block[FIRST], own)
+            fill_addresses(addresses, k, block[SOURCE], 4 * block[FIRST], own)
             keep = np.int64(0 if fill and k == 0 else -1)
             if near[k : k + _TOGETHER].all():
                 _add_four_near(own, by[k : k + _TOGETHER], keep, out)
             else:
                 _add_four(own, by[k : k + _TOGETHER], keep, out)
-        spread(out, block, sink)
+        store_sums(out, block, sink)
 
 
 @compiled
@@ -121,7 +121,7 @@ def add_halves(
     for b in range(blocks.shape[0]):
         block = blocks[b]
         out = place(block, sink, scratch)
-        fill = overwritten(block, sink)
+        fill = is_undefined(block, sink)
         for k in range(addresses.shape[0]):
             halves = shorts_at(addresses[k, block[SOURCE]] + np.uint64(2 * block[FIRST]))
             for i in range(out.shape[0]):
@@ -133,7 +133,7 @@ def add_halves(
             else:
                 for i in range(out.shape[0]):
                     out[i] = (out[i] & keep) + _fixed(wide[i], factor)
-        spread(out, block, sink)
+        store_sums(out, block, sink)
 
 
 @compiled
@@ -153,14 +153,14 @@ def add_kept(
     for b in range(blocks.shape[0]):
         block = blocks[b]
         out = place(block, sink, scratch)
-        if overwritten(block, sink):
+        if is_undefined(block, sink):
             out[:] = 0
         for k in range(addresses.shape[0]):
             count = _places(addresses[k, block[SOURCE]], block[FIRST], out.shape[0], places)
             values, factor = floats_at(addresses[k, source] + np.uint64(4 * starts[k, b])), factors[k]
             for i in range(count):
                 out[places[i]] += _fixed(values[i], factor)
-        spread(out, block, sink)
+        store_sums(out, block, sink)
 
 
 @compiled

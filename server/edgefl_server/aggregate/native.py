@@ -1,13 +1,12 @@
-"""Python functions as machine code that many threads may run at once, and addresses as arrays of numbers.
+"""Compilation of Python functions to machine code that runs in several threads, and arrays at memory addresses.
 
-numba keeps what it compiled on disk, and checks only the file that defines a function to see whether that is
-still right: what a compiled function takes from another file (a number, a compiled helper) is frozen into it. So the
-modules of compiled functions define their numbers and helpers themselves. Only this file,
-:mod:`edgefl_server.aggregate.blocks` and what :mod:`edgefl_server.aggregate.scatter` says of blocks are shared: after a
-change of them, delete the ``__pycache__`` folder of the server.
+numba caches compiled functions on disk. To detect changes it checks only the file that defines a function. A number
+or compiled helper from another file is frozen into the cached code. So the modules of compiled functions define their
+numbers and helpers themselves. Shared are only this file, :mod:`edgefl_server.aggregate.blocks` and the block columns
+of :mod:`edgefl_server.aggregate.scatter`: after a change of them, delete the ``__pycache__`` folder of the server.
 
-Whoever calls a compiled function imports its module where it calls it: numba takes 65 MB, which a server that waits for its
-first update need not have.
+Callers import modules of compiled functions inside the functions that use them. numba takes 65 MB, which a server
+without updates does not need.
 """
 
 from __future__ import annotations
@@ -39,7 +38,10 @@ _pointer_to: Callable[[Any], Any] = types.CPointer
 
 
 def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Compile a function at its first use and cache it on disk. Without a writable folder, each process compiles anew."""
+    """Return ``function`` compiled by numba at its first call, without the GIL.
+
+    The machine code is cached on disk. If the folder is not writable, each process compiles again.
+    """
     try:
         return cast(Callable[_P, _R], njit(nogil=True, cache=True)(function))
     except RuntimeError:  # "cannot cache function: no locator available"
@@ -47,7 +49,7 @@ def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def pointer(element: Any) -> Any:
-    """Return a function that compiled code calls to read an address (uint64) as an array of ``element``."""
+    """Return a numba intrinsic that turns an address (uint64) into a pointer to ``element``, which can be indexed."""
 
     @intrinsic
     def at(typing_context: Any, address: Any) -> Any:
@@ -70,9 +72,12 @@ floats_at = pointer(types.float32)
 
 
 def _instruction(given: Any, found: Any, made: Callable[[Any, Any, Any], Any]) -> Any:
-    """Return a function of a 64-bit number that is one instruction of the processor.
+    """Return a numba intrinsic that maps a 64-bit number to the result of one processor instruction.
 
-    ``made`` emits it for a builder, the number, and the type of the result.
+    Args:
+        given: numba type of the argument.
+        found: numba type of the result.
+        made: Function of (builder, argument, LLVM type of the result) that emits the instruction.
     """
 
     @intrinsic

@@ -1,13 +1,13 @@
-"""Averages that a few bad updates cannot move far: coordinate-wise median, trimmed mean, and clipping of norms.
+"""Robust averages: coordinate-wise median, trimmed mean, multi-Krum, and clipping of norms.
 
-Median and trimmed mean (Yin et al., ICML 2018, definitions 1 and 2) look at all updates of an entry at once. Multi-Krum
-(:func:`edgefl_server.aggregate.averaging.chosen`) looks at all updates of a tier. So the server keeps the updates until
-the round ends; :func:`buffered_bytes` computes the memory for that. Each update counts once there, whatever number of
-samples it claims: a weight that the sender chooses would let one device be many. Clipping works on one update as it
-arrives and costs no memory.
+Median and trimmed mean (Yin et al., ICML 2018, definitions 1 and 2) need all updates of an entry at once. Multi-Krum
+(:func:`edgefl_server.aggregate.averaging.select_rows`) needs all updates of a tier. So the server keeps the updates until
+the round ends; :func:`buffered_bytes` computes the memory for that. Each update has weight 1 there, whatever number
+of samples it claims, because a claimed weight would let one device count as many. Clipping handles one update at a
+time and needs no memory.
 
-Limit: where half of the updates of an entry or more are bad (a submodel that only one device holds, say), no rule can
-separate good from bad.
+Limit: if half or more of the updates of an entry are bad, no rule can separate good from bad. That is so for a
+submodel that only one device holds.
 """
 
 from __future__ import annotations
@@ -51,10 +51,14 @@ and twelve numbers per entry."""
 class MeanRule:
     """Rule that combines the updates of an entry into one number.
 
-    ``trim``, in [0, 0.5), for the trimmed mean: the share of the holders that is dropped at each end; for multi-Krum:
-    the share of a tier's updates that may be bad. To be safe from f bad updates of n it must be at least f / n, and
-    floor(trim * n) at least f wherever n devices hold an entry (:func:`unprotected`). ConfigError for an unknown rule
-    or an invalid trim; 0 is invalid for these two.
+    Attributes:
+        name: Name of the rule.
+        trim: In (0, 0.5), for two rules. Trimmed mean: share of the holders that is dropped at each end.
+            Multi-Krum: share of a tier's updates that may be bad. To resist f bad updates of n, ``floor(trim *
+            n)`` must be at least f (:func:`unprotected`).
+
+    Raises:
+        ConfigError: For an unknown rule or an invalid ``trim``.
     """
 
     name: RuleName = "mean"
@@ -86,9 +90,10 @@ class MeanRule:
         return self.name != "mean"
 
     def left_out(self, holders: int) -> int:
-        """Return how many of ``holders`` of an entry can be bad without moving the result far.
+        """Return the number of ``holders`` of an entry that may be bad without moving the result far.
 
-        Median and trimmed mean leave out this number at either end. For multi-Krum it is f, with 2 f + 2 < holders.
+        Median and trimmed mean drop this number at either end. For multi-Krum it is f, with 2 f + 2 < holders. It is
+        0 for mean.
         """
         if self.name == "mean":
             return 0
@@ -101,17 +106,29 @@ MEAN = MeanRule()
 
 
 def combine(values: Floats, held: Held, rule: MeanRule = MEAN) -> tuple[npt.NDArray[np.float64], Held]:
-    """Return the result, float64 [n], and a mask of the entries that any update holds, bool [n]; the result is 0 elsewhere.
+    """Combine K updates entry by entry.
 
-    ``values`` is float32 or float64 [K, n], finite where ``held``, bool [K, n], is true; of the h holders of an entry
+    Of the h holders of an entry
 
     * mean: sum / h;
-    * median: the middle one, or the mean of the two middle ones if h is even;
-    * trimmed mean: the mean of those that remain when the floor(trim * h) smallest and as many of the largest are
-      dropped; at least one remains;
-    * multi-Krum: sum / h, of updates that were chosen before (:func:`edgefl_server.aggregate.averaging.chosen`).
+    * median: the middle value, or the mean of the two middle values if h is even;
+    * trimmed mean: drop the floor(trim * h) smallest values and as many of the largest, at most so many that one
+      remains; take the mean;
+    * multi-Krum: sum / h, of updates selected before (:func:`edgefl_server.aggregate.averaging.select_rows`).
 
-    The result lies between the smallest and the largest that count, and no order of the updates changes a bit of it.
+    The order of the updates does not change a bit of the result.
+
+    Args:
+        values: float32 or float64 [K, n], finite where ``held`` is true.
+        held: True at the entries that an update holds, bool [K, n].
+        rule: Rule to apply.
+
+    Returns:
+        The combined values, float64 [n], with 0 at entries without a holder, and the mask of entries with one,
+        bool [n].
+
+    Raises:
+        ValueError: If the shapes differ or are not two-dimensional.
     """
     if values.ndim != 2 or values.shape != held.shape:
         raise ValueError(
@@ -128,9 +145,9 @@ def combine(values: Floats, held: Held, rule: MeanRule = MEAN) -> tuple[npt.NDAr
 
 
 def _combine(values: Floats, held: Held, rule: MeanRule) -> npt.NDArray[np.float64]:
-    """Combine one block.
+    """Combine one block of entries.
 
-    Rows are updates; sorted, the holders' values come first, smallest first, then infinities for holes.
+    Rows are sorted by value, with infinity at the places of updates that do not hold the entry, so these come last.
     """
     rows = np.where(held, values, np.inf).astype(values.dtype, copy=False)
     rows += 0.0  # makes -0.0 a plain 0: sorting takes them for equal and would keep their order of arrival
@@ -145,7 +162,7 @@ def _combine(values: Floats, held: Held, rule: MeanRule) -> npt.NDArray[np.float
 def _mean_between(
     ordered: Floats, first: npt.NDArray[np.int64], stop: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.float64]:
-    """Return the mean of the places first .. stop - 1 of each row of ``ordered``."""
+    """Return, for each row of ``ordered``, the mean of its elements ``first`` to ``stop - 1``, float64 [rows]."""
     lowest, highest = (
         np.take_along_axis(ordered, place[:, None], axis=1)[:, 0].astype(np.float64)
         for place in (first, stop - 1)
@@ -159,24 +176,27 @@ def _mean_between(
 
 
 def unprotected(rule: MeanRule, holders: int) -> bool:
-    """Return True if a robust ``rule`` leaves out none of the ``holders`` of an entry.
+    """Return True if a robust ``rule`` cannot drop any of the ``holders`` of an entry.
 
-    Then a single bad update can move the result as far as it likes.
+    A single bad update can then move the result without bound. For the plain mean the result is False.
     """
     return rule.buffered and holders > 0 and not rule.left_out(holders)
 
 
 def buffered_bytes(updates: int, entries: int, threads: int = 1) -> int:
-    """Return the most bytes that a buffered rule needs for so many updates of a model of so many entries: every update as
-    float32, the latest one a second time while it is added, the new model, and the scratch of each thread.
+    """Return the peak memory in bytes of a buffered rule, for ``updates`` updates of ``entries`` entries.
+
+    It counts every update as float32, a second copy of the latest one, the new model, and the scratch memory of
+    ``threads``.
     """
     return (updates + 2) * entries * 4 + threads * _SCRATCH
 
 
 def clip_factor(norm: float, limit: float) -> float:
-    """Return min(1, limit / norm), the factor that limits a change of this L2 norm to ``limit``.
+    """Return min(1, limit / norm), the factor that scales a change of L2 norm ``norm`` to at most ``limit``.
 
-    ConfigError unless ``limit`` is above 0.
+    Raises:
+        ConfigError: If ``limit`` is not above 0.
     """
     if not limit > 0.0:
         raise ConfigError(f"the limit of an update's norm is {limit}; choose a number above 0", limit=limit)
@@ -192,12 +212,20 @@ def change_norm(
     *,
     without: Collection[str] = (),
 ) -> float:
-    """Return the L2 norm of the change of the weights that a device trained.
+    """Return the L2 norm of the change that an update makes to the global weights.
 
-    ``base`` holds the global weights that the round began with; an update of changes does not read it. ``without`` names
-    global tensors that do not count: moving statistics are not trained, and one large variance would hide a change. One
-    bit has a closed form, sqrt(sum over tensors of scale^2 * entries); all else is decoded. ProtocolError for arrays
-    that do not fit ``form``.
+    One-bit codes have a closed form, sqrt(sum over tensors of scale^2 * entries); other forms are decoded.
+
+    Args:
+        form: Encoding of the update.
+        arrays: Encoded arrays by name.
+        regions: Positions of the update's tensors in the global model.
+        shapes: Shapes of the global tensors.
+        base: Global weights of the round's begin. Not used if the form holds changes.
+        without: Global tensors to leave out, such as moving statistics: one large variance would hide a change.
+
+    Raises:
+        ProtocolError: If the arrays do not fit ``form``.
     """
     if form.change and form.sections:
         squares = _squares_of_sections(form, arrays, regions, shapes, without)
@@ -245,7 +273,7 @@ def _squares_of_tensors(
 
 
 def _square(entries: Array, old: Array | None = None) -> float:
-    """Sum of (entries - old)^2 in float64, block by block."""
+    """Return the sum of ``(entries - old)**2`` in float64, computed block by block."""
     total = 0.0
     for start in range(0, entries.size, BLOCK):
         part = slice(start, start + BLOCK)

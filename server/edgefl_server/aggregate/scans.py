@@ -1,6 +1,6 @@
-"""Compiled loops that pass over flat arrays once: the checks of an update before it is added.
+"""Compiled loops that scan flat arrays once, to validate an update before it is added.
 
-They keep the rules of :mod:`edgefl_server.aggregate.kernels`.
+They follow the rules of :mod:`edgefl_server.aggregate.kernels`.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ def count_bits(address: Number, firsts: Numbers, lengths: Numbers, counts: Numbe
 
 @compiled
 def largest(addresses: Numbers, counts: Numbers) -> int:
-    """Return the largest magnitude of ``counts[k]`` float32 from ``addresses[k]`` on, over all k, as the 31 bits below its
-    sign.
+    """Return the largest magnitude among float32 arrays, as the 31 bits below the sign.
 
-    Magnitudes sort as these bits do; infinity is above all numbers, and NaN above it.
+    Array k has ``counts[k]`` values at address ``addresses[k]``. These bits sort like magnitudes, with infinity above
+    all numbers and NaN above infinity.
     """
     most = np.uint32(0)
     for k in range(addresses.shape[0]):

@@ -51,7 +51,9 @@ _SHORT = 64  # where slices leave stretches shorter than this, on average, an in
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of the global tensors in one flat buffer, in the order of the names."""
+    """Positions of the global tensors in one flat array, sorted by name. ``offsets`` are first entries; ``size`` is the
+    total.
+    """
 
     shapes: Mapping[str, tuple[int, ...]]
     offsets: Mapping[str, int]
@@ -59,17 +61,21 @@ class Layout:
 
     @cached_property
     def starts(self) -> list[int]:
-        """The offsets, as a list."""
+        """First entry of each tensor, in order."""
         return list(self.offsets.values())
 
     @cached_property
     def names(self) -> list[str]:
-        """The tensors, in their order."""
+        """Names of the tensors, in order."""
         return list(self.offsets)
 
 
 def layout_of(weights: Mapping[str, Array]) -> Layout:
-    """Return the layout of a model's tensors. TypeError for a tensor that is not floating point."""
+    """Return the layout of a model's tensors.
+
+    Raises:
+        TypeError: If a tensor is not floating point.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
     offsets: dict[str, int] = {}
     size = 0
@@ -88,7 +94,7 @@ def flatten(layout: Layout, weights: Mapping[str, Array]) -> Floats:
 
 
 def stretch(layout: Layout, weights: Mapping[str, Array], part: slice) -> Floats:
-    """Return the entries ``part`` of :func:`flatten`, without a copy if they are in one tensor."""
+    """Return the entries ``part`` of the flat model. It is a view if they lie in one tensor, else a copy."""
     first, last = bisect_right(layout.starts, part.start) - 1, bisect_left(layout.starts, part.stop)
     parts = [
         weights[name].reshape(-1)[max(0, part.start - at) : part.stop - at]
@@ -99,9 +105,14 @@ def stretch(layout: Layout, weights: Mapping[str, Array], part: slice) -> Floats
 
 @dataclass(frozen=True, eq=False)
 class SectionBlocks:
-    """Blocks (int64 [blocks, 5]) of one section, and the encoding of their entries.
+    """Blocks of one section, int64 [blocks, 5], and the encoding of their entries.
 
-    ``scale`` is where its scales begin in ``scales``, ``kept`` where the values of a sparse section begin.
+    Attributes:
+        encoding: Encoding of the section.
+        blocks: Columns FIRST, LENGTH, SOURCE, ROW and TARGET.
+        scale: Index of the section's first scale in ``scales``.
+        rows: Number of its scales.
+        kept: Index of the first value of a sparse section in ``values``.
     """
 
     encoding: Encoding
@@ -113,7 +124,18 @@ class SectionBlocks:
 
 @dataclass(frozen=True, eq=False)
 class Pieces:
-    """A tier's updates, compiled. ``sources`` are the names of the arrays that blocks count through."""
+    """Compiled layout of a tier's updates.
+
+    Attributes:
+        form: Encoding of the updates.
+        regions: Positions of the tensors in the global model.
+        shapes: Shapes of the update's tensors.
+        sources: Names of the encoded arrays, in the order of the SOURCE column.
+        works: Blocks by section.
+        index: Model positions of scattered entries.
+        size: Entries of an update.
+        model: Entries of the global model.
+    """
 
     form: Form
     regions: Mapping[str, Region]
@@ -126,12 +148,12 @@ class Pieces:
 
     @cached_property
     def entries(self) -> dict[str, int]:
-        """Entries of each tensor of the update."""
+        """Number of entries of each tensor of the update."""
         return {name: math.prod(shape) for name, shape in self.shapes.items()}
 
     @cached_property
     def expected(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """(dtype, shape) of each array of an update."""
+        """Expected dtype and shape of each encoded array, by name."""
         if not self.form.sections:
             return {name: ("float32", shape) for name, shape in self.shapes.items()}
         arrays = self.form.arrays(self.entries)
@@ -139,7 +161,7 @@ class Pieces:
 
     @cached_property
     def blocks(self) -> Integers:
-        """The blocks of all sections."""
+        """Blocks of all sections, int64 [blocks, 5]."""
         return np.concatenate([work.blocks for work in self.works]) if self.works else _no_blocks()
 
     @cached_property
@@ -149,26 +171,28 @@ class Pieces:
 
     @cached_property
     def covering(self) -> bool:
-        """Return True if the blocks lie side by side on the whole model, and none is scattered."""
+        """Return True if the update holds the whole model and no entry is scattered."""
         return self.whole and bool((self.blocks[:, TARGET] < self.model).all())
 
     @cached_property
     def by_parts(self) -> bool:
-        """Return True if the blocks of a part of the model are neighbours in each section, and none is scattered."""
+        """Return True if no entry is scattered and the blocks of each section are in the order of their model positions."""
         targets = [work.blocks[:, TARGET] for work in self.works]
         return all(bool((own < self.model).all() and (np.diff(own) > 0).all()) for own in targets)
 
     @cached_property
     def edges(self) -> list[Integers]:
-        """Return, for each section, where each part of the model begins in its blocks, and the end. Requires
-        :attr:`by_parts`.
+        """Return, for each section, the index of the first block of each part of the model, followed by the number of
+        blocks.
+
+        Requires that :attr:`by_parts` is True.
         """
         starts = np.arange(0, self.model + PART, PART)
         return [np.searchsorted(work.blocks[:, TARGET], starts) for work in self.works]
 
     @cached_property
     def stretches(self) -> dict[str, Stretches]:
-        """Return the stretches of all arrays, grouped by dtype."""
+        """Return the stretches of all encoded arrays by dtype, as (source indices, byte offsets, numbers of values)."""
         found: dict[str, list[tuple[int, int, int]]] = {}
         for source, name in enumerate(self.sources):
             dtype, shape = self.expected[name]
@@ -188,13 +212,17 @@ class Pieces:
 
     @cached_property
     def steepest(self) -> float:
-        """The largest magnitude of a level whose scale travels; 0 if none does."""
+        """Largest magnitude of a code level among the sections whose scales are part of the update; 0 if there is no
+        such section.
+        """
         codes = [work.encoding for work in self.works if isinstance(work.encoding, Codes)]
         return max((reach(each, 1.0) for each in codes if each.scale is None), default=0.0)
 
     @cached_property
     def masked(self) -> tuple[list[str], Integers, Integers, Integers]:
-        """Return the tensors of the mask in its order: names, first bits, entries, and numbers of kept entries."""
+        """Return the tensors that the mask covers, in its order, as (names, first bits, entries, numbers of kept
+        entries).
+        """
         found = [
             (name, self.entries[name], section.encoding.kept(self.entries[name]))
             for section in self.form.sections
@@ -205,7 +233,7 @@ class Pieces:
         return [name for name, _, _ in found], np.cumsum(lengths) - lengths, lengths, kept
 
     def targets(self) -> Integers:
-        """Return the position in the model of each entry, in the order of the blocks."""
+        """Return the model position of each entry, int64 [size], in the order of the blocks."""
         parts = [
             np.arange(at, at + length) if at < self.model else self.index[at - self.model :][:length]
             for length, at in self.blocks[:, [LENGTH, TARGET]].tolist()
@@ -214,9 +242,11 @@ class Pieces:
 
 
 def compiled(layout: Layout, regions: Mapping[str, Region], form: Form = DENSE) -> Pieces:
-    """Return the pieces of updates that hold ``regions`` in this ``form``.
+    """Return the compiled layout of updates that hold ``regions`` in ``form``.
 
-    KeyError for a tensor the model does not have, ConfigError for a code whose value is beyond what the form may hold.
+    Raises:
+        KeyError: If the model does not have a tensor of ``regions``.
+        ConfigError: If a code stands for a value beyond the limit of the form.
     """
     for section in form.sections:
         _check_codes(section.encoding, form)
@@ -235,13 +265,15 @@ def compiled(layout: Layout, regions: Mapping[str, Region], form: Form = DENSE) 
 
 
 def reach(codes: Codes, scale: float) -> float:
-    """Return the largest magnitude of a code's value: NaN or infinity if one is that."""
+    """Return the largest magnitude that a code stands for at this ``scale``: NaN or infinity if one of its values is."""
     with np.errstate(over="ignore"):
         return float(np.abs(np.float32(scale) * np.asarray(codes.levels, np.float32)).max())
 
 
 def _check_codes(encoding: Encoding, form: Form) -> None:
-    """Raise ConfigError if values of a known scale are too large. Scales that are sent are checked with each update."""
+    """Raise ConfigError if a code with a fixed scale exceeds the limit of ``form``. Scales in updates are checked
+    elsewhere.
+    """
     if not isinstance(encoding, Codes) or encoding.scale is None:
         return
     largest = reach(encoding, encoding.scale)
@@ -257,7 +289,7 @@ def _check_codes(encoding: Encoding, form: Form) -> None:
 def _works(
     form: Form, entries: Mapping[str, int], sources: tuple[str, ...], cutter: _Cutter
 ) -> Iterator[SectionBlocks]:
-    """Yield one work per section. Each array continues from section to section."""
+    """Yield the blocks of each section. A section's data follow those of the section before in the same encoded array."""
     used = dict.fromkeys(("codes", "scales", "values", "halves", "mask"), 0)
     for section in form.sections:
         match section.encoding:
@@ -287,7 +319,7 @@ _Runs = tuple[int, int, int, int, int] | Integers
 
 
 class _Cutter:
-    """Converter of update tensors into runs (columns as of a block, any length). Collects positions in ``index``."""
+    """Converter of tensors into runs, which have the columns of a block and any length. Collects scattered positions."""
 
     def __init__(self, layout: Layout, regions: Mapping[str, Region]) -> None:
         self.layout = layout
@@ -302,9 +334,14 @@ class _Cutter:
     def runs(
         self, name: str, first: int, step: int, source: int, groups: Mapping[str, int] | None = None
     ) -> Iterator[_Runs]:
-        """Return the runs of tensor ``name``, whose first entry is at ``first`` and each next one ``step`` further.
+        """Yield the runs of tensor ``name``.
 
-        ``groups`` are the rows of scales of global tensors.
+        Args:
+            name: Name of the local tensor.
+            first: Position of its first entry in the source array.
+            step: Distance between entries, in bits or elements.
+            source: Index of the source array.
+            groups: Row of the scale of each global tensor; None for row 0.
         """
         for part, positions in pieces(name, self._regions[name], self.layout.shapes):
             if positions is None:
@@ -319,7 +356,10 @@ class _Cutter:
             first += step * int(lengths.sum())
 
     def _together(self, part: str, positions: Positions) -> tuple[Integers, Integers]:
-        """Return (lengths, targets) of the entries of global tensor ``part`` that are contiguous, in local order."""
+        """Return (lengths, model positions) of the contiguous runs of global tensor ``part``, in local order.
+
+        If the runs are too short, the positions are appended to the index, and one run refers to them.
+        """
         start = self.layout.offsets[part]
         if not positions.size:
             return np.empty(0, np.int64), np.empty(0, np.int64)
@@ -337,7 +377,7 @@ def _no_blocks() -> Integers:
 
 
 def _blocks(runs: list[_Runs], step: int, model: int) -> Integers:
-    """Join adjacent runs, and cut them to the length of a block and at the boundaries of parts."""
+    """Join adjacent runs, then cut them at the maximum length of a block and at the boundaries of model parts."""
     kinds = groupby(runs, lambda each: isinstance(each, tuple))
     parts = [np.array(list(each)) if single else np.concatenate(list(each)) for single, each in kinds]
     whole = np.concatenate(parts) if parts else _no_blocks()

@@ -1,20 +1,20 @@
-"""Bounds on what an update changes in untrained entries: moving means and variances, counts.
+"""Bounds on the untrained entries of an update: moving means, moving variances and counters.
 
-The norm of a change says nothing of them, as one large variance would hide every weight; so they are bounded on their own,
-entry by entry, in units of what they are. With the round's value b of an entry, and the mean v of the variances of its
-layer, the unit is
+The norm of a change does not bound them, because one large variance would hide every weight. So each entry has its
+own bound, in units that depend on its kind. With the entry's value b at the round's begin, and the mean v of the
+variances of its layer, the unit is
 
 * max(b, v) for a variance,
 * max(|b|, sqrt(v)) for a mean,
 * max(|b|, root mean square of the tensor) for any other tensor,
 
-and 1 where that is 0. A variance below 0 is invalid and counts as 0.
+and 1 if that is 0. A variance below 0 is invalid and becomes 0.
 
-A bound alone leaves a mean of them at the mercy of a few: pulled by as many deviations in each layer, round after round, a
-model is lost. So where a federation looks for bad updates at all, each becomes the median over its holders. ::
+Bounds alone do not protect a mean: a few devices could move each layer by the full bound in every round. So
+federations with a robust rule or clipping take the median over the holders of each entry instead. ::
 
     bounds = bounds_of(weights, ["bn.running_mean", "bn.running_var"], reach=3.0)
-    bounds.bounded(form, arrays, regions, shapes)    # None: all of them lie within; else the decoded update, moved there
+    bounds.clamp(form, arrays, regions, shapes)    # None if all lie within, else the decoded and clamped update
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from edgefl_server.aggregate.robust import MeanRule, combine
 # :func:`edgefl.wire.update.decode.read` reads one tensor after the other, and says what the values must be. This does
 # the same for many small ones, of which a network has a hundred, in a few steps over all of them. ::
 #
-#     read = reader(form, {"bn.running_mean", "bn.running_var"}, regions, shapes)
+#     read = make_reader(form, {"bn.running_mean", "bn.running_var"}, regions, shapes)
 #     read.names              # in the order of the entries
 #     read(arrays)            # float32 [entries of all of them]
 
@@ -50,23 +50,24 @@ _Part = Callable[[Mapping[str, Array]], Reals]
 
 @dataclass(frozen=True)
 class TensorReader:
-    """``names``: local tensors in the order in which their entries are given."""
+    """Reader of some tensors of an encoded update. ``names`` are the local tensors, in the order of the returned
+    entries.
+    """
 
     names: tuple[str, ...]
     parts: tuple[_Part, ...]
 
     def __call__(self, arrays: Mapping[str, Array]) -> Reals:
-        """Return the entries in the checked arrays of an update, one tensor after the other."""
+        """Return the decoded entries of all ``names``, concatenated, from the checked arrays of an update."""
         found = [part(arrays) for part in self.parts]
         return found[0] if len(found) == 1 else np.concatenate([np.empty(0, np.float32), *found])
 
 
-def reader(
+def make_reader(
     form: Form, held: Collection[str], regions: Mapping[str, Region], shapes: Shapes
 ) -> TensorReader | None:
-    """Return a reader for the local tensors ``held``, or None if some of them travel with a mask.
-
-    Masks are different in each update.
+    """Return a reader of the local tensors ``held``, or None if one of them is sparse, because masks differ between
+    updates.
     """
     if not form.sections:
         names = tuple(sorted(held))
@@ -94,7 +95,7 @@ def reader(
 def _starts(
     section: Section, sizes: Mapping[str, int], places: Mapping[str, int]
 ) -> tuple[str, dict[str, int], int]:
-    """Return the array that contains a section's tensors, the start of each in it, and the end of the last one."""
+    """Return (name of the encoded array, start of each tensor of the section in it, end of the section)."""
     match section.encoding:
         case Codes(bits=bits):
             key, lengths = "codes", {name: packed_bytes(size, bits) for name, size in sizes.items()}
@@ -127,7 +128,7 @@ def _part(
 
 
 def _coded(encoding: Codes, where: Positions, scales: Positions) -> _Part:
-    """Return a reader of codes that begin at the bits ``where``, with the scales at ``scales``."""
+    """Return a reader of the codes that begin at the bits ``where`` and use the scales at the indices ``scales``."""
     levels, known, bits = np.asarray(encoding.levels, np.float32), encoding.scale, encoding.bits
     first, last = (int(where.min()) // 8, (int(where.max()) + bits - 1) // 8 + 1) if where.size else (0, 0)
     places = where[:, None] - 8 * first + np.arange(bits)
@@ -146,7 +147,7 @@ def _coded(encoding: Codes, where: Positions, scales: Positions) -> _Part:
 
 
 def _scales(section: Section, name: str, region: Region, shapes: Shapes, first: int) -> Positions:
-    """Return the index of each entry's scale in the update's scales."""
+    """Return the index of each entry's scale in the array ``scales`` of the update."""
     counts = [(part, where.stop - where.start) for part, where, _ in spans(name, region, shapes)]
     groups = section.groups if section.scales else dict.fromkeys((part for part, _ in counts), 0)
     return np.concatenate(
@@ -165,11 +166,17 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class _Look:
-    """Bounds of the updates of ``form``.
+class _TierBounds:
+    """Precomputed check of updates of one ``form`` and tier.
 
-    Holds the names of the tensors ``held``, their reader (None: updates have to be decoded), the indices of the bounded
-    entries, and the bounds.
+    Attributes:
+        form: Encoding of the updates.
+        regions: Positions of the tier's tensors in the global model.
+        held: Local tensors with bounded entries.
+        read: Reader of these tensors; None if updates have to be decoded.
+        chosen: Indices of the bounded entries in the reader's result.
+        low: Lower bound of each of these entries.
+        high: Upper bound of each of these entries.
     """
 
     form: Form
@@ -181,7 +188,7 @@ class _Look:
     high: Reals
 
     def inside(self, arrays: Mapping[str, Array]) -> bool:
-        """Return True if all entries lie within the bounds, False if that needs decoding."""
+        """Return True if all bounded entries are within the bounds, False if not, or if that needs decoding."""
         if self.read is None:
             return False
         found = self.read(arrays)[self.chosen]
@@ -190,28 +197,39 @@ class _Look:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Lowest and highest value of each entry of the tensors in ``base``, all flat float32, by global name.
+    """Bounds of the entries of the tensors in ``base``. All arrays are flat float32, by global name.
 
-    ``median``: entries become the median over their holders, each of which counts once, instead of what the others become.
+    Attributes:
+        base: Values at the round's begin.
+        low: Lowest permitted values.
+        high: Highest permitted values.
+        median: Replace the weighted mean of these entries by the median over their holders.
     """
 
     base: Mapping[str, Reals]
     low: Mapping[str, Reals]
     high: Mapping[str, Reals]
     median: bool = False
-    _looks: dict[int, _Look] = field(default_factory=dict, compare=False, repr=False)
+    _looks: dict[int, _TierBounds] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def names(self) -> frozenset[str]:
         return frozenset(self.base)
 
-    def bounded(
+    def clamp(
         self, form: Form, arrays: Mapping[str, Array], regions: Mapping[str, Region], shapes: Shapes
     ) -> Arrays | None:
-        """Return the update, decoded, with every entry of :attr:`names` moved into its bounds; None if all are within."""
+        """Return the decoded update with its bounded entries clamped, or None if all are within the bounds.
+
+        Args:
+            form: Encoding of the update.
+            arrays: Encoded arrays by name.
+            regions: Positions of its tensors in the global model.
+            shapes: Shapes of the global tensors.
+        """
         look = self._looks.get(id(regions))
         if look is None or (look.form, look.regions) != (form, regions):
-            look = self._looks[id(regions)] = self._look(form, regions, shapes)
+            look = self._looks[id(regions)] = self._prepare_tier(form, regions, shapes)
         held = look.held
         if not held or look.inside(arrays):
             return None
@@ -229,7 +247,9 @@ class Bounds:
     def row(
         self, form: Form, arrays: Mapping[str, Array], regions: Mapping[str, Region], shapes: Shapes
     ) -> Reals:
-        """Return an update's entries of :attr:`names`, one tensor after the other, NaN for missing ones."""
+        """Return the update's entries of all tensors in :attr:`names`, concatenated, with NaN for entries that it does
+        not hold.
+        """
         row = {name: np.full(values.shape, np.nan, np.float32) for name, values in self.base.items()}
         held = [name for name, region in regions.items() if self.names & _global_names(name, region)]
         for name, region, flat in _of(held, form, arrays, regions, shapes):
@@ -238,7 +258,11 @@ class Bounds:
         return np.concatenate(list(row.values()))
 
     def medians(self, rows: Sequence[Reals], old: Mapping[str, Array], *, change: bool) -> Arrays:
-        """Return the new tensors of :attr:`names`: medians of ``rows``, or ``old`` for entries without a holder."""
+        """Return the new tensors of :attr:`names`: medians over ``rows``, or ``old`` at entries without a holder.
+
+        ``rows`` are results of :meth:`row`. With ``change`` the medians are added to ``old``. The result is empty
+        without rows.
+        """
         if not rows:
             return {}
         values = np.stack(rows)
@@ -258,10 +282,10 @@ class Bounds:
                 return False
         return True
 
-    def _look(self, form: Form, regions: Mapping[str, Region], shapes: Shapes) -> _Look:
-        """Return a fast check of the updates of a tier against the bounds of :attr:`names`."""
+    def _prepare_tier(self, form: Form, regions: Mapping[str, Region], shapes: Shapes) -> _TierBounds:
+        """Return the precomputed check for updates of this form and these regions."""
         held = tuple(name for name, region in regions.items() if self.names & _global_names(name, region))
-        read = reader(form, held, regions, shapes)
+        read = make_reader(form, held, regions, shapes)
         chosen, lows, highs, start = [], [], [], 0
         for name in read.names if read is not None else ():
             for part, where, positions in self._parts(name, regions[name], shapes):
@@ -270,16 +294,22 @@ class Bounds:
                 lows.append(low)
                 highs.append(high)
             start += math.prod(local_shape(name, regions[name], shapes))
-        return _Look(form, regions, held, read, _joined(chosen, np.int64), _joined(lows), _joined(highs))
+        return _TierBounds(
+            form, regions, held, read, _joined(chosen, np.int64), _joined(lows), _joined(highs)
+        )
 
     def _parts(
         self, name: str, region: Region, shapes: Shapes
     ) -> Iterator[tuple[str, slice, npt.NDArray[np.int64] | None]]:
-        """Return (global tensor, slice of its entries in the local one, their positions in it) for the bounded ones."""
+        """Yield (global tensor, slice of the local tensor, positions in the global tensor or None for all), if it is
+        bounded.
+        """
         return (each for each in spans(name, region, shapes) if each[0] in self.base)
 
     def _between(self, form: Form, part: str, positions: npt.NDArray[np.int64] | None) -> tuple[Reals, Reals]:
-        """Return the bounds of these entries, for values or for changes."""
+        """Return (lowest, highest) value of the entries at ``positions`` of tensor ``part``, or of their change for such
+        a form.
+        """
         own = slice(None) if positions is None else positions
         low, high, base = self.low[part][own], self.high[part][own], self.base[part][own]
         return (low - base, high - base) if form.change else (low, high)
@@ -288,7 +318,10 @@ class Bounds:
 def bounds_of(
     weights: Mapping[str, Array], names: Iterable[str], reach: float, *, median: bool = False
 ) -> Bounds:
-    """Return bounds of ``reach`` units around the round's ``weights``; 0: unlimited, but no variance below 0."""
+    """Return bounds of ``reach`` units around ``weights`` for the tensors ``names``.
+
+    With ``reach`` 0 only variances are bounded, from below by 0. ``median``: see :class:`Bounds`.
+    """
     base = {name: weights[name].reshape(-1).astype(np.float32) for name in sorted(names)}
     low, high = {}, {}
     for name, values in base.items():
@@ -305,7 +338,7 @@ def is_variance(name: str) -> bool:
 
 
 def without_negative_variances(arrays: Mapping[str, Array], names: Collection[str]) -> Arrays:
-    """Return ``arrays`` with variances among ``names`` raised to at least 0, because rounding may make a change to 0
+    """Return ``arrays`` with the variances among ``names`` raised to at least 0: rounding of a change may make them
     negative.
     """
     variances = {name: np.maximum(arrays[name], 0) for name in names if is_variance(name) and name in arrays}
@@ -331,7 +364,7 @@ def _of(
     regions: Mapping[str, Region],
     shapes: Shapes,
 ) -> Iterator[tuple[str, Region, Array]]:
-    """Return (local tensor, its region, its entries) of the tensors ``held``. Decodes no others."""
+    """Yield (local tensor, its region, its decoded entries) for the tensors ``held``. Other tensors are not decoded."""
     if not form.sections:
         for name in held:
             yield name, regions[name], arrays[name].reshape(-1)

@@ -38,11 +38,14 @@ GROUP = 4
 
 @dataclass(frozen=True)
 class Tuning:
-    """Division of a block among programs; any choice gives the same sums.
+    """Division of a block among GPU programs. Every choice gives the same sums.
 
-    ``words``, a power of two, is how many words of 32 entries a program adds; with ``32 * warps`` of them every lane
-    has one. ``registers`` bounds those of a lane, so that more programs fit beside each other; None leaves it to the
-    compiler, which takes about 168.
+    Attributes:
+        words: Words of 32 entries that a program adds, a power of two. With ``32 * warps`` words, each lane has
+            one.
+        warps: Warps of a program.
+        registers: Limit of registers per lane, so that more programs run at once; None lets the compiler choose
+            (about 168).
     """
 
     words: int = 128
@@ -169,11 +172,17 @@ def add_signs(
     sums: torch.Tensor,
     tuning: Tuning = Tuning(),
 ) -> None:
-    """Add to ``sums`` (int64, the flat model) the values of the bits of a batch of updates.
+    """Add a batch of one-bit updates to ``sums``.
 
-    ``codes`` is uint8 [clients, bytes], ``bytes`` a multiple of 4 and at least 4 more than the bits need. ``values``,
-    int64 [clients, rows, 2], is what a 0 and a 1 add. ``blocks`` (contiguous int64 [blocks, 5]) and ``index`` are
-    defined in :mod:`edgefl_server.aggregate.scatter`; no two blocks may name the same entry.
+    Args:
+        codes: Packed bits, uint8 [clients, bytes]. ``bytes`` is a multiple of 4, and at least 4 more than the
+            bits need.
+        values: Fixed-point values that bit 0 and bit 1 add, int64 [clients, rows, 2].
+        blocks: Contiguous int64 [blocks, 5], as in :mod:`edgefl_server.aggregate.scatter`. No two name the same
+            entry.
+        index: Model positions of scattered entries, int64.
+        sums: Flat model, int64, changed in place.
+        tuning: Division of the work.
     """
     if not len(blocks) or not len(codes):
         return
@@ -196,10 +205,10 @@ def add_signs(
 
 
 def sign_tables(values: Integers) -> Integers:
-    """Return tables, int64 [rows, groups, 16]: entry c is the sum of the four clients of a group, with bit k of c for
-    client k.
+    """Return lookup tables, int64 [rows, groups, 16], for groups of four clients.
 
-    ``values`` is int64 [clients, rows, 2]; a group that is not full is filled up with clients that add nothing.
+    Entry c is the sum of the values of the four clients, where bit k of c is the bit of client k. ``values`` is int64
+    [clients, rows, 2]. Missing clients of the last group add 0.
     """
     clients, rows, _ = values.shape
     full = np.zeros((-(-clients // GROUP) * GROUP, rows, 2), np.int64)

@@ -15,7 +15,7 @@ from edgefl.setup.runs import run_digest
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl_export.compiler.cache import bundle_name
 from edgefl_export.compiler.request import exchange_names
-from edgefl_server.compose import BUNDLES, CANDIDATES, BundleFor, compose, composed
+from edgefl_server.compose import BUNDLES, CANDIDATES, BundleFor, compose, compose_with
 from edgefl_server.coordinator.roster import CANDIDATE
 from edgefl_server.events import EventListener
 from edgefl_server.run_spec import FixedPlacement, RunSpec
@@ -84,7 +84,7 @@ def _recompose(request: messages.RecomposeRequest) -> RunSpec:
 
     ours, theirs = (bundles_in(folder / BUNDLES / part) for part in ("", CANDIDATES))
     candidates = theirs if federation.rollout.on else None
-    return composed(federation, open_data(federation), ours, candidates, device=request.compose.device)
+    return compose_with(federation, open_data(federation), ours, candidates, device=request.compose.device)
 
 
 def _file(tier: str, exchange: str, format: str) -> str:

@@ -10,7 +10,7 @@ from edgefl.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.access.files import aws_policy
-from edgefl_server.access.limits import HOSTED, Traffic, breaks, longest_topics
+from edgefl_server.access.limits import HOSTED, Traffic, find_exceeded_limits, longest_topics
 from edgefl_server.access.rules import ROLES, Access
 from tests.server.publish.test_publisher import announcement, connected
 
@@ -20,7 +20,7 @@ SECURE = Address("host", 8883, tls=True, client_ids="full")
 
 def found(**changes: Any) -> str:
     given = {"federation": "demo", "limits": Limits(), "address": SECURE, **changes}
-    return "\n".join(breaks(AWS, **given))
+    return "\n".join(find_exceeded_limits(AWS, **given))
 
 
 def test_the_defaults_with_readable_ids_fit_aws() -> None:

@@ -175,8 +175,8 @@ def test_an_aggregator_that_gave_its_sums_away_is_of_no_more_use() -> None:
     aggregator = Aggregator(layout_of(OLD), weight_limit=2, device="cpu")
     checked = aggregator.check(drawn(np.random.default_rng(0), WHOLE), WHOLE)
     aggregator.add(checked, 1)
-    assert aggregator.released() is not None
-    for call in (lambda: aggregator.add(checked, 1), lambda: aggregator.result(OLD), aggregator.released):
+    assert aggregator.release_sums() is not None
+    for call in (lambda: aggregator.add(checked, 1), lambda: aggregator.result(OLD), aggregator.release_sums):
         with pytest.raises(RuntimeError, match="make a new one"):
             call()
 
@@ -251,7 +251,7 @@ def test_both_engines_give_the_same_model_twice() -> None:
             found.append(aggregator.result(OLD))
             engine.add(checked.pieces, [checked], np.array([2.0**40]))
             assert engine.sums().any(), "they are emptied when they are used again"
-            sums = aggregator.released()
+            sums = aggregator.release_sums()
         assert sums is engine
         with pytest.raises(ValueError, match="28"):
             Aggregator(layout_of({"w": np.zeros(3, np.float32)}), weight_limit=1, sums=engine)

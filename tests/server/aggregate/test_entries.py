@@ -11,7 +11,7 @@ from edgefl.wire.regions import Block, Entries, Region
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import read, split
 from edgefl.wire.update.form import DENSE, Codes, FloatValues, Form, Section, Sparse
-from edgefl_server.aggregate.statistics import reader
+from edgefl_server.aggregate.statistics import make_reader
 
 SHAPES = {"a": (3, 5), "b": (7,), "c": (), "d": (0,), "e": (4, 2)}
 REGIONS: dict[str, Region] = {
@@ -67,7 +67,7 @@ SIZES = {"a": 6, "b": 7, "c": 1, "d": 0, "mixed": 5}
 def test_any_tensors_of_any_codes(encodings: dict[str, int], held: set[str], seed: int) -> None:
     form = form_of(encodings)
     arrays = some(form, SIZES, seed)
-    at_once = reader(form, held, REGIONS, SHAPES)
+    at_once = make_reader(form, held, REGIONS, SHAPES)
 
     assert at_once is not None and set(at_once.names) == held
     by_name = {
@@ -79,7 +79,7 @@ def test_any_tensors_of_any_codes(encodings: dict[str, int], held: set[str], see
 
 def test_a_dense_update() -> None:
     arrays: Arrays = {"a": np.ones((2, 3), np.float32), "b": np.arange(7, dtype=np.float32)}
-    at_once = reader(DENSE, {"b", "a"}, {"a": REGIONS["a"], "b": None}, SHAPES)
+    at_once = make_reader(DENSE, {"b", "a"}, {"a": REGIONS["a"], "b": None}, SHAPES)
     assert at_once is not None and at_once.names == ("a", "b")
     np.testing.assert_array_equal(at_once(arrays), [1, 1, 1, 1, 1, 1, 0, 1, 2, 3, 4, 5, 6])
 
@@ -88,7 +88,7 @@ def test_a_dense_update() -> None:
 def test_what_travels_with_a_mask_is_not_read_at_once(held: str) -> None:
     sections = (Section(("a",), Sparse(0.5)), Section(("b",), FloatValues()))
     form = Form("test", sections=sections, change=True)
-    at_once = reader(form, {held}, {"a": None, "b": None}, SHAPES)
+    at_once = make_reader(form, {held}, {"a": None, "b": None}, SHAPES)
     assert (at_once is None) == (held == "a")
     if at_once is not None:
         values = np.arange(15, dtype=np.float32)

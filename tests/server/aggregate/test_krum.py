@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from edgefl.wire.regions import Block, Region
 from edgefl.wire.tensors import Arrays
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
-from edgefl_server.aggregate.averaging import chosen, distances
+from edgefl_server.aggregate.averaging import distances, select_rows
 from edgefl_server.aggregate.robust import BLOCK, MeanRule, unprotected
 from edgefl_server.aggregate.statistics import bounds_of
 
@@ -52,7 +52,7 @@ def test_those_are_chosen_whose_scores_are_the_lowest(rows: list[list[float]], t
     arrays = [np.array(row, np.float32) for row in rows]
     bad = by_hand(len(rows), trim)
 
-    found = chosen(arrays, MeanRule("multi_krum", trim))
+    found = select_rows(arrays, MeanRule("multi_krum", trim))
 
     if not bad:
         assert len(found) == len(rows)
@@ -69,7 +69,7 @@ def test_no_order_of_arrival_changes_who_is_chosen(rows: list[list[float]], seed
     arrays = [np.array(row, np.float32) for row in rows]
     order = np.random.default_rng(seed).permutation(len(arrays))
 
-    first, second = chosen(arrays, RULE), chosen([arrays[at] for at in order], RULE)
+    first, second = select_rows(arrays, RULE), select_rows([arrays[at] for at in order], RULE)
 
     assert sorted(row.tobytes() for row in first) == sorted(row.tobytes() for row in second)
 
@@ -84,7 +84,7 @@ def test_bad_updates_are_left_out(attack: str) -> None:
         "together": [np.full(400, 2, np.float32) + 1e-3 * honest[at] for at in range(3)],
     }[attack]
 
-    found = chosen([*poison, *honest], RULE)
+    found = select_rows([*poison, *honest], RULE)
 
     assert len(found) == 12 - 3 - 2
     assert {id(row) for row in found} <= {id(row) for row in honest}
@@ -98,9 +98,9 @@ def test_each_set_of_equal_entries_chooses_among_its_own() -> None:
     part[2] -= 1000
     rule = MeanRule("multi_krum", 0.2)
 
-    found = chosen([*whole, *part], rule)
+    found = select_rows([*whole, *part], rule)
 
-    both = [*chosen(whole, rule), *chosen(part, rule)]
+    both = [*select_rows(whole, rule), *select_rows(part, rule)]
     assert sorted(row.tobytes() for row in found) == sorted(row.tobytes() for row in both)
     assert len(found) == 4 and not any(np.nanmax(np.abs(row)) > 500 for row in found)
 
@@ -122,7 +122,7 @@ def test_so_few_devices_are_not_protected(trim: float, open_to_one: list[int]) -
     for count in range(1, 13):
         rows = [np.ones(2, np.float32) for _ in range(count)]
         rows[0] = np.full(2, 1e6, np.float32)
-        assert any(row[0] > 1 for row in chosen(rows, rule)) == (count in open_to_one)
+        assert any(row[0] > 1 for row in select_rows(rows, rule)) == (count in open_to_one)
 
 
 OLD: Arrays = {

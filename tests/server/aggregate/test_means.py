@@ -94,7 +94,7 @@ def test_a_model_that_somebody_holds_is_not_written_over() -> None:
         aggregator.add(aggregator.check(change, REGIONS, Form(change=True)), 1)
         models.append(aggregator.result(models[-1]))
         copies.append({name: array.copy() for name, array in models[-1].items()})
-        sums = aggregator.released()
+        sums = aggregator.release_sums()
     for model, copy in zip(models[1:], copies, strict=True):
         assert all(model[name].tobytes() == copy[name].tobytes() for name in OLD)
     assert float(models[-1]["d"]) == 10.0 < CHANGE_LIMIT

@@ -95,7 +95,7 @@ def test_updates_within_their_bounds_are_added_as_they_came() -> None:
     sums, plain = aggregator(3.0), Aggregator(layout_of(OLD), weight_limit=1, device="cpu")
     checked = sums.check(near, WHOLE)
 
-    assert sums._bounded(checked, sums._statistics) is checked  # type: ignore[arg-type]
+    assert sums._clamp_statistics(checked, sums._statistics) is checked  # type: ignore[arg-type]
     for name, array in after(plain, near).items():
         assert array.tobytes() == after(aggregator(3.0), near)[name].tobytes()
 
