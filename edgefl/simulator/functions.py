@@ -33,7 +33,7 @@ from edgefl.wire.tensors import Array
 from edgefl_export.capture.graph import Table, graph_of
 from edgefl_export.capture.trace import capture, decompose, trace
 from edgefl_export.compiler.request import FEATURES, Exchange, TierTraining, features_of
-from edgefl_server.compose import composed
+from edgefl_server.compose import compose_with
 from edgefl_server.coordinator.roster import share
 from edgefl_server.events import EventListener
 from edgefl_server.run_spec import RunSpec
@@ -348,7 +348,7 @@ class SimulationPlan:
                 )
             return own[tier.name].bundle
 
-        spec = composed(federation, dataset, outline, listener=listener, device=device)
+        spec = compose_with(federation, dataset, outline, listener=listener, device=device)
         functions = {
             (tier, index): each for index, own in enumerate(made.values()) for tier, each in own.items()
         }

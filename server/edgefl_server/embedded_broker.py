@@ -1,6 +1,7 @@
-"""Broker for one machine in this process: amqtt, with what edgefl needs of any broker.
+"""MQTT broker in this process for one machine: amqtt with the fixes and limits that edgefl needs.
 
-It queues messages for offline clients. edgefl does not depend on it: important messages are retained or sent again.
+It queues messages for offline clients, but edgefl does not depend on that: important messages are retained or sent
+again.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ _REFUSED_5 = "MQTT 5 is refused: this broker speaks 3.1.1"
 
 
 class _Opening(ReaderAdapter):
-    """A connection whose first bytes were looked at, and are read again."""
+    """Reader of a new connection that can inspect its first bytes and then return them again."""
 
     def __init__(self, reader: ReaderAdapter) -> None:
         self._reader = reader
         self._seen = b""
 
     async def speaks_mqtt_5(self) -> bool:
-        """Return True if the CONNECT is of version 5, for which amqtt would wait without end."""
+        """Return True if the CONNECT packet is of MQTT 5, for which amqtt would wait without end."""
         try:
             self._seen = await self._reader.read(2)
             while self._seen[-1:] >= b"\x80" and len(self._seen) < 5:
@@ -65,20 +66,22 @@ class _Opening(ReaderAdapter):
 
 
 class _Filters(dict[str, Any]):
-    """Subscriptions by filter. Its repr is short because amqtt formats it for a debug line at each SUBSCRIBE."""
+    """Subscriptions by filter, with a short repr: amqtt formats it for a debug line at each SUBSCRIBE."""
 
     def __repr__(self) -> str:
         return f"<{len(self)} filters>"
 
 
 class _Room:
-    """Memory for the messages that the embedded broker holds: retained ones, and those queued for offline clients."""
+    """Memory budget for retained messages and for those queued for offline clients."""
 
     def __init__(self, most_bytes: int) -> None:
         self._free = most_bytes
 
     def take(self, nbytes: int) -> bool:
-        """Reserve ``nbytes``, or give them back if that is negative. Return False if there is not enough room."""
+        """Reserve ``nbytes``, or release them if the number is negative. Return False, without a change, if too little
+        is free.
+        """
         if nbytes > self._free:
             return False
         self._free -= nbytes
@@ -86,7 +89,9 @@ class _Room:
 
 
 class _Queue:
-    """Messages of one offline client, oldest first. Messages beyond :data:`QUEUE_BYTES`, or the room, are dropped."""
+    """Messages for one offline client, oldest first. A message beyond :data:`QUEUE_BYTES` or the memory budget is
+    dropped.
+    """
 
     def __init__(self, room: _Room) -> None:
         self.messages: list[tuple[str, bytes, int]] = []
@@ -100,7 +105,7 @@ class _Queue:
             self.messages.append((topic, data, qos))
 
     def empty(self) -> list[tuple[str, bytes, int]]:
-        """Return all messages, and give their room back."""
+        """Return all messages and remove them. Their memory becomes available again."""
         self._room.take(-self._bytes)
         messages, self.messages, self._bytes = self.messages, [], 0
         return messages
@@ -111,19 +116,20 @@ def _held_bytes(topic: str, data: bytes) -> int:
 
 
 class LeanBroker(Broker):
-    """amqtt 0.12.1 without what makes it slow or wrong for many retained chunks and large messages.
+    """amqtt 0.12.1 with these changes:
 
-    * A client that connects got every retained message that matched anybody's filter; here it gets what it
-      subscribes to, when it does.
-    * Filters without subscribers were never removed and were matched against each message; here they go.
-    * Each message was formatted, payload and all, for a debug line that no log shows.
-    * Retained messages were sent one after the other, each waiting for the last one's PUBACK.
-    * A client that fell silent was never missed, so its will was never sent.
-    * A client that connected again over a half-open connection, or while its old one was closing, was declared dead by the
-      will of the old one, and got no messages.
-    * A client of MQTT 5 got no answer; here it is refused, and asks for 3.1.1 if it can.
-    * Anonymous clients had no queue. Here a client with a persistent session gets the messages that it missed, or did not
-      acknowledge, when it connects again. A clean session ends with its connection.
+    * A client receives retained messages when it subscribes to them. amqtt sent everything that matched any client's
+      filter.
+    * Filters without subscribers are removed. amqtt kept them and matched each message against them.
+    * Messages are not formatted for debug lines that are never shown.
+    * Retained messages are sent in parallel. amqtt waited for the PUBACK of each before it sent the next one.
+    * A silent client is disconnected, and its will is sent. amqtt never noticed.
+    * A client that reconnects while its old connection still exists keeps its session. amqtt sent its will, and no
+      messages.
+    * A client of MQTT 5 is refused, so that it can connect with 3.1.1. amqtt did not answer it.
+    * A client with a persistent session gets the messages that it missed when it reconnects. amqtt had no queue for
+      anonymous
+    clients. A clean session ends with its connection.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -206,12 +212,12 @@ class LeanBroker(Broker):
             self._leave(client_session, handler)
 
     def _leave(self, session: Session, handler: BrokerProtocolHandler) -> None:
-        """Send no more messages over this connection."""
+        """Stop sending messages over this connection, if it is the current one of the session."""
         if self._live.get(session.client_id) is handler:
             del self._live[session.client_id]
 
     def _spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run ``work`` beside everything else; a lost connection is not worth a traceback."""
+        """Run ``work`` as a task. A failure is logged at debug level only, because lost connections are common."""
         task = asyncio.ensure_future(work)
         self._sending.add(task)
         task.add_done_callback(self._settled)
@@ -327,14 +333,20 @@ def _matches(levels: list[str], topic: str) -> bool:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return False for a refusal of MQTT 5. Each client of edgefl asks for version 5 first, and then for 3.1.1."""
+    """Return False for the log line about a refused MQTT 5 client: each client of edgefl tries MQTT 5 first."""
     return not record.getMessage().endswith(_REFUSED_5)
 
 
 def run_amqtt(host: str, port: int, websocket_port: int = 0) -> None:
-    """Serve MQTT on ``host:port`` until interrupted, and over WebSocket on ``websocket_port`` where that is not 0.
+    """Run the broker until it is interrupted.
 
-    BrokerError if a port cannot be had.
+    Args:
+        host: Address to listen on; it must be a loopback address.
+        port: TCP port.
+        websocket_port: Port of MQTT over WebSocket; 0 for none.
+
+    Raises:
+        BrokerError: If ``host`` is not loopback, or a port is in use.
     """
     check_private(host)
     checked_ports(host, port, websocket_port)

@@ -1,4 +1,4 @@
-"""Mosquitto with TLS, users and an access list, ready to run: everything that it needs is in one folder.
+"""Mosquitto with TLS, users and an access list, whose files are all in one folder.
 
 Existing files are used again, so a restarted broker accepts the same clients.
 """
@@ -30,11 +30,23 @@ _EVERYWHERE = ("0.0.0.0", "::")
 
 @dataclass(frozen=True, kw_only=True)
 class LabBroker:
-    """Mosquitto for ``devices`` of ``federation``, on ``port`` and, if ``websocket_port`` is not 0, over WebSocket too.
+    """Configuration of a Mosquitto broker for one federation.
 
-    ``ca_file``, ``cert_file`` and ``key_file`` are the broker's own certificate and its authority. Without them the
-    certificates of a lab are made. With ``client_certificates`` clients show certificates (of the lab's authority)
-    instead of passwords. ``limits`` and ``memory_bytes`` as :func:`edgefl_server.broker.mosquitto_base` takes them.
+    Attributes:
+        folder: Folder of all files.
+        federation: Name of the federation.
+        devices: User names of the devices.
+        host: Address to listen on.
+        port: Port of MQTT over TLS.
+        websocket_port: Port of MQTT over WebSocket; 0 for none.
+        names: Further host names for the broker's certificate; clients use the first.
+        ca_file: Authority of the broker's own certificate. Without the three files, a lab authority issues one.
+        cert_file: Certificate of the broker.
+        key_file: Key of that certificate.
+        client_certificates: True if clients authenticate by certificates of the lab authority instead of
+            passwords.
+        limits: Limits of the federation.
+        memory_bytes: Memory for messages; 0 for a quarter of the machine's.
     """
 
     folder: Path
@@ -62,16 +74,18 @@ class LabBroker:
 
     @property
     def name(self) -> str:
-        """Under which clients reach it."""
+        """Return the host name that clients connect to."""
         if self.names:
             return self.names[0]
         return socket.gethostname() if self.host in _EVERYWHERE else self.host
 
     def command(self) -> list[str]:
-        """Write what is missing in the folder, and give the command that serves.
+        """Write all missing files and return the command that runs Mosquitto.
 
-        BrokerError if Mosquitto is not installed or a port cannot be had, ConfigError for names and files that do not go
-        together.
+        Raises:
+            BrokerError: If Mosquitto is not installed, or a port is in use.
+            ConfigError: If two users have one name, a name is invalid, or only some of the certificate files are
+                given.
         """
         self._check()
         program = mosquitto_program()
@@ -100,8 +114,8 @@ class LabBroker:
         return [program, "-c", str(config)]
 
     def needs(self, user: str) -> dict[str, str]:
-        """Return what a client needs to connect as ``user``: a broker URL, which holds the files, and the password
-        file.
+        """Return the options that ``user`` needs to connect: ``broker``, a URL, and ``password-file``, unless
+        certificates are used.
         """
         ca_file = self.ca_file or str(self.folder / "ca.crt")
         if self.client_certificates:
@@ -151,7 +165,9 @@ class LabBroker:
         return self.folder / "passwords" / user
 
     def _passwords(self) -> Path:
-        """Write the hashed passwords of all users and return the file. The passwords are in files of their own."""
+        """Write the hashed passwords of all users and return that file. A missing password is created in the user's own
+        file.
+        """
         lines = []
         for user in self.users:
             path = self._password_file(user)

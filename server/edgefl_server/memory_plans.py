@@ -1,4 +1,4 @@
-"""Memory that a round takes, by tier: as planned, or more where devices measured more."""
+"""Planned memory of a round, by tier, raised if devices report that they used more."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ MAX_DEVICES = 1000
 
 
 def read_raised(folder: Path) -> dict[str, int]:
-    """Return the raised plans of the run in ``folder``, in bytes by tier; an empty dict if the file cannot be read."""
+    """Return the raised plans of the run in ``folder``, in bytes by tier; an empty dict if the file is missing or
+    invalid.
+    """
     with suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode((folder / NAME).read_bytes(), type=dict[str, int])
     return {}
@@ -49,7 +51,7 @@ class MemoryPlans:
         self._applied: tuple[Rules, Rules] | None = None
 
     def apply(self, rules: Rules) -> Rules:
-        """Return ``rules`` with the raised plans in the tiers that require memory."""
+        """Return ``rules`` in which tiers with a memory requirement require the raised plan. The result is cached."""
         if self._applied is None or self._applied[0] is not rules:
             tiers = tuple(
                 replace(tier, raised_bytes=self._raised.get(tier.name, 0)) if tier.memory_bytes else tier

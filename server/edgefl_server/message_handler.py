@@ -1,4 +1,4 @@
-"""Handling of devices' messages: verification, rate limits, and what each kind of message leads to."""
+"""Handler of devices' messages: rate limits, verification, and the events and replies that follow from each message."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ _NUMBERS = {"updates": 2, "shards": 3}
 
 @dataclass(frozen=True)
 class HandlerResult:
-    """Result of a message.
+    """Consequences of one message.
 
     Attributes:
-        replies: Acknowledgements, to be sent first.
-        events: Events for the coordinator, in their order.
+        replies: Acknowledgements to send first.
+        events: Events for the coordinator, in order.
         tasks: Open tasks to send again.
     """
 
@@ -106,13 +106,10 @@ class MessageHandler:
         return {**self._rate_limiter.counts, "unfinished updates": self._receiver.dropped}
 
     def admit_known(self, state: State) -> State:
-        """Return the state that a server begins with.
+        """Return the journaled ``state`` adjusted for a server that starts.
 
-        Args:
-            state: State in the journal.
-
-        Returns:
-            The state without devices that have no place any more. Devices without a valid key are offline for good.
+        Devices for which there is no place any more are removed. Devices without a valid key become offline without
+        grace.
         """
         admitted = self._admission.admitted(state, state.devices)
         devices = {
@@ -166,7 +163,11 @@ class MessageHandler:
     def _verify(
         self, kind: type[_Message], device: str, leaf: str, message: IncomingMessage, state: State
     ) -> VerifiedMessage[_Message] | None:
-        """Verify a message that the rate limit permits. None if it is refused unread, or was accepted before."""
+        """Verify a message. Return None if the rate limit refuses it before that, or if the message was accepted before.
+
+        Raises:
+            IdentityError, ProtocolError: As :meth:`~edgefl_server.identity.authenticator.Authenticator.verify`.
+        """
         # The rate limit comes before the signature, whose verification is what makes a flood expensive.
         is_listed = leaf == "hello" and self._authenticator.is_listed(device)
         is_known, devices = device in state.devices or is_listed, len(state.devices)
@@ -209,10 +210,11 @@ class MessageHandler:
                 return self._decline(device, content, state)
 
     def handle_retained(self, message: IncomingMessage, state: State) -> HandlerResult:
-        """Refuse the update of a device that left a retained message on a topic of its own where none may be.
+        """Refuse the update of a device that published a retained message on one of its topics where none is allowed.
 
-        A broker may let others write there, and they may have copies of what the device sent in earlier rounds. So a
-        message counts against the device only if the device signed it, and if it is new.
+        A broker may let other clients publish there, and they may have copies of earlier messages. So the message
+        counts only if the device signed it, it is new, and the device has an open task. Otherwise the result is
+        empty.
         """
         try:
             device, leaf, numbers = self._topics.parse_device(message.topic)
@@ -292,7 +294,7 @@ class MessageHandler:
         return HandlerResult(replies, (*coming, event, *self._first_status(device, is_known=True)))
 
     def _first_status(self, device: str, *, is_known: bool) -> tuple[states.Event, ...]:
-        """Return the status that came before the hello which introduced the device's key."""
+        """Return the event of a status that arrived before the hello that introduced the device's key, or no event."""
         status = self._authenticator.take_status(device)
         if status is None:
             return ()
@@ -302,7 +304,9 @@ class MessageHandler:
         return ()
 
     def _no_place(self, device: str) -> tuple[Reply, ...]:
-        """Return the reply to a device without a place: when to come back."""
+        """Return the reply that refuses a device without a place and names the time of its next attempt. The rate limit
+        may drop it.
+        """
         self._rate_limiter.counts["no room"] += 1
         if not self._rate_limiter.allow("answer", device):
             return ()
@@ -323,7 +327,7 @@ class MessageHandler:
         return NOTHING
 
     def _decline(self, device: str, decline: messages.Decline, state: State) -> HandlerResult:
-        """Journal a decline before the round continues without the device. One of an earlier round is ignored."""
+        """Journal a decline, then return the event for it. Declines of earlier rounds are ignored."""
         online = HandlerResult(events=_online(device, state))
         current = state.round
         if current is None or not current.version_of(decline.round) or device not in current.assignments:
@@ -354,7 +358,9 @@ class MessageHandler:
     # -- refusals --------------------------------------------------------------------------------------------
 
     def _barred(self, device: str, state: State) -> tuple[states.Event, ...]:
-        """Return the event of a device that has no valid key any more: it cannot itself say that it is offline."""
+        """Return an offline event if the device is known and has no valid key any more. It cannot sign such a status
+        itself.
+        """
         known = state.devices.get(device)
         if known is None or known == roster.gone(known):
             return ()
@@ -368,7 +374,9 @@ class MessageHandler:
     def _object(
         self, device: str, reason: str, text: str, state: State, is_verified: bool = True
     ) -> tuple[Reply, ...]:
-        """Report what is wrong with a message that is no update, and return the reply to its device."""
+        """Report an invalid message that is not an update, and return the rejection for its device, within the rate
+        limit.
+        """
         kind: RateKind = "answer" if is_verified else "unverified"
         if not self._rate_limiter.allow(kind, device, is_known=device in state.devices):
             return ()
@@ -380,7 +388,7 @@ class MessageHandler:
 
 
 def _online(device: str, state: State) -> tuple[states.Event, ...]:
-    """Return the event of a device that sends although its last will said that it is offline."""
+    """Return an online event if a message arrives from a device that counts as offline because of its last will."""
     known = state.devices.get(device)
     return (states.DeviceStatus(device, online=True),) if known is not None and not known.online else ()
 

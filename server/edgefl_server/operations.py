@@ -1,7 +1,8 @@
-"""Orders of operators to a running server, and its vitals.
+"""Orders of operators to a running server, and measurements of its load.
 
-Orders are files in ``orders`` of the run's folder: written whole, read now and then, and deleted once they are carried out
-or refused. Whoever may write there may send orders; the dashboard requires a token.
+Orders are files in the folder ``orders`` of the run. They are written atomically, polled by the server, and deleted
+after they were carried out or refused. Anyone with write access to the folder can send orders; the dashboard requires
+a token.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _MOST_BYTES = 4096
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True, tag_field="order", tag=str.lower):
-    """Base of all orders. ``by`` is where it came from, ``at`` when, in epoch seconds."""
+    """Base of all orders. ``by`` is the origin of the order, ``at`` its time in epoch seconds."""
 
     by: str = ""
     at: float = 0.0
@@ -43,7 +44,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag_field="order", tag=st
 
 
 class Pause(Order, frozen=True, kw_only=True):
-    """Let the open round end, and open no other."""
+    """Order to open no further round after the current one."""
 
 
 class Resume(Order, frozen=True, kw_only=True):
@@ -55,7 +56,9 @@ class Drain(Order, frozen=True, kw_only=True):
 
 
 class RollBack(Order, frozen=True, kw_only=True, tag="rollback"):
-    """Once no round is open, make the model that after round ``version`` again; the rounds since count no more."""
+    """Order to restore the model after round ``version`` once no round is open. The rounds since then count as
+    abandoned.
+    """
 
     version: int
 
@@ -69,7 +72,11 @@ _decode = msgspec.json.Decoder(AnyOrder).decode
 
 
 def read(data: bytes) -> AnyOrder:
-    """Return an order from JSON: ``{"order":"rollback","version":7}``. ValueError for anything else."""
+    """Decode an order from JSON, such as ``{"order":"rollback","version":7}``.
+
+    Raises:
+        ValueError: If the data are not a valid order.
+    """
     try:
         order: AnyOrder = _decode(data)
         return order
@@ -78,19 +85,23 @@ def read(data: bytes) -> AnyOrder:
 
 
 class Mailbox:
-    """The orders in a run's folder."""
+    """Files with orders in a run's folder, and the mark of a paused run."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / FOLDER
 
     def send(self, order: AnyOrder) -> None:
-        """Leave an order for the server. OSError if it cannot be written."""
+        """Write an order for the server.
+
+        Raises:
+            OSError: If it cannot be written.
+        """
         make_folder(self._folder)
         name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.json"
         write_whole(self._folder / name, msgspec.json.encode(order), durable=True)
 
     def waiting(self) -> Iterator[tuple[Path, AnyOrder | None]]:
-        """Return the pending orders, the oldest first; None for an invalid one."""
+        """Yield (file, order) for each pending order, the oldest first. The order is None if the file is invalid."""
         for path in sorted(self._folder.glob("*.json")):
             try:
                 with path.open("rb") as file:
@@ -101,17 +112,21 @@ class Mailbox:
                 continue
 
     def remove(self, path: Path) -> None:
-        """Delete an order that was carried out or refused. One that cannot be deleted is repeated by the next server."""
+        """Delete the file of a handled order. If that fails, the next server process handles the order again."""
         with suppress(OSError):
             path.unlink(missing_ok=True)
 
     @property
     def paused(self) -> bool:
-        """Return True if the server is to open no round, even after a restart."""
+        """Return True if the run is paused. The mark is a file, so it survives a restart."""
         return (self._folder / _PAUSED).exists()
 
     def pause(self, *, on: bool) -> None:
-        """Remember whether it is."""
+        """Store (``on``) or delete the mark that the run is paused.
+
+        Raises:
+            OSError: If the file cannot be changed.
+        """
         if on:
             make_folder(self._folder)
             write_whole(self._folder / _PAUSED, b"", durable=True)
@@ -126,14 +141,14 @@ _MOST_BY = 64
 
 @dataclass(frozen=True)
 class QueuedOrder:
-    """Item of the service's inbox: an order, and the file that held it. The order is None if it is invalid."""
+    """Item of the service's inbox: an order and its file. The order is None if the file is invalid."""
 
     path: Path
     order: AnyOrder | None
 
 
 class RunControl(Protocol):
-    """Control of the run that orders are about."""
+    """Interface to the run that orders change."""
 
     @property
     def state(self) -> State: ...
@@ -141,11 +156,11 @@ class RunControl(Protocol):
     def dispatch(self, event: states.Event) -> None: ...
 
     def halt(self) -> None:
-        """End the service; the run can be taken up later."""
+        """Stop the service. The run can be resumed by another process."""
 
 
 class Models(Protocol):
-    """Models of the run. ``rollback_refusal`` returns the reason why a model cannot be restored, or an empty text."""
+    """Models of the run. ``rollback_refusal`` returns the reason why a model cannot be restored; empty if it can."""
 
     def rollback_refusal(self, number: int) -> str: ...
 
@@ -153,7 +168,7 @@ class Models(Protocol):
 
 
 class Operator:
-    """Executor of the orders in ``mailbox``."""
+    """Executor of the orders from ``mailbox``."""
 
     def __init__(
         self, mailbox: Mailbox, control: RunControl, models: Models, reporter: events.EventListener
@@ -166,13 +181,15 @@ class Operator:
 
     @property
     def holds(self) -> bool:
-        """Return True if pending orders have to be handled before a round opens."""
+        """Return True if no round may open yet: the run is paused, or a pending order is a drain or a rollback."""
         return self._mailbox.paused or any(
             isinstance(order, Drain | RollBack) for _, order in self._mailbox.waiting()
         )
 
     def take(self, queued: QueuedOrder) -> None:
-        """Execute an order, or keep it until no round is open."""
+        """Carry out an order at once, or queue it until no round is open. Reports the result and deletes the order's
+        file.
+        """
         match queued.order:
             case Pause() | Resume():
                 text = self._paused(on=isinstance(queued.order, Pause))
@@ -194,7 +211,7 @@ class Operator:
                 self._mailbox.remove(queued.path)
 
     def _paused(self, *, on: bool) -> str:
-        """Store the pause, and return the reason if that fails, else an empty text."""
+        """Store or delete the pause mark. Return the error text if that fails; empty on success."""
         try:
             self._mailbox.pause(on=on)
         except OSError as error:
@@ -202,7 +219,10 @@ class Operator:
         return ""
 
     def step(self, *, judged: bool) -> None:
-        """Do what waited for the round to end. ``judged``: the models of all rounds have been evaluated."""
+        """Carry out the oldest queued order if no round is open.
+
+        ``judged`` is True if all models are evaluated, which rollbacks require.
+        """
         if not self._due or self._control.state.phase != "waiting":
             return
         queued = self._due[0]
@@ -250,19 +270,21 @@ _STATM = Path("/proc/self/statm")
 
 @dataclass(frozen=True)
 class LatencyProbe:
-    """Item put into the service's inbox at ``at`` (monotonic seconds), to measure the latency of the inbox."""
+    """Item that measures the delay of the service's inbox. ``at`` is the time at which it was queued, in monotonic
+    seconds.
+    """
 
     at: float
 
 
 class PendingDelivery(Protocol):
-    """A message on its way to the broker."""
+    """Message that the broker has not acknowledged yet."""
 
     def wait(self, timeout_s: float) -> bool: ...
 
 
 class OrderWatcher:
-    """Thread that puts orders and latency probes into the service's ``inbox``, until the process ends or :meth:`stop`."""
+    """Thread that puts orders and latency probes into the service's ``inbox`` until :meth:`stop`."""
 
     def __init__(self, mailbox: Mailbox, inbox: EventSink[Any]) -> None:
         self._mailbox = mailbox
@@ -277,7 +299,7 @@ class OrderWatcher:
         self._thread = threading.Thread(target=self._run, name="operations", daemon=True)
 
     def start(self) -> None:
-        """Hand over the orders that wait already, and look for more from now on."""
+        """Queue the pending orders, then start the thread."""
         self._queue_orders()
         self._thread.start()
 
@@ -288,7 +310,7 @@ class OrderWatcher:
             self._thread.join()
 
     def sent(self, delivery: PendingDelivery) -> None:
-        """Time a message that went to the broker, now and then."""
+        """Measure the broker's delay by this delivery, if the last measurement is old enough."""
         now = time.monotonic()
         if self._timed is None and now >= self._time_again:
             self._timed_at, self._time_again = now, now + _BROKER_AGAIN_S
@@ -296,7 +318,9 @@ class OrderWatcher:
             self._wake.set()
 
     def vitals(self, probe: LatencyProbe, inbox: int) -> events.Vitals:
-        """Return the vitals of the server when it takes ``probe`` from the inbox and ``inbox`` messages are left."""
+        """Return the load of the server. Call it when ``probe`` leaves the inbox; ``inbox`` is the number of queued
+        messages.
+        """
         self._probing = False
         return events.Vitals(
             inbox=inbox,
@@ -324,7 +348,7 @@ class OrderWatcher:
                 self._inbox.put(QueuedOrder(path, order))
 
     def _time(self) -> None:
-        """Measure how long the broker takes for the timed message."""
+        """Wait for the timed delivery and store its delay; keep the earlier value on timeout."""
         if self._timed is None:
             return
         if self._timed.wait(_BROKER_S):
@@ -333,7 +357,7 @@ class OrderWatcher:
 
 
 def _resident() -> int:
-    """Return the bytes of this process in memory, or 0 if the system does not report them."""
+    """Return the resident memory of this process in bytes; 0 if the system does not report it."""
     try:
         return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
     except (OSError, ValueError, IndexError):

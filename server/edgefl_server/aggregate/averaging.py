@@ -193,7 +193,7 @@ class HolderMean:
         calls = self._sums.plan_renewal(batches, renewal, weights, self._scale)
         if calls:
             return calls
-        ended = self._sums.ended(batches)
+        ended = self._sums.sum_parts(batches)
 
         def merge(part: slice, old: Floats, new: Floats) -> None:
             own = weights if weights.size == 1 else weights[part]

@@ -21,13 +21,14 @@ _MAX_NAMED = 20
 
 @dataclass(frozen=True)
 class Presence:
-    """Devices that are present for the next round, which opens once ``known`` reaches ``needed``.
+    """Number of devices that are present for the next round, and the number that it needs to open.
 
     Attributes:
         known: Number of devices that are present.
         needed: Number of devices that the round needs.
         missing: Names of absent devices, if they are known.
-        reason: Why the round needs more devices than the rules say, or why some that are online do not count.
+        reason: Why more devices are needed than the rules require, or why some online devices do not count; or
+            empty.
     """
 
     known: int
@@ -55,7 +56,7 @@ def presence(rules: Rules, state: State, now: float) -> Presence:
 
 
 def _least(rules: Rules, state: State, now: float) -> int:
-    """Return the number of devices that have to be present, if not all are needed."""
+    """Return the number of devices that must be present for the next round, for algorithms that do not need all devices."""
     least = max(1, rules.min_reports)
     if now >= state.waiting_since + _patience_s(rules, state):
         return least
@@ -83,16 +84,17 @@ def _reason(rules: Rules, state: State, needed: int) -> str:
 
 
 def _here(rules: Rules, state: State, now: float) -> int:
-    """Return the number of :func:`candidates`, if not all are needed."""
+    """Return the number of devices that the next round may select, for algorithms that do not need all devices."""
     if state.suspended:
         return len(candidates(rules, state, now))
     return state.devices.here(now, rules.offline_grace_s)
 
 
 def candidates(rules: Rules, state: State, now: float) -> list[str]:
-    """Return the devices that the next round selects from, sorted: the members, or every present device with a tier.
+    """Return the names of the devices that the next round may select, sorted.
 
-    A device that has just gone offline counts as present for the grace. If all devices are needed, the round waits for it.
+    If the algorithm needs all devices, these are its members. Otherwise they are the usable devices that are online,
+    or offline for less than the grace, without suspended ones unless too few would remain.
     """
     if rules.all_needed and state.members:
         return sorted(state.members)
@@ -105,7 +107,9 @@ def candidates(rules: Rules, state: State, now: float) -> list[str]:
 
 
 def opens_at(rules: Rules, state: State, now: float) -> float | None:
-    """Return the time at which the wait for the next round may end without a message (epoch seconds), or None."""
+    """Return the epoch second at which the next round may open, or be given up, without another message; None if at no
+    time.
+    """
     if not rules.all_needed:
         ready = state.waiting_since + _patience_s(rules, state)
         return ready if ready > now else None
@@ -119,7 +123,11 @@ def opens_at(rules: Rules, state: State, now: float) -> float | None:
 
 
 def gone(rules: Rules, state: State, now: float) -> dict[str, str]:
-    """Return the members whose grace is over and without which no round can open, with what is known of each."""
+    """Return the members that have been missing for longer than the grace, with the reason of each, by name.
+
+    The result is empty unless the algorithm needs all devices and ``absent`` is ``refuse``. If not empty, the run
+    ends.
+    """
     if not (rules.all_needed and rules.absent == "refuse" and state.members):
         return {}
     missing = {name: state.devices.get(name) for name in presence(rules, state, now).missing}
@@ -134,7 +142,7 @@ def gone(rules: Rules, state: State, now: float) -> dict[str, str]:
 
 
 def lacking(rules: Rules, state: State, current: OpenRound, now: float) -> dict[str, str]:
-    """Return the devices of a round that will send no update, with the reason of each."""
+    """Return the devices of the open round that will send no update, with the reason of each, by name."""
     if not _may_lack(rules, state, current, now):
         return {}
     why = {name: _why(rules, state, current, name, now) for name in current.assignments}
@@ -142,9 +150,10 @@ def lacking(rules: Rules, state: State, current: OpenRound, now: float) -> dict[
 
 
 def _may_lack(rules: Rules, state: State, current: OpenRound, now: float) -> bool:
-    """Return True if some device of the round may be lacking, so that each has to be looked at.
+    """Return True if some device of the round may send no update, so that each has to be examined.
 
-    That is so if a device answered otherwise than by an accepted update, or if the time of one is over.
+    That is so if a device was rejected, declined or expired, or if a deadline or the grace of an offline device has
+    passed.
     """
     ended = sum(current.count(status) for status in ("rejected", "declined", "expired"))
     if ended or now >= current.deadline:
@@ -153,7 +162,7 @@ def _may_lack(rules: Rules, state: State, current: OpenRound, now: float) -> boo
 
 
 def _away_until(rules: Rules, state: State, current: OpenRound) -> Iterator[float]:
-    """Yield the end of the grace of each offline device of the round whose task is open."""
+    """Yield, for each offline device of the round whose task is open, the epoch second at which its grace ends."""
     waited, away = current.assignments.open, state.devices.away
     for name in waited if len(waited) < len(away) else away:
         if name in waited and (until := away_until(rules, state, current, name)) is not None:
@@ -177,7 +186,9 @@ def _why(rules: Rules, state: State, current: OpenRound, name: str, now: float) 
 
 
 def unreported(rules: Rules, state: State, current: OpenRound, now: float) -> dict[str, str]:
-    """Return every device with a tier whose update is not in the round, with the reason of each."""
+    """Return every known device with a tier whose update was not accepted in the round, with the reason of each, by
+    name.
+    """
     elsewhere = {
         name: device.unfit or "it was not there"
         for name, device in sorted(state.devices.items())
@@ -190,7 +201,7 @@ def unreported(rules: Rules, state: State, current: OpenRound, now: float) -> di
 
 
 def missing(rules: Rules, state: State, ended: OpenRound, now: float) -> dict[str, str]:
-    """Return the devices of an ended round without accepted updates, with the reason of each.
+    """Return the devices of an ended round without an accepted update, with the reason of each, by name.
 
     In asynchronous rounds, open tasks continue in the next round, and their devices are not missing.
     """
@@ -204,7 +215,7 @@ def missing(rules: Rules, state: State, ended: OpenRound, now: float) -> dict[st
 
 
 def without_carry(current: OpenRound) -> tuple[str, ...]:
-    """Return the devices that declined because the state of earlier rounds is lost."""
+    """Return the names of the devices that declined because they lost the state of earlier rounds."""
     return tuple(each.device for each in current.with_status("declined") if each.reason == NO_CARRY)
 
 
@@ -214,13 +225,12 @@ def all_refused(current: OpenRound, names: Collection[str]) -> bool:
 
 
 def given_up_at(rules: Rules, state: State, current: OpenRound) -> float | None:
-    """Return the time at which a round ends before its deadline because devices stayed offline longer than the grace.
+    """Return the epoch second at which a round ends before its deadline because its devices stay offline; None if it
+    does not.
 
-    If all devices are needed, the first of these ends the round. Otherwise a round with enough reports ends when all devices
-    that it still waits for are offline.
-
-    Returns:
-        Epoch seconds; None while reports are lacking, or while the round waits for a device that is online.
+    If all devices are needed, the first device whose grace ends, ends the round. Otherwise the round ends when it has
+    enough reports and the grace of every device with an open task is over. The result is None while such a device is
+    online.
     """
     if current.whole:
         return min(_away_until(rules, state, current), default=None)
@@ -236,10 +246,11 @@ def given_up_at(rules: Rules, state: State, current: OpenRound) -> float | None:
 
 
 def away_until(rules: Rules, state: State, current: OpenRound, name: str) -> float | None:
-    """Return the end of the grace of a round's device; None while it is online.
+    """Return the epoch second at which the grace of an offline device of the round ends; None if it is online or
+    unknown.
 
-    The grace begins with the round at the earliest, and moves with its deadline. So after a restart or an outage of the
-    server, devices that were offline before have the whole grace to come back.
+    The grace begins with the round at the earliest, and moves with its deadline. So after a restart or an outage of
+    the server, devices that were offline before have the whole grace to come back.
     """
     device = state.devices.get(name)
     if device is None or device.online:
@@ -248,12 +259,17 @@ def away_until(rules: Rules, state: State, current: OpenRound, name: str) -> flo
 
 
 def grace_ends(rules: Rules, device: RosterEntry | None, since: float) -> float:
-    """Return the end of a device's grace, which begins when it was last seen, or at ``since`` if that is later."""
+    """Return the epoch second at which the grace ends: it begins when the device was last seen, or at ``since`` if that
+    is later.
+    """
     return max(since, device.seen if device is not None else since) + rules.offline_grace_s
 
 
 def named(reasons: Mapping[str, str]) -> str:
-    """Return ``strong-0, strong-1 (it declined (no-carry)), weak-1 (...)``, and the number of further devices."""
+    """Return devices grouped by reason as text: ``strong-0, strong-1 (it declined (no-carry)), weak-1 (...)``.
+
+    At most a fixed number of devices is named, followed by the number of further devices.
+    """
     devices: dict[str, list[str]] = {}
     for name, why in list(reasons.items())[:_MAX_NAMED]:
         devices.setdefault(why, []).append(name)

@@ -11,28 +11,28 @@ from edgefl_server.coordinator.states import Actions, OpenRound
 
 
 class RoundBackend(Protocol):
-    """Environment that rounds run in."""
+    """Environment that performs the coordinator's actions."""
 
     def open_round(self, opened: OpenRound) -> None:
-        """Begin a round: its devices receive the model and their tasks."""
+        """Begin a round: publish its model and send its devices their tasks."""
 
     def send_task(self, assignment: Assignment) -> None:
         """Send one device its task again."""
 
     def reassign(self, over: tuple[Assignment, ...], tasks: tuple[Assignment, ...]) -> None:
-        """End the tasks ``over``, which take no update any more, and begin ``tasks``."""
+        """End the tasks ``over``, whose updates are refused from now on, and send the new ``tasks``."""
 
     def close_round(self, ended: OpenRound) -> None:
-        """Compute the new model of the accepted updates, then send the coordinator ``ModelReady``."""
+        """Compute the new model from the accepted updates, then report ``ModelReady`` to the coordinator."""
 
     def abandon_round(self, ended: OpenRound, text: str, *, restart: bool) -> None:
-        """End a round without a new model. ``restart``: the method begins again with the next round."""
+        """End a round without a new model. ``restart`` is True if the algorithm begins again with its opening exchange."""
 
     def finish(self) -> None:
-        """End the run: all rounds are over."""
+        """End the run after its last round."""
 
     def refuse(self, error: EdgeflError) -> None:
-        """End the run unfinished."""
+        """End the run early because of ``error``, which the caller of the run receives."""
 
     def warn(self, text: str) -> None:
         """Report a warning to people."""

@@ -26,7 +26,11 @@ from edgefl_server.coordinator.states import Actions, Open, OpenRound, Reassign,
 
 
 def open_round(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
-    """Return the state with the next round: open tasks of earlier rounds, and new ones for free places."""
+    """Open the next round with the open tasks of earlier rounds and new tasks for free places.
+
+    Returns:
+        The new state, and the actions: one that opens the round, and one that ends stale tasks, if there are any.
+    """
     number, carried = state.next_round, state.carried.open.values()
     stale = [replace(task, status="stale") for task in carried if number - task.round > rules.max_staleness]
     going_on = {task.device: task for task in carried if number - task.round <= rules.max_staleness}
@@ -56,7 +60,11 @@ def open_round(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
 
 
 def continue_round(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
-    """Return the state with new tasks in the places of ended ones, as far as devices are free."""
+    """End expired tasks of an asynchronous round, and draw new tasks for free places.
+
+    Returns:
+        The new state, and a Reassign action, or no action if no task changed.
+    """
     over = tuple(_over(rules, state, current, now))
     tasks = current.assignments
     for each in over:
@@ -70,7 +78,7 @@ def continue_round(rules: Rules, state: State, current: OpenRound, now: float) -
 
 
 def wake_at(rules: Rules, state: State, current: OpenRound) -> float:
-    """Return the time at which a task may end without a message (epoch seconds)."""
+    """Return the epoch second at which a task may end without a message."""
     return min([current.deadline, *(ends for _, ends in _away(rules, state, current))])
 
 
@@ -80,7 +88,7 @@ def _free(rules: Rules, state: State, at_work: int) -> int:
 
 
 def _given(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[Assignment, ...]:
-    """Return new tasks for the free places, drawn among the devices without one."""
+    """Return new tasks for the free places. Their devices are drawn at random among candidates without a task."""
     free = _free(rules, state, current.count("open"))
     if not free:
         return ()
@@ -96,7 +104,7 @@ def _given(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[
 
 
 def _busy(current: OpenRound, name: str, now: float) -> bool:
-    """Return True if a device has a task, or failed at one whose time is not over."""
+    """Return True if the device has an open task, or a failed one whose time is not over."""
     task = current.assignments.get(name)
     if task is None or task.status in ("accepted", "expired"):
         return False
@@ -104,7 +112,7 @@ def _busy(current: OpenRound, name: str, now: float) -> bool:
 
 
 def _over(rules: Rules, state: State, current: OpenRound, now: float) -> Iterator[Assignment]:
-    """Yield the open tasks whose time is over, or whose device is offline for too long."""
+    """Yield the open tasks whose time is over, or whose device stayed offline for longer than the grace, as ``expired``."""
     late: Iterable[Assignment] = current.assignments.open.values() if now >= current.deadline else ()
     ended = {task.device: task for task in late if task.until <= now}
     ended |= {task.device: task for task, ends in _away(rules, state, current) if ends <= now}
@@ -113,7 +121,7 @@ def _over(rules: Rules, state: State, current: OpenRound, now: float) -> Iterato
 
 
 def _away(rules: Rules, state: State, current: OpenRound) -> Iterator[tuple[Assignment, float]]:
-    """Yield the open tasks of offline devices with the end of each grace, which begins with the task or later."""
+    """Yield (open task of an offline device, epoch second at which the device's grace ends)."""
     waited, away = current.assignments.open, state.devices.away
     for name in waited if len(waited) < len(away) else away:
         device, task = away.get(name), waited.get(name)
@@ -122,6 +130,6 @@ def _away(rules: Rules, state: State, current: OpenRound) -> Iterator[tuple[Assi
 
 
 def _next_end(rules: Rules, current: OpenRound, now: float) -> float:
-    """Return the time at which the next open task ends, or the next failed device may get another one."""
+    """Return the epoch second at which the next task's time ends; ``deadline_s`` from now if there is none."""
     ends = (task.until for task in current.assignments.values() if task.status != "accepted")
     return min((each for each in ends if each > now), default=now + rules.deadline_s)

@@ -64,12 +64,11 @@ def addressed(state: State, device: str, round_number: int, nonce: str) -> Assig
 
 
 def weight_cap(rules: Rules, opened: OpenRound) -> int:
-    """Return the largest weight of one update of the round, whatever its device claims.
+    """Return the largest weight that one update of the round can have, whatever its device claims.
 
-    It is ``rules.weight_cap`` times the median of the claims at the round's begin. While more than half of the devices are
-    honest, the median is an honest claim, or close to one. Of an even number it is the lower one of the two in the middle:
-    one device of two must not decide how much the other may claim. In asynchronous rounds the cap is fixed as one opens,
-    although devices come and go.
+    It is ``rules.weight_cap`` times the median of the weight limits at the round's begin. While more than half of the
+    devices are honest, the median is an honest claim, or close to one. The lower median is used for an even number,
+    so that one device of two cannot raise the cap. In asynchronous rounds the cap is fixed when the round opens.
     """
     if opened.weight_cap:
         return opened.weight_cap
@@ -80,13 +79,27 @@ def weight_cap(rules: Rules, opened: OpenRound) -> int:
 
 
 def weigh(rules: Rules, state: State, claim: Claim) -> int:
-    """Return the weight that an update claims. Raises UpdateRejected if its claims differ from its device's task."""
+    """Return the weight that an update claims.
+
+    Raises:
+        UpdateRejected: If the claims differ from the task of the device.
+    """
     assignment = addressed(state, claim.device, claim.round, claim.nonce)
     return weight_of(rules, assignment, state.round.version_of(claim.round) if state.round else "", claim)
 
 
 def weight_of(rules: Rules, assignment: Assignment, model_version: str, claim: Claim) -> int:
-    """Return the weight of an update with this task, in a round that begins from ``model_version``."""
+    """Return the weight that an update claims; 1 if updates are not weighted.
+
+    Args:
+        rules: Rules of the run.
+        assignment: Task that the update answers.
+        model_version: Model that the task begins from.
+        claim: Claims of the update.
+
+    Raises:
+        UpdateRejected: If run, tier, model version or number of samples differ from the task.
+    """
     for reason, what, expected, actual in (
         ("wrong-run", "run", rules.run, claim.run),
         ("wrong-tier", "tier", assignment.tier, claim.tier),

@@ -38,7 +38,7 @@ class BestMetrics:
     loss: float | None = None
 
     def after(self, metrics: Mapping[str, float]) -> BestMetrics:
-        """Return the best metrics with one more round."""
+        """Return the best metrics after one more round with ``metrics``. Values that are not finite are ignored."""
         accuracies, losses = (
             [value for value in (known, metrics.get(name)) if value is not None and math.isfinite(value)]
             for name, known in (("accuracy", self.accuracy), ("loss", self.loss))
@@ -47,7 +47,7 @@ class BestMetrics:
 
 
 def best_of(rounds: Iterable[Mapping[str, float | None]]) -> BestMetrics:
-    """Return the best metrics of these evaluations."""
+    """Return the best metrics of several evaluations. None values are ignored."""
     best = BestMetrics()
     for metrics in rounds:
         best = best.after({name: value for name, value in metrics.items() if value is not None})
@@ -55,7 +55,7 @@ def best_of(rounds: Iterable[Mapping[str, float | None]]) -> BestMetrics:
 
 
 def collapse(rule: Rollback, best: BestMetrics, metrics: Mapping[str, float]) -> str:
-    """Return the reason why a model with these metrics is undone; empty if the round may count."""
+    """Return the reason why a round with these ``metrics`` must be undone; an empty text if it counts."""
     for name in ("loss", "accuracy"):
         if not math.isfinite(metrics.get(name, 0.0)):
             return f"{name} is {metrics[name]}"

@@ -44,7 +44,7 @@ EVERYONE = Selection()
 
 
 def unfit(selection: Selection, conditions: Conditions) -> str:
-    """Return the reason why a device in these conditions is not selected; empty if it may be."""
+    """Return the reason why a device with these conditions must not be selected; an empty text if it may be selected."""
     if conditions.available is False:
         return "its owner does not let it train now"
     wants = (

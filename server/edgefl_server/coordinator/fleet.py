@@ -97,7 +97,9 @@ class Devices(Mapping[str, RosterEntry]):
         return after
 
     def here(self, now: float, grace_s: float) -> int:
-        """Return the number of usable devices that are online, or went offline less than ``grace_s`` ago."""
+        """Return the number of usable devices that are online, or have been offline for less than ``grace_s``. ``now``:
+        epoch seconds.
+        """
         return self.ready + sum(device.eligible(now, grace_s) for device in self.away.values())
 
     def __getitem__(self, name: str) -> RosterEntry:
@@ -136,7 +138,11 @@ class Assignments(Mapping[str, Assignment]):
             self._counts[task.status] += 1
 
     def answered(self, name: str, status: Status, reason: str = "") -> Assignments:
-        """Return the tasks with the answer of ``name``. A task is answered once: later answers change nothing."""
+        """Return the tasks with the answer of device ``name``: its ``status``, and the reason if it was refused or
+        declined.
+
+        Only an open task changes: later answers, and devices without a task, are ignored.
+        """
         task = self.open.get(name)
         if task is None or status == "open":
             return self
@@ -164,7 +170,7 @@ class Assignments(Mapping[str, Assignment]):
         return after
 
     def later(self, seconds: float) -> Assignments:
-        """Return the tasks, each with ``seconds`` more time."""
+        """Return the tasks with ``seconds`` added to the end of each."""
         moved = {name: replace(task, until=task.until + seconds) for name, task in self._all.items()}
         after = Assignments(moved)
         after._counts = self._counts

@@ -182,7 +182,7 @@ def _with_answer(state: State, device: str, *, status: Status, reason: str = "")
 
 
 def _settle(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
-    """Close or open rounds as far as state and time permit."""
+    """Close the open round if it is over, then open the next one if its devices are present."""
     actions: Actions = ()
     if state.phase == "open" and state.round is not None:
         go_on = _maybe_finish if rules.buffered else _maybe_close
@@ -214,7 +214,7 @@ def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> 
 
 
 def _too_few(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
-    """End a round without enough reports."""
+    """End a round with too few reports: abandon it, begin the algorithm again, or end the run."""
     lost = attendance.without_carry(current)
     if rules.whole and len(lost) == len(current.assignments) and _may_begin_again(rules, current):
         return _begin_again(state, current, lost, now)
@@ -243,7 +243,7 @@ def _maybe_finish(rules: Rules, state: State, current: OpenRound, now: float) ->
 
 
 def _left_out(before: State, after: State) -> Actions:
-    """Return a warning if devices were suspended."""
+    """Return a warning about the devices that were suspended between the two states, or no action."""
     suspended = suspension.newly_suspended(before, after)
     if not suspended:
         return ()
@@ -251,7 +251,7 @@ def _left_out(before: State, after: State) -> Actions:
 
 
 def _incomplete(rules: Rules, state: State, current: OpenRound, now: float) -> Actions:
-    """Return a warning if an algorithm that needs every device continues without some."""
+    """Return a warning that a round closes without some devices although the algorithm needs all, or no action."""
     absent = attendance.unreported(rules, state, current, now) if rules.whole else {}
     if not absent:
         return ()
@@ -266,7 +266,7 @@ def _incomplete(rules: Rules, state: State, current: OpenRound, now: float) -> A
 def _without(
     rules: Rules, state: State, current: OpenRound, lacking: dict[str, str], now: float
 ) -> tuple[State, Actions]:
-    """End a round that needs all of its devices and lacks some."""
+    """End a round that needs all of its devices but lacks some: try again, begin the algorithm again, or end the run."""
     count, missing = len(current.assignments), attendance.named(lacking)
     text = f"round {current.number} is abandoned and the model unchanged: it needs all {count} devices, and lacks {missing}"
     if rules.absent == "refuse":
@@ -327,9 +327,10 @@ def _completed(state: State, current: OpenRound, model_version: str, now: float)
 def _failed(
     rules: Rules, state: State, current: OpenRound, ready: states.ModelReady, now: float
 ) -> tuple[State, Actions]:
-    """Continue after a server step that gave no model, or a worse one; its round is journaled as abandoned.
+    """Continue after a server step without a usable model: schedule the next round, or end the run.
 
-    A round that is undone counts as no attempt: malicious updates must not end the run.
+    The third failure in a row ends the run. A round that the rollback rule undid does not count, because malicious
+    updates must not be able to end the run.
     """
     after = replace(_between_rounds(state, current, now), refused=0 if ready.undone else state.refused + 1)
     if after.refused == MOST_REFUSED:

@@ -58,7 +58,7 @@ class ParticipationRecord:
     def read(
         cls, participations: Mapping[str, Participation], turnouts: tuple[Mapping[str, Turnout], ...]
     ) -> ParticipationRecord:
-        """Return the record that the journal stores."""
+        """Return the record made of stored rows: participations by device, and the turnouts of rounds, the newest last."""
         counts = [each.reports for each in participations.values()]
         squares = sum(count * count for count in counts)
         return cls(Map(participations), turnouts[-WINDOW:], reports=sum(counts), squares=squares)
@@ -82,7 +82,11 @@ class ParticipationRecord:
         return self.reports**2 / (most * self.squares) if self.squares else None
 
     def lost_share(self, tier: str = "") -> float | None:
-        """Return the share of the last rounds' tasks without an update, of one tier with its candidate, or of all."""
+        """Return the share of tasks in the last rounds that brought no update, for one tier with its candidate; "" for
+        all tiers.
+
+        The result is None if no task is known.
+        """
         tallies = [
             each for turnout in self.turnouts for name, each in turnout.items() if tier in ("", base_of(name))
         ]
@@ -93,7 +97,7 @@ class ParticipationRecord:
 def recorded(
     record: ParticipationRecord, number: int, tasks: Assignments, turnout: Mapping[str, Turnout]
 ) -> ParticipationRecord:
-    """Return the record with the tasks of round ``number``, which receives no more updates."""
+    """Return ``record`` with the tasks of round ``number``, which receives no more updates, and its ``turnout``."""
     after, reports, squares = record.of.mutate(), record.reports, record.squares
     for name, task in tasks.items():
         before = after.get(name, NOBODY)
@@ -108,7 +112,9 @@ def recorded(
 
 
 def turnout_of(tasks: Assignments, devices: Devices, *, late: bool) -> dict[str, Turnout]:
-    """Return the turnout of a round by tier. ``late``: its deadline has passed."""
+    """Return the turnout of a round by tier. ``late`` is True if the deadline has passed, so that open tasks count as
+    lost.
+    """
     counts: dict[str, Turnout] = {}
     for task in tasks.values():
         if not _is_known(task, devices, late=late):

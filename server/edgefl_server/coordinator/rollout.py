@@ -56,7 +56,7 @@ class Reports(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Arm(msgspec.Struct, frozen=True, array_like=True):
-    """Arm of a trial: tasks, lost tasks, and the :class:`Reports` of each round of a tier, or of its candidate."""
+    """One side of a trial: a tier with its present bundle, or with the candidate. ``reports`` has one entry per round."""
 
     tasks: int = 0
     lost: int = 0
@@ -67,20 +67,20 @@ class Arm(msgspec.Struct, frozen=True, array_like=True):
         return self.lost / self.tasks if self.tasks else 0.0
 
     def mean(self, name: str) -> float | None:
-        """Return the mean of a figure over the rounds."""
+        """Return the mean over the rounds of ``loss`` or ``train_ms``; None if no round has a value."""
         values = [value for each in self.reports if (value := getattr(each, name)) is not None]
         return statistics.fmean(values) if values else None
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """Trial of a candidate.
+    """State of the trial of a candidate.
 
     Attributes:
         began: First round of the trial.
-        marks: Largest lot of the devices that try the candidate, by tier.
-        rounds: Number of rounds that are over.
-        arms: Figures by tier and by candidate.
-        verdict: Result of the trial, or empty.
+        marks: By tier, the highest lot number that uses the candidate.
+        rounds: Number of completed rounds.
+        arms: Figures by tier, and by candidate under the tier's name with the suffix ``@candidate``.
+        verdict: ``promoted`` or ``taken back``; empty while the trial continues.
         text: Reason of the verdict.
     """
 
@@ -93,10 +93,10 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 def begun(rollout: Rollout, number: int, devices: Devices, names: Iterable[str]) -> Trial:
-    """Return the trial that begins with round ``number``.
+    """Return a trial that begins with round ``number`` and draws its devices among ``names``.
 
-    The share of each tier is rounded up, and at least one device keeps the present bundle, for the comparison. A device that
-    comes later belongs to the arm of its lot.
+    In each tier, the given share of devices, rounded up, uses the candidate; at least one keeps the present bundle. A
+    device that appears later is assigned by its lot number.
     """
     lots: dict[str, list[str]] = {tier: [] for tier in rollout.tiers}
     for name in names:
@@ -106,18 +106,18 @@ def begun(rollout: Rollout, number: int, devices: Devices, names: Iterable[str])
 
 
 def _mark(share: float, lots: list[str]) -> str:
-    """Return the lot of the last device that tries the candidate; empty if none does."""
+    """Return the highest of the sorted ``lots`` that uses the candidate; an empty text if no device does."""
     count = min(roster.share(share, len(lots)), len(lots) - 1)
     return lots[count - 1] if count > 0 else ""
 
 
 def lot(seed: int, name: str) -> str:
-    """Return a device's lot for the whole trial: 16 hexadecimal digits, which are compared as text."""
+    """Return the lot number of a device for the whole trial: 16 hexadecimal digits, which are compared as text."""
     return hashlib.sha256(f"rollout/{seed}/{name}".encode()).hexdigest()[:16]
 
 
 def tier_for(rollout: Rollout | None, trial: Trial | None, device: RosterEntry) -> str:
-    """Return the tier of a device's next task."""
+    """Return the tier of a device's next task, with the suffix ``@candidate`` if the device uses the candidate."""
     if rollout is None or trial is None or device.tier not in rollout.tiers or trial.verdict == "taken back":
         return device.tier
     tries = trial.verdict == "promoted" or lot(rollout.seed, device.name) <= trial.marks.get(device.tier, "")
@@ -127,7 +127,14 @@ def tier_for(rollout: Rollout | None, trial: Trial | None, device: RosterEntry) 
 def counted(
     rollout: Rollout, trial: Trial, turnout: Mapping[str, Turnout], reports: Mapping[str, Reports]
 ) -> Trial:
-    """Return the trial with one more round, and its verdict if it is time."""
+    """Return ``trial`` with the figures of one more round, and with a verdict if one can be given.
+
+    Args:
+        rollout: Options of the trial.
+        trial: The trial before the round.
+        turnout: Tasks and lost tasks of the round, by tier.
+        reports: Medians of the round's accepted updates, by tier.
+    """
     arms = dict(trial.arms)
     for tier in {*turnout, *reports}:
         if base_of(tier) in rollout.tiers:
@@ -140,7 +147,7 @@ def counted(
 
 
 def judged(rollout: Rollout, trial: Trial) -> tuple[Verdict, str]:
-    """Return the verdict on the candidate and its reason; an empty verdict while the trial continues."""
+    """Return (verdict, reason). Both are empty while the trial continues."""
     old, new = _together(rollout, trial, ""), _together(rollout, trial, CANDIDATE)
     over = trial.rounds >= rollout.rounds
     if (over or new.tasks >= LEAST_TASKS) and new.lost_share > old.lost_share + rollout.most_failures:
@@ -173,7 +180,7 @@ def _together(rollout: Rollout, trial: Trial, side: str) -> Arm:
 
 
 def _worse(rollout: Rollout, tier: str, before: Arm, after: Arm) -> str:
-    """Return the bound that the candidate exceeds; empty if none."""
+    """Return the text about the first bound that the candidate exceeds in ``tier``; empty if it exceeds none."""
     old, new = before.mean("loss"), after.mean("loss")
     if old is not None and (new is None or new - old > rollout.most_loss_increase * abs(old)):
         found = "no finite loss" if new is None else f"a training loss of {new:.4g}"

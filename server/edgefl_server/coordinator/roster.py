@@ -71,7 +71,7 @@ class RosterEntry:
 
 
 def gone(device: RosterEntry) -> RosterEntry:
-    """Return the device as one that is offline and not expected back."""
+    """Return a copy of ``device`` that is offline and whose grace is over."""
     return replace(device, online=False, seen=0.0)
 
 
@@ -104,7 +104,7 @@ def tier_of(tiers: Sequence[TierRule], device: str, memory_bytes: int, known: st
 
 
 def described(tiers: Sequence[TierRule]) -> str:
-    """Return the tiers and their devices, as in ``strong (devices strong-*), weak (32.0 MiB or more)``."""
+    """Return the tiers and the devices that they accept as text: ``strong (devices strong-*), weak (32.0 MiB or more)``."""
     return ", ".join(f"{tier.name} ({_takes(tier)})" for tier in tiers)
 
 
@@ -120,22 +120,23 @@ def eligible(devices: Mapping[str, RosterEntry], now: float, grace_s: float) -> 
 
 
 def share(fraction: float, count: int) -> int:
-    """Return ``ceil(fraction * count)``, at most ``count``. A tiny subtraction undoes 0.1 * 30 = 3.0000000000000004."""
+    """Return ``ceil(fraction * count)``, at most ``count``. Rounding errors such as 0.1 * 30 = 3.0000000000000004 are
+    ignored.
+    """
     return min(count, math.ceil(fraction * count - 1e-9))
 
 
 def sample(seed: int, round_number: int | str, names: Iterable[str], count: int) -> list[str]:
-    """Return ``count`` of ``names``, uniform by (seed, round) and sorted.
+    """Return ``count`` of ``names``, sorted, drawn uniformly by the seed and ``round_number``.
 
-    ``round_number`` may also identify a draw within a round.
-
-    Names are ranked by a hash of their own, so one more device displaces at most one of the others.
+    ``round_number`` may also identify a draw within a round. Each name is ranked by its own hash, so an additional
+    device displaces at most one of the drawn devices.
     """
     return sorted(heapq.nsmallest(count, names, key=places(seed, round_number)))
 
 
 def places(seed: int, round_number: int | str) -> Callable[[str], bytes]:
-    """Return the function of each name's position in the draw of a round: the lowest are selected first."""
+    """Return the sort key of device names in the draw of a round: the names with the lowest keys are selected first."""
     before = hashlib.sha256(_text("select", seed, round_number, "").encode())
 
     def place(name: str) -> bytes:
@@ -148,7 +149,9 @@ def places(seed: int, round_number: int | str) -> Callable[[str], bytes]:
 
 
 def task_seed(seed: int, round_number: int, device: str, turn: int = 0) -> int:
-    """Return the seed of a device's batches and noise in a round, in [0, 2**63); each ``turn`` has another one."""
+    """Return the seed of a device's batches and noise in a round, in [0, 2**63). Each ``turn`` in the round has its own
+    seed.
+    """
     return int.from_bytes(_digest("task", seed, round_number, device, *_turn(turn))[:8], "big") >> 1
 
 

@@ -1,4 +1,6 @@
-"""Texts about rounds and runs that end without a model, and the record of a round's devices. Pure functions."""
+"""Texts and actions for rounds and runs that end without a model, and the record of a round's participation. Pure
+functions.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,11 @@ from edgefl_server.coordinator.states import OpenRound, Refuse, Rules, State
 
 
 def noted(state: State, current: OpenRound, now: float) -> State:
-    """Return the state with the record of a round that receives no more updates."""
+    """Return ``state`` with the participation of round ``current``, which receives no more updates, added to its record.
+
+    ``now`` (epoch seconds) decides whether an open task counts as lost: only after the deadline, or if its device is
+    offline.
+    """
     late, tasks = now >= current.deadline, current.assignments
     if current.buffered:  # what is still open is of a later round, too
         tasks = Assignments({name: task for name, task in tasks.items() if task.status != "open"})
@@ -38,7 +44,7 @@ DIVERGED_RUN = (
 
 
 def too_few(rules: Rules, current: OpenRound) -> str:
-    """Return the reason of a round that is abandoned for want of reports."""
+    """Return the text for a round that is abandoned because it has too few reports, with the causes and remedies."""
     accepted, pending = current.count("accepted"), current.count("open")
     why = "the deadline passed" if pending else "every device has answered"
     refused, declined = (
@@ -56,7 +62,10 @@ def too_few(rules: Rules, current: OpenRound) -> str:
 
 
 def diverged(current: OpenRound) -> bool:
-    """Return True if updates came, and none of them is finite. Devices without an update do not count."""
+    """Return True if updates arrived and the server refused every one because it was not finite.
+
+    Devices without an update do not count. False if no update arrived.
+    """
     refused = current.with_status("rejected")
     return (
         not current.count("accepted") and bool(refused) and all(DIVERGED in each.reason for each in refused)
@@ -64,27 +73,27 @@ def diverged(current: OpenRound) -> bool:
 
 
 def all_diverged(current: OpenRound) -> bool:
-    """Return True if the updates of half of the devices or more came, and none of them is finite.
+    """Return True if at least half of the round's devices sent an update and none of the updates is finite.
 
-    A few devices that send NaN while all others are away must not end a run.
+    The share matters because a few devices that send NaN while all others are away must not end a run.
     """
     return diverged(current) and 2 * current.count("rejected") >= len(current.assignments)
 
 
 def all_declined(current: OpenRound) -> dict[str, str]:
-    """Return the reason of each device that declined, or nothing if some device sent an update."""
+    """Return the reason of each device that declined, by name; an empty dict if any device sent an update."""
     if current.count("accepted") or current.count("rejected"):
         return {}
     return {each.device: each.reason for each in current.with_status("declined")}
 
 
 def nothing_trained(rules: Rules, *, diverged: bool, declined: Mapping[str, str]) -> Refuse:
-    """Return the end of a run whose rounds all came to nothing.
+    """Return the action that ends a run in which no round trained the model; its text names the cause and the remedy.
 
     Args:
-        rules: those of the run.
-        diverged: the last updates were not finite.
-        declined: devices that declined the last round, with the code of each one's reason.
+        rules: Rules of the run.
+        diverged: True if the last updates were not finite.
+        declined: Reason codes of the devices that declined the last round, by device.
     """
     if diverged:
         return Refuse(f"none of {rules.rounds} rounds has trained the model: {DIVERGED_RUN}", diverged)
@@ -104,7 +113,9 @@ def nothing_trained(rules: Rules, *, diverged: bool, declined: Mapping[str, str]
 
 
 def left_out(benched: Mapping[str, int]) -> str:
-    """Return the warning about devices that are not selected before these rounds."""
+    """Return the text of the warning about suspended devices. ``benched``: first round that may select each device
+    again.
+    """
     names = attendance.named({name: f"until round {until}" for name, until in benched.items()})
     return (
         f"left out where there are enough others: {names}; each spoiled its last rounds, by updates that were refused, by "
@@ -113,7 +124,9 @@ def left_out(benched: Mapping[str, int]) -> str:
 
 
 def lost(state: State, gone: dict[str, str]) -> Refuse:
-    """Return the end of a run that lacks devices for good."""
+    """Return the action that ends a run because members are missing for longer than the grace. ``gone``: reason by
+    device.
+    """
     return Refuse(
         f"round {state.next_round} cannot open: the algorithm needs all {len(state.members)} devices in every round, and "
         f"lacks {attendance.named(gone)}; {COME_BACK}"

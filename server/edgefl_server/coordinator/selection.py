@@ -16,12 +16,12 @@ from edgefl_server.coordinator.states import Rules, State
 
 
 def goal_of(rules: Rules, count: int) -> int:
-    """Return the number of reports that a round of ``count`` devices aims for."""
+    """Return the number of accepted updates that closes a round which selects among ``count`` devices."""
     return max(1, rules.min_reports, roster.share(rules.fraction, count))
 
 
 def chosen(rules: Rules, state: State, names: Sequence[str]) -> list[str]:
-    """Return the devices of the next round out of ``names``, sorted."""
+    """Return the names that the next round selects among ``names``, sorted, by the policy of the rules."""
     number, selection = state.next_round, rules.selection
     if selection.policy == "tiers":
         tiers = {name: state.devices[name].tier for name in names}
@@ -41,7 +41,7 @@ def chosen(rules: Rules, state: State, names: Sequence[str]) -> list[str]:
 
 
 def needed(rules: Rules, state: State) -> int:
-    """Return the number of devices of which a round has its ``min_reports`` with the probability ``quorum``."""
+    """Return how many devices must be present so that a round gets its ``min_reports`` with the probability ``quorum``."""
     least = max(1, rules.min_reports)
     if not rules.selection.quorum:
         return least
@@ -89,7 +89,7 @@ def seats(weights: Mapping[str, float], room: Mapping[str, int], count: int) -> 
 
 
 def _how_many(rules: Rules, state: State, names: Sequence[str]) -> int:
-    """Return the number of devices to select, if the tiers do not matter."""
+    """Return the number of devices to select, for policies without quotas by tier."""
     goal, factor = goal_of(rules, len(names)), rules.over_selection
     if rules.selection.measured and state.record.turnouts:
         holders = Counter(state.devices[name].tier for name in names)
@@ -99,7 +99,7 @@ def _how_many(rules: Rules, state: State, names: Sequence[str]) -> int:
 
 
 def _by_quota(rules: Rules, state: State, room: Mapping[str, int]) -> dict[str, int]:
-    """Return the number of devices to select of each tier."""
+    """Return the number of devices to select by tier. ``room``: number of available devices by tier."""
     total, selection = sum(room.values()), rules.selection
     weights = dict(selection.quotas) or dict.fromkeys(room, 1.0)
     wanted = seats(weights, room, max(goal_of(rules, total), _safe(rules, state, total)))
@@ -111,12 +111,12 @@ def _by_quota(rules: Rules, state: State, room: Mapping[str, int]) -> dict[str, 
 
 
 def _safe(rules: Rules, state: State, most: int) -> int:
-    """Return the number of devices to select at least for a likely quorum."""
+    """Return the smallest number of devices, at most ``most``, that reaches the quorum; 0 without a quorum."""
     return min(most, needed(rules, state)) if rules.selection.quorum else 0
 
 
 def _lost(rules: Rules, state: State, tier: str) -> float:
-    """Return the share of lost tasks of a tier, or of all tiers if nothing is known of this one."""
+    """Return the share of lost tasks of ``tier``, or of all tiers if the record has none of it."""
     share = state.record.lost_share(tier)
     return _bounded(rules, state.record.lost_share() if share is None else share)
 

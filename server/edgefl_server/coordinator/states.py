@@ -30,7 +30,9 @@ HINGE = 4
 
 
 def _hinge(versions: int) -> float:
-    """Return the weight of FedAsync (Xie et al. 2019, section 5.2) with a = 1: fresh updates count whole."""
+    """Return the weight of an update by its staleness (FedAsync, Xie et al. 2019, section 5.2, a = 1); 1 up to HINGE
+    versions.
+    """
     return 1.0 if versions <= HINGE else 1.0 / (1.0 + versions - HINGE)
 
 
@@ -45,7 +47,11 @@ share of each update, so that a replay needs no rule."""
 
 
 def share(rule: Rule, versions: int) -> float:
-    """Return the share in (0, 1] of an update that begins ``versions`` rounds late; 1 for 0. Raises ValueError below 0."""
+    """Return the factor in (0, 1] for an update that began ``versions`` rounds ago; 1 for 0 versions.
+
+    Raises:
+        ValueError: If ``versions`` is negative.
+    """
     if versions < 0:
         raise ValueError(f"an update cannot be {versions} versions late")
     return RULES[rule](versions)
@@ -115,12 +121,12 @@ class Rules:
         return self.buffer > 0
 
     def share(self, versions: int) -> float:
-        """Return the share of an update's change that counts, ``versions`` rounds after its device began."""
+        """Return the factor of an update's change whose device began ``versions`` rounds ago; 1 in synchronous rounds."""
         return share(self.staleness, versions) if self.buffered else 1.0
 
     @property
     def all_needed(self) -> bool:
-        """True if a round counts only if every one of its devices reports."""
+        """True if a round closes only after every one of its devices has reported."""
         return self.whole and self.absent != "partial"
 
 
@@ -168,7 +174,7 @@ class OpenRound:
         return tuple(each for each in self.assignments.values() if each.round == self.number)
 
     def version_of(self, number: int) -> str:
-        """Return the model that round ``number`` began from; empty if updates of that round are refused."""
+        """Return the version of the model that tasks of round ``number`` begin from; empty if their updates are refused."""
         if number == self.number:
             return self.model_version
         return self.older[number].model_version if number in self.older else ""
@@ -225,11 +231,15 @@ class State:
 
 
 class DeviceHello(msgspec.Struct, frozen=True):
-    """A device's introduction: live, after each connection it makes, or retained, after each of ours.
+    """Event: a device introduced itself, on its own connection, or by a retained message after the server's.
 
     Attributes:
-        online: False if a status came before the first hello, and said so.
-        again: True if only the conditions are new.
+        device: Name of the device.
+        memory_bytes: Memory that it offers.
+        samples: Number of its local samples.
+        online: False if an earlier status message reported the device offline.
+        conditions: Power, link and temperature that it reports.
+        again: True if only the conditions changed.
         message: The encoded hello, for the journal.
     """
 
@@ -243,7 +253,9 @@ class DeviceHello(msgspec.Struct, frozen=True):
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):
-    """The broker reports a device online or offline. ``for_good``: it has no grace, because its key is not valid."""
+    """Event: the broker reports a device online or offline. ``for_good``: skip the grace, because the device's key is
+    invalid.
+    """
 
     device: str
     online: bool
@@ -251,16 +263,18 @@ class DeviceStatus(msgspec.Struct, frozen=True):
 
 
 class DeviceLeft(msgspec.Struct, frozen=True):
-    """A device lost its place to another one, before it ever had a task."""
+    """Event: a device that never had a task lost its place to another device."""
 
     device: str
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """A device's update was accepted, or refused for good.
+    """Event: the update of a device was accepted, or finally refused.
 
     Attributes:
-        reason: Why it was refused, for people.
+        device: Name of the device.
+        accepted: True if the update was accepted.
+        reason: Why it was refused, for people; or empty.
         nonce: Nonce of the task, which may be over; empty for the device's open task.
     """
 
@@ -271,7 +285,7 @@ class Answered(msgspec.Struct, frozen=True):
 
 
 class TaskDeclined(msgspec.Struct, frozen=True):
-    """A device declined the task with this nonce. ``reason`` is a short code."""
+    """Event: a device declined the task with this nonce. ``reason`` is a short code."""
 
     device: str
     nonce: str
@@ -279,24 +293,26 @@ class TaskDeclined(msgspec.Struct, frozen=True):
 
 
 class TurnLost(msgspec.Struct, frozen=True):
-    """A device did not upload within its turn, while others waited. ``nonce`` identifies its task."""
+    """Event: a device did not upload within its turn while others waited. ``nonce`` identifies its task."""
 
     device: str
     nonce: str
 
 
 class Answers(msgspec.Struct, frozen=True):
-    """Answers of several devices in one step: the round may close after all of them only."""
+    """Event: answers of several devices, handled in one step so that the round does not close between them."""
 
     answers: tuple[Answered | TaskDeclined | TurnLost, ...]
 
 
 class ModelReady(msgspec.Struct, frozen=True):
-    """The model after the closing round is computed and saved.
+    """Event: the model after the closing round has been computed and saved.
 
     Attributes:
-        failed: Why the model stays the old one, or empty.
-        undone: True if the new one was worse (:mod:`edgefl_server.coordinator.collapse`), which the next one need not be.
+        model_version: Version of the model.
+        failed: Why the old model is kept; or empty.
+        undone: True if the new model was rejected by the rollback rule
+            (:mod:`edgefl_server.coordinator.collapse`).
     """
 
     model_version: str
@@ -305,25 +321,25 @@ class ModelReady(msgspec.Struct, frozen=True):
 
 
 class TrialCounted(msgspec.Struct, frozen=True):
-    """The trial of a candidate was updated with the last round, which the journal has."""
+    """Event: the last round was added to the trial of a candidate, which is in the journal."""
 
     trial: Trial
 
 
 class Outage(msgspec.Struct, frozen=True):
-    """Devices could not reach the server for ``seconds``: deadlines move by as much."""
+    """Event: devices could not reach the server for ``seconds``. All deadlines move by that time."""
 
     seconds: float
 
 
 class Hold(msgspec.Struct, frozen=True):
-    """An operator lets no other round open, or (not ``on``) permits rounds again."""
+    """Event: an operator stops further rounds from opening (``on``), or permits them again."""
 
     on: bool
 
 
 class Tick(msgspec.Struct, frozen=True):
-    """Time has passed."""
+    """Event: time has passed, and nothing else happened."""
 
 
 Event = (
@@ -345,32 +361,32 @@ Event = (
 
 
 class Open(msgspec.Struct, frozen=True):
-    """Journal the round, publish its weights, announce it and send its tasks."""
+    """Action: journal the round, publish its weights, announce it and send its tasks."""
 
     round: OpenRound
 
 
 class SendTask(msgspec.Struct, frozen=True):
-    """Send one device its task again."""
+    """Action: send one device its task again."""
 
     assignment: Assignment
 
 
 class Reassign(msgspec.Struct, frozen=True):
-    """Journal that the tasks ``over`` accept no update any more, and the new ``tasks``; send these."""
+    """Action: journal the end of the tasks ``over``, whose updates are refused from now on, and send the new ``tasks``."""
 
     over: tuple[Assignment, ...]
     tasks: tuple[Assignment, ...]
 
 
 class Close(msgspec.Struct, frozen=True):
-    """Compute the new model from the accepted updates, then report ModelReady."""
+    """Action: compute the new model from the accepted updates, then report ModelReady."""
 
     round: OpenRound
 
 
 class Abandon(msgspec.Struct, frozen=True):
-    """End the round without a new model. ``restart``: the method begins again with the next one."""
+    """Action: end the round without a new model. ``restart``: the algorithm begins again with the next round."""
 
     round: OpenRound
     text: str
@@ -378,25 +394,25 @@ class Abandon(msgspec.Struct, frozen=True):
 
 
 class Warn(msgspec.Struct, frozen=True):
-    """Report a warning to people."""
+    """Action: report a warning to people."""
 
     text: str
 
 
 class Refuse(msgspec.Struct, frozen=True):
-    """End the run unfinished. ``diverged``: no update of the last round was finite."""
+    """Action: end the run early. ``diverged``: no update of the last round was finite."""
 
     text: str
     diverged: bool = False
 
     @property
     def error(self) -> EdgeflError:
-        """The error that ends the run."""
+        """Return the error that ends the run: DivergedError if training diverged, else ParticipationError."""
         return (DivergedError if self.diverged else ParticipationError)(self.text)
 
 
 class Finish(msgspec.Struct, frozen=True):
-    """All rounds are over."""
+    """Action: end the run after its last round."""
 
 
 Action = Open | SendTask | Reassign | Close | Abandon | Warn | Refuse | Finish

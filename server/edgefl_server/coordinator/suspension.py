@@ -23,7 +23,7 @@ from edgefl_server.coordinator.states import OpenRound, Rules, State
 
 
 def count_strikes(rules: Rules, state: State, ended: OpenRound, now: float) -> State:
-    """Return the state with the strikes of the devices of an ended round.
+    """Return ``state`` with updated strikes and suspensions for the devices of an ended round.
 
     Args:
         rules: Rules of the run.
@@ -49,7 +49,7 @@ def count_strikes(rules: Rules, state: State, ended: OpenRound, now: float) -> S
 
 
 def newly_suspended(before: State, after: State) -> dict[str, int]:
-    """Return the devices that were suspended between two states, and the round from which each may be selected again."""
+    """Return the devices that were suspended between two states, with the first round that may select each again."""
     return {name: until for name, until in after.suspended.items() if before.suspended.get(name, 0) < until}
 
 
@@ -60,7 +60,7 @@ def without_suspended(state: State, names: Collection[str], least: int) -> list[
 
 
 def may_begin_without(rules: Rules, state: State, names: Collection[str]) -> bool:
-    """Return True if a method that needs all of its devices may begin again without these."""
+    """Return True if an algorithm that needs all members may begin again after removing ``names`` from them."""
     left = len(state.members) - len(names)
     return rules.absent == "wait" and left >= max(1, rules.min_devices, rules.min_reports)
 

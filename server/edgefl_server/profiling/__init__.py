@@ -1,1 +1,1 @@
-"""Asking a fleet what a bundle costs."""
+"""Measurement of bundles on the devices of a fleet."""

@@ -1,11 +1,11 @@
-"""Asking a fleet what a bundle costs: requests over MQTT beside a running federation, whose topics it only reads.
+"""Profiler of a fleet: requests measurements of bundles from devices over MQTT, beside a running federation.
 
 ::
 
     offered = by_tier([read_bundle(Path("weak.efl"))])
     report = FleetProfiler(Address("localhost"), ProfilingOptions(federation="demo", offered=offered)).run()
 
-What devices fetch lies below a name of its own at the broker, and is cleared in the end.
+It only reads the topics of the federation. Its own blobs are published under a separate name and cleared at the end.
 """
 
 from __future__ import annotations
@@ -53,10 +53,20 @@ _MOST_REASON, _MOST_TEXT = 32, 400
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilingOptions:
-    """Settings of a fleet profile. ``devices``: only these (empty: all that are online).
+    """Settings of a fleet profile. Times are in seconds.
 
-    The profiler waits at most ``timeout_s`` for a device, ``answer_s`` for its first message, and ``grace_s`` after it
-    went offline. Other devices have ``settle_s`` to appear.
+    Attributes:
+        federation: Name of the federation.
+        offered: Bundles to measure, by tier and format.
+        devices: Names of the devices to ask; empty for all that are online.
+        repeat: Number of measured steps.
+        timeout_s: Longest duration of the whole profile.
+        connect_s: Longest wait for the broker.
+        settle_s: Time for further devices to appear.
+        answer_s: Longest wait for the first answer of a device.
+        grace_s: Wait for a device that went offline.
+        again_s: Time between repeated requests.
+        limits: Limits of the federation.
     """
 
     federation: str
@@ -73,7 +83,7 @@ class ProfilingOptions:
 
 
 class FleetProfiler:
-    """Profiler of a fleet: :meth:`run` sends requests and waits for the profiles, :meth:`stop` ends it early."""
+    """Profiler of a fleet. :meth:`run` sends requests and collects the profiles; :meth:`stop` ends it early."""
 
     def __init__(
         self,
@@ -119,17 +129,19 @@ class FleetProfiler:
         return ref
 
     def stop(self) -> None:
-        """End :meth:`run` soon, with what is known; callable from a signal handler."""
+        """End :meth:`run` soon with the profiles so far. May be called from a signal handler."""
         self._stopped = True
 
     # -- the loop --------------------------------------------------------------------------------------------
 
     def run(self, progress: Callable[[FleetReport], None] = lambda _: None) -> FleetReport:
-        """Request profiles, and wait until all devices that can answer have.
+        """Request profiles and wait until every device has answered or its time is over. Returns the report.
 
-        ``progress`` receives a report after each change.
+        Args:
+            progress: Called with the report so far after each change.
 
-        BrokerError if the broker cannot be reached.
+        Raises:
+            BrokerError: If the broker cannot be reached, or refuses a topic.
         """
         self._started_at = self._clock()
         for device in self._options.devices:
@@ -175,7 +187,7 @@ class FleetProfiler:
                     self._incoming(event)
 
     def _up(self) -> None:
-        """Publish the bundles after a connection, also to a broker that lost them, and repeat the open requests."""
+        """Publish the bundles again after each connection, in case the broker lost them, and repeat the open requests."""
         self._up_since = self._up_since or self._clock()
         until = time.time() + self._seconds_left()
         offer = ProfileOffer(until=until, blobs=tuple(ref for ref, _ in self._blobs.values()))
@@ -207,9 +219,9 @@ class FleetProfiler:
         return settled and all(self._is_settled(name, row, now) for name, row in self._rows.items())
 
     def _is_settled(self, name: str, row: Row, now: float) -> bool:
-        """Return True if the profiler expects no more messages of a device.
+        """Return True if no more messages are expected from a device.
 
-        Devices that were named may still come online.
+        A device that the options name may still come online, so it is not settled while offline.
         """
         if row.final:
             return True
@@ -237,7 +249,11 @@ class FleetProfiler:
             self._answer(self._row(device), self._opened(ProfileAnswer, device, message))
 
     def _opened(self, kind: type[AnyMessage], device: str, message: IncomingMessage) -> AnyMessage:
-        """Return a device's message. The first key that is seen of a device is trusted as long as this command runs."""
+        """Verify and return a device's message. The first key of each device is trusted while this command runs.
+
+        Raises:
+            IdentityError: If another key signed it.
+        """
         opened = open_message(kind, message.topic, message.payload)
         if self._keys.setdefault(device, opened.key) != opened.key:
             raise IdentityError("wrong-key", f"two keys speak for {device}", device=device)
@@ -293,7 +309,7 @@ class FleetProfiler:
             self._store_profile(row, answer.profile)
 
     def _store_profile(self, row: Row, data: bytes) -> None:
-        """Store a profile, if it can be decoded and matches the request."""
+        """Store a profile. If it is malformed, or of a bundle that was not requested, store the device as declined."""
         try:
             profile = profiles.decode(data)
         except ProtocolError as error:
@@ -307,7 +323,7 @@ class FleetProfiler:
         row.update(state="done", profile=profile)
 
     def _clear_forgotten(self, nonce: str, payload: bytes) -> None:
-        """Take what a command that was killed left behind off the broker."""
+        """Clear the blobs at the broker that an earlier, killed profiler left, once its offer has expired."""
         offer = decode(ProfileOffer, payload)
         if nonce == self._nonce or time.time() < offer.until + _LEFTOVER_S:
             return
@@ -339,7 +355,7 @@ class FleetProfiler:
         row.asked_first = row.asked_first or now
 
     def _conclude(self) -> None:
-        """Set the reason of each device without a result."""
+        """Set state and reason of each device without a profile."""
         options = self._options
         for row in (row for row in self._rows.values() if not row.final):
             if not row.has_hello and not row.online:
@@ -365,7 +381,7 @@ class FleetProfiler:
                 row.update(state="silent", text=text)
 
     def _leave(self) -> None:
-        """Clear everything that was published at the broker."""
+        """Clear everything that was published at the broker, and disconnect."""
         if self._session.connected:
             last = self._clear(self._nonce, tuple(ref for ref, _ in self._blobs.values()))
             last.wait(_FAREWELL_S)

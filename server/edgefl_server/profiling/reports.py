@@ -1,4 +1,4 @@
-"""Reports on the devices of a fleet that is profiled, and files with such reports."""
+"""Reports on the devices of a profiled fleet, and files that store them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _UNKNOWN_NEED = 1 << 62
 
 
 class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One device: what it is, what it was asked, its profile or why there is none."""
+    """Report on one device: its properties, the state of the request, and its profile, or the reason why it has none."""
 
     device: str
     tier: str = ""
@@ -40,7 +40,7 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
-    """All devices of a federation, by name."""
+    """Reports on all devices of a federation, sorted by name. ``seconds`` is the duration of the profile."""
 
     federation: str
     seconds: float
@@ -59,7 +59,7 @@ class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass
 class Row:
-    """A device while it is asked. Times are the profiler's clock."""
+    """State of one device while it is profiled. Times are on the profiler's clock."""
 
     report: DeviceReport
     has_hello: bool = False
@@ -83,7 +83,11 @@ Offered = Mapping[str, Mapping[str, BundleArchive]]
 
 
 def by_tier(bundles: Iterable[BundleArchive]) -> Offered:
-    """Return ``bundles`` by tier and format. ConfigError if there are none, or several for the same."""
+    """Return ``bundles`` by tier and format.
+
+    Raises:
+        ConfigError: If there is no bundle, or different bundles have the same tier and format.
+    """
     bundles_by_tier: dict[str, dict[str, BundleArchive]] = {}
     for bundle in bundles:
         tier, kind = bundle.manifest.tier, bundle.manifest.format
@@ -101,10 +105,10 @@ def by_tier(bundles: Iterable[BundleArchive]) -> Offered:
 
 
 def tier_for(offered: Offered, device: str, hello: Hello) -> str:
-    """Return the tier whose bundle a device is to measure, or "" if that is unknown.
+    """Return the tier whose bundle a device should measure; empty if it cannot be determined.
 
-    The only tier where one is offered; else the one that the device requests, the one in its name (``weak-3``),
-    or the largest that fits its memory, where all say what they need.
+    If one tier is offered, it is that one. Otherwise it is the tier that the device requests. Without a request the
+    device's name decides (``weak-3``), then its memory, if all bundles have a memory plan.
     """
     if len(offered) == 1:
         return next(iter(offered))
@@ -125,14 +129,18 @@ _MOST_BYTES = 64 << 20
 
 
 class ProfileFile(msgspec.Struct, frozen=True, kw_only=True):
-    """The contents of a file, as JSON."""
+    """JSON contents of a file with reports. ``v`` is the version of the format."""
 
     v: int = VERSION
     devices: tuple[DeviceReport, ...]
 
 
 def record(path: Path, devices: Sequence[DeviceReport]) -> None:
-    """Write those that have a profile, and why the others have none. ConfigError where the file cannot be written."""
+    """Write the reports of ``devices`` to a JSON file, including the reasons of devices without a profile.
+
+    Raises:
+        ConfigError: If the file cannot be written.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_text(path, msgspec.json.encode(ProfileFile(devices=tuple(devices))).decode())
@@ -143,7 +151,11 @@ def record(path: Path, devices: Sequence[DeviceReport]) -> None:
 
 
 def read_recorded(path: Path) -> tuple[DeviceReport, ...]:
-    """Return the devices in a file that :func:`record` wrote. ConfigError if it is none."""
+    """Return the reports in a file that :func:`record` wrote.
+
+    Raises:
+        ConfigError: If the file cannot be read, or is not such a file.
+    """
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise ConfigError(f"{path} is larger than any recorded profile", path=str(path))
@@ -168,12 +180,16 @@ def read_recorded(path: Path) -> tuple[DeviceReport, ...]:
 
 
 def merged(report: FleetReport, others: Sequence[DeviceReport]) -> FleetReport:
-    """Return ``report`` with ``others`` behind its own devices."""
+    """Return ``report`` with ``others`` appended to its devices."""
     return msgspec.structs.replace(report, devices=(*report.devices, *others))
 
 
 def _checked(device: DeviceReport) -> DeviceReport:
-    """Return a device's report. ProtocolError unless it is within the bounds of a profile that comes over the wire."""
+    """Return ``device`` if it is within the bounds of a profile received over the network.
+
+    Raises:
+        ProtocolError: If it is not.
+    """
     texts = (device.device, device.tier, device.agent, device.reason)
     if not all(text.isprintable() and len(text) <= _LETTERS for text in texts):
         raise ProtocolError(f"the names of device {device.device[:_LETTERS]!r} cannot be shown")
