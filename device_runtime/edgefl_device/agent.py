@@ -55,6 +55,11 @@ _POLL_S = 0.25
 """Longest wait for an event: deadlines and silence cause none."""
 
 
+def _profiler(config: AgentConfig, engine: Engine) -> ProfilerProcess:
+    rights = sandbox.confinement(engine)
+    return ProfilerProcess(engine=engine.format, threads=config.threads, confinement=rights)
+
+
 class DeviceAgent:
     """One device of a federation.
 
@@ -101,10 +106,7 @@ class DeviceAgent:
         executor = RoundExecutor(config, engine, data, fetcher, store, trust, rules, log)
         progress = ProgressMessages(signed, mine, fetcher)
         self.rounds = RoundScheduler(executor, fetcher, self.outbox, progress, self.inbox)
-        profiler = profiler or ProfilerProcess(
-            engine=engine.format, threads=config.threads, confinement=sandbox.confinement(engine)
-        )
-        self.profiles = ProfileService(executor, signed, topics, profiler)
+        self.profiles = ProfileService(executor, signed, topics, profiler or _profiler(config, engine))
 
         # Presence in the federation.
         self.subscription = RoundSubscription(self.session, topics.current_round)

@@ -144,20 +144,10 @@ class Agent:
             mirrors=tuple(Mirror.parse(text) for text in limits.mirrors),
             policy=owner_policy(limits.policy, limits.surroundings_command),
         )
-        threads, most = limits.threads or 1, most_threads(limits.threads, tune=limits.tune)
-        name = limits.engine or "onnx"
-        engine: Engine
-        if sandbox == "never" or (sandbox == "auto" and vouched):
-            engine = open_engine(name, threads, config.folder, most)
-        else:
-            from edgefl_device.sandbox.process import open_sandboxed
-
-            offered = config.memory_bytes or physical_memory()
-            pages = config.folder / "engine"
-            engine = open_sandboxed(
-                name, threads, most, pages=pages, memory_bytes=offered, limits=config.limits
-            )
-        self._agent = DeviceAgent(config, engine, DeviceLog(report))
+        in_process = sandbox == "never" or (sandbox == "auto" and vouched)
+        self._agent = DeviceAgent(
+            config, _open_engine(config, limits, in_process=in_process), DeviceLog(report)
+        )
 
     def run(self) -> None:
         """Serve until the training is done or :meth:`stop` is called.
@@ -170,6 +160,18 @@ class Agent:
     def stop(self) -> None:
         """End :meth:`run` soon, from another thread or a signal handler; what was begun is taken up next time."""
         self._agent.stop()
+
+
+def _open_engine(config: AgentConfig, limits: DeviceLimits, *, in_process: bool) -> Engine:
+    """Open the engine in this process, or in one of its own with few permissions."""
+    name, most = limits.engine or "onnx", most_threads(limits.threads, tune=limits.tune)
+    if in_process:
+        return open_engine(name, config.threads, config.folder, most)
+    from edgefl_device.sandbox.process import open_sandboxed
+
+    offered = config.memory_bytes or physical_memory()
+    pages = config.folder / "engine"
+    return open_sandboxed(name, config.threads, most, pages=pages, memory_bytes=offered, limits=config.limits)
 
 
 def most_threads(threads: int, *, tune: bool | None) -> int:
