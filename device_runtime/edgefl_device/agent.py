@@ -128,7 +128,10 @@ class DeviceAgent:
     # -- the loop --------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until the training is done (``until_done``) or :meth:`stop`.
+        """Connect and take part in rounds until the training is over (if the configuration sets ``until_done``) or
+        :meth:`stop`.
+
+        Blocks the calling thread, which handles all messages.
 
         Raises:
             BrokerError: The broker has a limit that a device's messages exceed.
@@ -162,12 +165,12 @@ class DeviceAgent:
             self._shut_down()
 
     def stop(self) -> None:
-        """End :meth:`run` soon. Any thread may call it, and a signal handler."""
+        """Make :meth:`run` return soon. Safe to call from any thread and from a signal handler."""
         self._stopping.set()
         self.session.wake()
 
     def _turn(self) -> None:
-        """Handle one event, then do all that depends on time."""
+        """Handle one event from the inbox, then run the periodic work that is due."""
         self._handle_next()
         if not self._stopping.is_set():  # a round that ended in this turn is not followed by another
             self.rounds.poll()
@@ -220,17 +223,19 @@ class DeviceAgent:
     # -- messages --------------------------------------------------------------------------------------------
 
     def current_will(self) -> Will:
-        """Return the will of a new connection.
+        """Return the will (the broker's message after a lost connection) for a new connection: a signed offline status.
 
-        Its number follows the one of the first status on this connection and precedes all later ones: the will of an
-        earlier connection is ignored.
+        Its message number lies between the first status of this connection and all later ones. The server therefore
+        ignores the will of an earlier connection.
         """
         self._online_number = self._signer.numbers.next(2)
         offline = self._signer.seal(self._mine.status, Status(online=False), self._online_number + 1)
         return Will(self._mine.status, offline)
 
     def _greet(self) -> None:
-        """Send status, hello and everything that may be lost, on a new connection."""
+        """On a new connection, publish status and hello, and request or send again all messages that the old one may
+        have lost.
+        """
         self.subscription.resume()
         online = self._signer.seal(self._mine.status, Status(online=True), self._online_number)
         self.session.publish(self._mine.status, online, retain=True)
@@ -244,7 +249,7 @@ class DeviceAgent:
         self._upkeep.trim()  # a round may come at once, and begins like that of a device that waited
 
     def receive(self, message: IncomingMessage) -> None:
-        """Handle a message of the broker; one that is malformed or not the server's is reported and ignored."""
+        """Handle a message of the broker. Report and ignore it if it is malformed or not signed by the server."""
         topic = message.topic
         try:
             self._dispatch(topic, message.payload)
@@ -256,7 +261,9 @@ class DeviceAgent:
                 self.log.event("refused", f"ignored a message on {topic}: {error.message}")
 
     def _dispatch(self, topic: str, payload: bytes) -> None:
-        """Pass a message on to its handler; ProtocolError if it is malformed, not the server's, or a copy (Repeated)."""
+        """Pass a message to its handler by topic. Raise ProtocolError if it is malformed, unsigned, or a copy
+        (Repeated).
+        """
         if topic.startswith(f"{self._topics.root}/blobs/"):
             self.fetcher.deliver(topic, payload)
         elif self.profiles.owns(topic):
@@ -289,7 +296,7 @@ class DeviceAgent:
 
 
 class _Upkeep:
-    """Periodic tasks of the loop: memory, the engine's process, traffic counts, and reports of dropped messages."""
+    """Periodic work of the agent's loop: trimming memory, ending the idle engine, counting traffic, reporting drops."""
 
     def __init__(self, agent: DeviceAgent) -> None:
         self._agent = agent
@@ -299,7 +306,7 @@ class _Upkeep:
         self._counted_bytes = 0
 
     def trim(self) -> None:
-        """Give back memory that the start or a round took and that waiting does not need."""
+        """Return freed memory to the system, such as that of the start or of the last round."""
         self._trim_at = math.inf
         trim_memory()
 
@@ -308,16 +315,16 @@ class _Upkeep:
         self._trim_at = time.monotonic() + after_s
 
     def trim_if_quiet(self) -> None:
-        """Trim memory if it is time and no round runs: checking and making signatures took some."""
+        """Trim memory if the time set by :meth:`trim_later` has passed and no round runs."""
         if self._trim_at <= time.monotonic() and not self._agent.rounds.is_busy:
             self.trim()
 
     def end_engine_later(self) -> None:
-        """End the engine's process unless another round begins soon."""
+        """Schedule the end of the engine's process, which an idle device does not need."""
         self._engine_ends_at = time.monotonic() + _ENGINE_IDLE_S
 
     def step(self) -> None:
-        """Do what is due."""
+        """Do the periodic work that is due now."""
         if not self._agent.rounds.is_busy and time.monotonic() > self._engine_ends_at:
             sandbox.rest(self._agent.engine)
             self._engine_ends_at = math.inf
@@ -325,7 +332,11 @@ class _Upkeep:
         self._report_drops()
 
     def count_traffic(self, least: int) -> None:
-        """Store the bytes that went over the link, once there are ``least`` more, if the owner limits them."""
+        """Add the bytes of the link to today's traffic in the store, if the owner limits it.
+
+        Args:
+            least: Number of bytes below which nothing is written yet.
+        """
         agent = self._agent
         mirrored = agent.fetcher.mirrors.received_bytes
         total = agent.session.received_bytes + agent.session.sent_bytes + mirrored
@@ -334,7 +345,7 @@ class _Upkeep:
             self._counted_bytes = total
 
     def _report_drops(self) -> None:
-        """Report now and then how many messages were dropped, or refused without a report."""
+        """Report, at most once in ``notice_s``, how many messages were dropped or refused without a report of their own."""
         agent, now = self._agent, time.monotonic()
         drops = (agent.inbox.dropped + agent.fetcher.dropped, agent.refusals.suppressed)
         if drops == self._reported_drops or now < self._report_drops_at:

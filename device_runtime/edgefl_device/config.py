@@ -27,7 +27,7 @@ _MOST_TEXT = 2000
 
 
 class AgentEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Event for people; ``details`` is ready for JSON."""
+    """One event of the device's log: its name, a sentence for people, and details that can be written as JSON."""
 
     event: str
     text: str
@@ -35,7 +35,7 @@ class AgentEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceLog:
-    """Log of a device: passes events on to the user's function. Thread-safe if that is.
+    """Log of a device, which passes each event to the user's function. Thread-safe if that function is.
 
     Args:
         report: The user's function.
@@ -45,7 +45,9 @@ class DeviceLog:
         self._report = report
 
     def event(self, name: str, text: str, **details: str | int | float) -> None:
-        """Report an event. An error of the user's function, such as a closed standard output, stops no thread."""
+        """Pass an event to the user's function. Exceptions of that function, such as a closed standard output, are
+        ignored.
+        """
         with suppress(Exception):
             clean = {key: printable(v) if isinstance(v, str) else v for key, v in details.items()}
             self._report(AgentEvent(event=name, text=printable(text, _MOST_TEXT), details=clean))

@@ -1,1 +1,1 @@
-"""Local data: samples, batches, and which of them judge a personal model."""
+"""Local data: readers, samples, batches, and the selection of samples that evaluate a personal model."""

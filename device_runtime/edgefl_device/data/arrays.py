@@ -1,4 +1,4 @@
-"""Samples that lie in files as arrays: npz, npy and idx; and those that a function gives."""
+"""Readers of samples stored as arrays (npz, npy, idx) or returned by a user's function."""
 
 from __future__ import annotations
 
@@ -18,8 +18,13 @@ from edgefl_device.data.samples import LocalData, as_read
 
 
 def load(path: Path, policy: Policy) -> LocalData | None:
-    """Return the samples and labels at ``path``: an npz, a folder of npy files, or a folder with a pair of idx files,
-    which stay on the disk if they can. None if there are none; DataError if they are damaged."""
+    """Return the samples and labels at ``path``: an npz, a folder of npy files, or a folder with a pair of idx files.
+
+    Files are memory-mapped where their format allows it. Return None if ``path`` is none of these three.
+
+    Raises:
+        DataError: A file is damaged or its labels are missing.
+    """
     if path.suffix.lower() == ".npz":
         return archive(path, policy)
     if (path / "x.npy").is_file():
@@ -38,7 +43,7 @@ def load(path: Path, policy: Policy) -> LocalData | None:
 
 
 def _mapped(file: Path) -> Array:
-    """Return the array of an npy, which stays on the disk unless its bytes are in another machine's order."""
+    """Return the array of an npy file, memory-mapped; an array in foreign byte order is converted in memory."""
     try:
         return to_native_order(np.load(file, mmap_mode="r"))
     except ValueError as error:
@@ -48,7 +53,11 @@ def _mapped(file: Path) -> Array:
 
 
 def given(source: Source, policy: Policy) -> LocalData:
-    """Return the samples that a user's function returns, called once; DataError if they are no samples and labels."""
+    """Call the user's function once and return its samples and labels.
+
+    Raises:
+        DataError: The result is neither (x, y) nor a mapping with ``x`` and ``y``.
+    """
     name = getattr(source, "__name__", type(source).__name__)
     found = source()
     parts: list[object] = []
@@ -80,7 +89,11 @@ def _array(part: object, key: str, name: str) -> Array:
 
 
 def archive(path: Path, policy: Policy = "refuse") -> LocalData:
-    """Return the arrays of an npz, unchecked; DataError if it is none."""
+    """Return the arrays of an npz without checking their values.
+
+    Raises:
+        DataError: The file is no npz, or has no array ``x`` or ``y``.
+    """
     found = read_npz(path, "write one with numpy.savez(file, x=samples, y=labels)")
     if missing := {"x", "y"} - found.keys():
         raise DataError(
@@ -92,7 +105,7 @@ def archive(path: Path, policy: Policy = "refuse") -> LocalData:
 
 
 def _idx_file(folder: Path, ending: str) -> Path | None:
-    """Return the training file of that kind, else the only one."""
+    """Return the file of ``folder`` whose name contains ``ending``; prefer the one for training. None if there is none."""
     files = sorted(file for file in folder.iterdir() if ending in file.name)
     return next((file for file in files if file.name.startswith("train")), files[0] if files else None)
 
@@ -102,7 +115,11 @@ def read_npy_files(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamp
 
 
 def _sample(path: Path, spec: DataSpec) -> Array:
-    """Return a file's sample as the model reads it. Files may hold integers and floats; only integers are scaled."""
+    """Return the array of an npy file as one model input; integers are scaled as ``spec`` describes.
+
+    Raises:
+        BadRow: The file is damaged, or its shape or dtype does not fit.
+    """
     try:
         found = to_native_order(np.load(path, allow_pickle=False))
     except Exception as error:  # numpy raises unrelated types for damaged files

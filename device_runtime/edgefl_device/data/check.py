@@ -1,4 +1,4 @@
-"""Check of local data against a bundle: a report, and the problems of each row."""
+"""Check of local data against a bundle: a report with the problems of single rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BLOCK = 256
 
 
 class InputReport(msgspec.Struct, frozen=True, kw_only=True):
-    """An input as the model reads it: ``shape`` of one sample, and its smallest and largest value."""
+    """Dtype, shape of one sample, and smallest and largest value of one model input."""
 
     name: str
     dtype: str
@@ -29,9 +29,18 @@ class InputReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DataReport(msgspec.Struct, frozen=True, kw_only=True):
-    """``rows`` samples that fit; ``bad_rows`` that do not, of which ``problems`` has the first 20; ``error``: why the data
-    cannot be used at all, "" if they can. ``classes``: how many samples of each, by name or number. ``unread``: what else
-    there is, and the model does not read."""
+    """Result of checking local data against a bundle.
+
+    Attributes:
+        source: Path or function that the data come from.
+        rows: Number of usable samples.
+        inputs: Value range of each model input.
+        classes: Number of samples by class name or number.
+        bad_rows: Number of rows that cannot be used.
+        problems: The first 20 problems of bad rows.
+        unread: Names of arrays that the model does not read.
+        error: Reason why none of the data can be used; "" if they can.
+    """
 
     source: str
     rows: int = 0
@@ -44,12 +53,21 @@ class DataReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fits(self) -> bool:
-        """True if a device can train on all of it."""
+        """True if there is no error and no bad row."""
         return not self.error and not self.bad_rows
 
 
 def check(data: Path | Source, manifest: Manifest, parts: BundleParts) -> DataReport:
-    """Return the report of a device with these data for this bundle; ConfigError if a library is missing."""
+    """Return the report on local data for a bundle. Bad data are described in the report, not raised.
+
+    Args:
+        data: Path or function of the data.
+        manifest: The bundle's manifest.
+        parts: Blobs and graphs of the bundle that decode files.
+
+    Raises:
+        ConfigError: A library that the files need is not installed.
+    """
     source = str(data) if isinstance(data, Path) else f"{getattr(data, '__name__', 'data')}()"
     try:
         fitted = load(data, "skip").fitted(manifest.data, LabelSpec.of(manifest), parts)
@@ -71,7 +89,7 @@ def check(data: Path | Source, manifest: Manifest, parts: BundleParts) -> DataRe
 
 
 def _inputs(data: FittedData) -> tuple[InputReport, ...]:
-    """Return the ranges of all inputs, a block of samples at a time: they may be larger than memory."""
+    """Return the value range of each input. Reads blocks of samples, because the data may be larger than memory."""
     ranges: dict[str, tuple[float, float]] = {}
     about: dict[str, tuple[str, tuple[int, ...]]] = {}
     for start in range(0, len(data), _BLOCK):

@@ -1,4 +1,4 @@
-"""Images (through Pillow, extra ``images``) and WAV files, in a folder for each class."""
+"""Readers of images (through Pillow, extra ``images``) and of WAV files, with one folder for each class."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNKNOWN_BYTES = 0x7FFF0000
 
 
 def read_sounds(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
-    """Return samples of WAV files, whole or as the features that the bundle's graph computes."""
+    """Return one sample for each WAV file: its waveform, or the features that a graph of the bundle computes from it."""
     reader = reading.reader
     assert isinstance(reader, SoundReader)
     shape = reading.spec.shape
@@ -47,10 +47,10 @@ def read_sounds(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples
 
 
 def wave_of(path: Path, reader: SoundReader) -> Array:
-    """Return the sound as float32 (length,) in [-1, 1], cut or padded with zeros.
+    """Return the waveform of a WAV file as float32 (length,) in [-1, 1], cut or padded with zeros.
 
     Raises:
-        BadRow: for a file that is no WAV of integers or floats, damaged, empty, or of another rate.
+        BadRow: The file is no WAV of integers or floats, is damaged or empty, or has another sampling rate.
     """
     try:
         with path.open("rb") as file:
@@ -67,7 +67,7 @@ def wave_of(path: Path, reader: SoundReader) -> Array:
 
 
 def _heard(file: BufferedReader, reader: SoundReader) -> Array:
-    """Return float64, at most the reader's length, the mean of all channels."""
+    """Return the mean of all channels, float64 in [-1, 1], cut at the reader's length."""
     start = file.read(12)
     if start[:4] != b"RIFF" or start[8:] != b"WAVE":
         raise BadRow("is no WAV that can be read: it does not begin with RIFF and WAVE")
@@ -112,7 +112,7 @@ def _heard(file: BufferedReader, reader: SoundReader) -> Array:
 
 
 def _chunks(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
-    """Yield name and size of each chunk, with the file at its content."""
+    """Yield name and size of each RIFF chunk, with the file positioned at the chunk's content."""
     while len(head := file.read(8)) == 8:
         name, size = struct.unpack("<4sL", head)
         begin = file.tell()
@@ -121,7 +121,7 @@ def _chunks(file: BinaryIO) -> Iterator[tuple[bytes, int]]:
 
 
 def _is_chunk(file: BufferedReader) -> bool:
-    """Return True if another chunk follows that has room in the file, and at the end of the file."""
+    """Return True if the file is at its end, or at the header of a chunk that fits into the rest of the file."""
     head = file.read(8)  # peek() may return fewer bytes than the file has
     file.seek(-len(head), SEEK_CUR)
     if len(head) < 8:
@@ -132,7 +132,7 @@ def _is_chunk(file: BufferedReader) -> bool:
 
 
 def _numbers(content: bytes, width: int, kind: int) -> Array:
-    """Return float64 in [-1, 1], one for each sample of each channel."""
+    """Decode the content of a WAV data chunk to float64 in [-1, 1], channels interleaved."""
     if kind == _FLOATS:
         floats = np.frombuffer(content, f"<f{width}").astype(np.float64)
         if not np.isfinite(floats).all():

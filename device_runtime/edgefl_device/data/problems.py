@@ -1,4 +1,4 @@
-"""Problems of local data: checks of whole arrays, and single rows that end the reading or are left out and counted."""
+"""Checks of local data: of whole arrays, and of single rows that are either an error or skipped and counted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SCANNED = 1 << 20
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """``where``: the file, and the line or row in it."""
+    """Problem of one row. ``where`` names the file and the line or row in it."""
 
     where: str
     text: str
@@ -29,14 +29,18 @@ class Problem(msgspec.Struct, frozen=True):
 
 @dataclass
 class Problems:
-    """Problems of rows that were left out. With policy ``refuse`` the first one is a DataError."""
+    """Count of skipped rows, and the first problems. With policy ``refuse`` the first bad row raises DataError instead."""
 
     policy: Policy = "refuse"
     first: list[Problem] = field(default_factory=list)
     count: int = 0
 
     def add(self, where: str, text: str, rows: int = 1) -> None:
-        """Leave out ``rows`` rows; DataError under the policy ``refuse``."""
+        """Count ``rows`` skipped rows and store the problem if it is one of the first.
+
+        Raises:
+            DataError: The policy is ``refuse``.
+        """
         if self.policy == "refuse":
             raise DataError(
                 f"{where}: {text}; repair or remove it, or have bad rows skipped",
@@ -47,7 +51,7 @@ class Problems:
             self.first.append(Problem(where, text))
 
     def __str__(self) -> str:
-        """Return a summary in one line; "" if there are none."""
+        """Return a summary in one line, or "" if no row was skipped."""
         if not self.count:
             return ""
         first = f"{self.first[0].where}: {self.first[0].text}"
@@ -59,7 +63,11 @@ class Problems:
 
 
 def checked_policy(name: str) -> Policy:
-    """Return ``name`` as a policy; ConfigError lists the policies."""
+    """Return ``name`` if it is a policy for bad rows (``refuse`` or ``skip``).
+
+    Raises:
+        ConfigError: It is another word; the text lists the policies.
+    """
     for known in get_args(Policy):
         if name == known:
             return known  # type: ignore[no-any-return]
@@ -67,8 +75,12 @@ def checked_policy(name: str) -> Policy:
 
 
 def bad_values(arrays: Mapping[str, Array], below: Mapping[str, int]) -> Iterator[tuple[int, str]]:
-    """Yield (row, problem) for each row with a value that is NaN or infinite, or a whole number outside 0 .. ``below``-1
-    of its array. Rows are read in blocks: a mapped file may be larger than memory."""
+    """Yield (row, problem) for each row with a NaN, an infinite value or a whole number outside of its range.
+
+    Args:
+        arrays: Arrays by name, with the same number of rows.
+        below: For arrays of whole numbers, the bound: values from 0 to ``below`` - 1 are valid.
+    """
     rows = min(map(len, arrays.values()))
     width = sum(array[:1].size for array in arrays.values())
     block = max(1, _SCANNED // max(1, width))
@@ -93,8 +105,12 @@ def _bad_in(name: str, rows: Array, below: int) -> Iterator[tuple[int, str]]:
 
 
 def blocks(array: Array, each: int = 0) -> Iterator[Array]:
-    """Yield ``array`` in blocks of rows: a mapped file may be larger than memory. ``each`` is the number of values of a
-    row, if it represents more than it holds."""
+    """Yield ``array`` in blocks of rows, because a mapped file may be larger than memory.
+
+    Args:
+        array: The rows.
+        each: Values that one row stands for when it is decoded; 0 for the values that it holds.
+    """
     size = each or array.size // max(1, len(array))
     rows = max(1, _SCANNED // max(1, size))
     for start in range(0, len(array), rows):
@@ -102,13 +118,17 @@ def blocks(array: Array, each: int = 0) -> Iterator[Array]:
 
 
 def converted(array: Array, dtype: str) -> Array:
-    """Return the values as floats of this type; those that are too large become infinite."""
+    """Return ``array`` as floats of type ``dtype``. Values that are too large become infinite."""
     with np.errstate(over="ignore"):
         return array.astype(dtype, copy=False)
 
 
 def check_range(name: str, array: Array, dtype: str, source: str) -> None:
-    """Raise DataError if whole numbers exceed ``dtype``: a conversion would change them."""
+    """Check that whole numbers fit into ``dtype``.
+
+    Raises:
+        DataError: The smallest or largest value would change in the conversion.
+    """
     least, most, limits = int(array.min()), int(array.max()), np.iinfo(dtype)
     if not limits.min <= least <= most <= limits.max:
         raise DataError(
@@ -118,7 +138,11 @@ def check_range(name: str, array: Array, dtype: str, source: str) -> None:
 
 
 def check_below(name: str, array: Array, below: int, source: str) -> None:
-    """Raise DataError if whole numbers are not 0 .. below-1: a vocabulary has no such token."""
+    """Check that all values, such as tokens, are from 0 to ``below`` - 1. Does nothing if ``below`` is 0.
+
+    Raises:
+        DataError: A value is outside.
+    """
     if not below:
         return
     least, most = int(array.min()), int(array.max())
@@ -132,7 +156,11 @@ def check_below(name: str, array: Array, below: int, source: str) -> None:
 
 
 def check_finite(name: str, array: Array, source: str) -> None:
-    """Raise DataError if values are NaN or infinite: the loss would look like diverged training."""
+    """Check that floats are finite, because the loss would otherwise look like diverged training.
+
+    Raises:
+        DataError: A value is NaN or infinite.
+    """
     if array.dtype.kind != "f":
         return
     wrong = {"NaN": 0, "infinite": 0}

@@ -1,4 +1,4 @@
-"""Parts that all readers share: the settings of a reading, labels, and files that are decoded on access."""
+"""Shared code of all file readers: settings, labels, and samples that are decoded on access."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgefl_device.data.samples import BundleParts, DecodedRows, LabelSpec, Samp
 
 @dataclass(frozen=True)
 class FileEntry:
-    """A file, and the class folder that it is in ("" outside one)."""
+    """A data file, and the name of its class folder ("" if it is in none)."""
 
     path: Path
     folder: str = ""
@@ -27,7 +27,7 @@ class FileEntry:
 
 @dataclass(frozen=True, eq=False)
 class ReadSamples:
-    """Samples, labels and other inputs: as many rows of each."""
+    """Samples ``x``, labels ``y`` and other inputs by name, all with the same number of rows."""
 
     x: SampleRows
     y: Array
@@ -36,7 +36,16 @@ class ReadSamples:
 
 @dataclass
 class Reading:
-    """Files at ``source`` on their way to samples of ``spec`` and labels of ``label``, read as ``reader`` says."""
+    """Settings and helpers for reading the files of one source.
+
+    Attributes:
+        source: Name of the source, for errors.
+        spec: Samples that the model takes.
+        label: Labels that the model takes.
+        parts: Blobs and graphs of the bundle that decode files.
+        problems: Receives bad rows.
+        reader: The bundle's settings for these files; None for npy and plain images.
+    """
 
     source: str
     spec: DataSpec
@@ -46,7 +55,11 @@ class Reading:
     reader: Reader | None = None
 
     def check_shape(self, *shapes: tuple[int, ...]) -> None:
-        """Raise DataError unless the model takes samples of one of these shapes, the only ones that the reader makes."""
+        """Check that the model takes samples of one of the ``shapes`` that the reader produces.
+
+        Raises:
+            DataError: It takes another shape.
+        """
         if self.spec.shape not in shapes:
             raise DataError(
                 f"the bundle's model takes samples of shape {self.spec.shape}, and its reader makes "
@@ -56,7 +69,11 @@ class Reading:
             )
 
     def number(self, value: object) -> float:
-        """Return a file's label as a class number or, if labels are floats, as a number. BadRow if it is none."""
+        """Return the label in a file as a class number, or as a float if labels are floats.
+
+        Raises:
+            BadRow: ``value`` is empty or no such label.
+        """
         if value is None or value == "":
             raise BadRow("the label is empty")
         if self.label.floats:
@@ -72,7 +89,11 @@ class Reading:
         return True
 
     def by_folder(self, entries: Sequence[FileEntry]) -> list[tuple[FileEntry, int]]:
-        """Return the files with the class numbers of their folders; DataError for files outside of one."""
+        """Return each file with the class number of its folder. Files of unknown classes are handled as bad rows.
+
+        Raises:
+            DataError: A file is in no class folder, or the model takes other labels than one class a sample.
+        """
         if self.label.shape or self.label.floats:
             raise DataError(
                 f"{self.source}: a folder gives its files one class, the model takes labels {self.label.dtype} "
@@ -99,8 +120,15 @@ class Reading:
         decode: Callable[[Path], Array],
         then: Callable[[Array], Array] = np.asarray,
     ) -> ReadSamples:
-        """Return a sample for each file, decoded on each access: memory holds a batch of them. Each is decoded once now,
-        so that a broken one is known before a round begins. ``then`` makes a sample of what a file holds."""
+        """Return samples that are decoded again on each access, so that memory holds one batch.
+
+        Each file is decoded once now, to find broken files before a round begins.
+
+        Args:
+            entries: Files with their class numbers.
+            decode: Function from a path to an array; raises BadRow.
+            then: Function from that array to a sample, applied on access.
+        """
         good: list[tuple[Path, int]] = []
         for entry, number in entries:
             try:

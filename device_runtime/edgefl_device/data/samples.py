@@ -1,6 +1,6 @@
-"""Local data as arrays: checked against the manifest, and the batches drawn from them.
+"""Local data as arrays: their check against the manifest, and the batches of a round.
 
-Where they come from: :mod:`edgefl_device.data.sources`.
+:mod:`edgefl_device.data.sources` loads them.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from edgefl_device.data.problems import (
 
 
 class SampleRows(Protocol):
-    """Samples by row number: an array, or a substitute for one that memory could not hold."""
+    """Interface of samples that are read by row number: an array, or rows that are decoded on access."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, at: Any, /) -> Any:
-        """Return the samples at these row numbers (an array) as an array; for a slice, those rows as the same type."""
+        """Return the samples at the row numbers ``at`` as an array. For a slice, return an object of the same type."""
 
 
 @dataclass(frozen=True, eq=False)
 class DecodedRows:
-    """Samples that are decoded from ``items`` on each access."""
+    """Samples that ``decode`` computes from ``items`` on each access."""
 
     items: Sequence[Any]
     decode: Callable[[Any], Array]
@@ -55,7 +55,7 @@ class DecodedRows:
 
 
 class BundleParts(Protocol):
-    """Parts of a bundle that read files: its blobs, and its graphs that make samples of file contents."""
+    """Interface to the parts of a bundle that decode files: its blobs and its feature graphs."""
 
     def blob(self, ref: BlobRef) -> bytes: ...
 
@@ -64,16 +64,16 @@ class BundleParts(Protocol):
 
 
 class NoBundle:
-    """Parts of data that are read without a bundle."""
+    """Substitute for a bundle's parts where there is no bundle; every access raises BundleError."""
 
     def blob(self, ref: BlobRef) -> bytes:
-        """Raise BundleError."""
+        """Raise BundleError, because the data need a blob and there is no bundle."""
         raise BundleError(
             f"the data are read by blob {ref.sha256[:12]}, and there is no bundle to take it from"
         )
 
     def features(self, name: str) -> Callable[[Array], Array]:
-        """Raise BundleError."""
+        """Raise BundleError, because the data need a feature graph and there is no bundle."""
         raise BundleError(f"the data are read by graph {name!r}, and there is no bundle to take it from")
 
 
@@ -84,7 +84,10 @@ _ORDER = 1 << 21  # of batches, beside the streams of rows
 
 @dataclass(frozen=True)
 class LabelSpec:
-    """One sample's label: integers are class numbers (one, or one per token), floats are answers or targets."""
+    """Shape and dtype of one sample's label. Integers are class numbers or tokens, floats are regression targets.
+
+    ``ignored`` is the class number that does not count in the loss; None if all count.
+    """
 
     shape: tuple[int, ...] = ()
     dtype: str = "int64"
@@ -93,7 +96,7 @@ class LabelSpec:
 
     @classmethod
     def of(cls, manifest: Manifest) -> LabelSpec:
-        """Return the labels that the bundle's graphs read; one class number if none reads any."""
+        """Return the labels that the graphs of a bundle read; the default, one class number, if no graph reads labels."""
         graphs = (*(phase.graph for phase in manifest.phases), manifest.evaluate)
         for port in (port for name in graphs for port in manifest.graph(name).inputs_of("batch")):
             if port.label.endswith(".y"):
@@ -101,8 +104,16 @@ class LabelSpec:
         return cls()
 
     def fitted(self, y: Array, classes: int, source: str) -> Array:
-        """Return ``y`` (n, *shape), or (n,) if a label is (1,): floats in this dtype, whole numbers in their own;
-        DataError says what differs."""
+        """Return labels in the shape that the model takes; floats in this dtype, whole numbers in their own.
+
+        Args:
+            y: Labels, shape (n, *label).
+            classes: Number of classes.
+            source: Name of the data, for errors.
+
+        Raises:
+            DataError: The shape differs, a float is not finite, or a class is not from 0 to ``classes`` - 1.
+        """
         y = self.shaped(y, classes, source)
         if self.floats:
             if not np.isfinite(y).all():
@@ -122,12 +133,15 @@ class LabelSpec:
 
     @property
     def floats(self) -> bool:
-        """True if labels are numbers, and no classes."""
+        """True if labels are regression targets, not classes."""
         return bool(np.issubdtype(self.dtype, np.floating))
 
     def shaped(self, y: Array, classes: int, source: str) -> Array:
-        """Return ``y`` (n, *shape), numbers in this dtype, classes in their own; DataError for another shape, or for no
-        numbers."""
+        """Return labels in the shape that the model takes, without checking their values.
+
+        Raises:
+            DataError: The shape differs, or they are not numbers.
+        """
         if self.shape == (1,) and y.ndim == 1:
             y = y[:, None]
         if y.shape[1:] != self.shape:
@@ -146,7 +160,7 @@ class LabelSpec:
         return converted(y, self.dtype) if self.floats else y
 
     def counted(self, y: Array) -> Iterator[Array]:
-        """Yield the labels that count, flat, some at a time: all but the ``ignored``."""
+        """Yield the labels that count in the loss (all but ``ignored``) as flat blocks."""
         for rows in blocks(y):
             yield rows.reshape(-1) if self.ignored is None else rows[rows != self.ignored]
 
@@ -155,7 +169,7 @@ ONE_CLASS = LabelSpec()
 
 
 class LocalSource(Protocol):
-    """The samples of a device. ``len`` is what is known of their number before a bundle says how they are read."""
+    """Interface of a device's data. ``len`` is the number of samples as far as it is known without a bundle."""
 
     @property
     def source(self) -> str: ...
@@ -165,13 +179,24 @@ class LocalSource(Protocol):
     def fitted(
         self, spec: DataSpec, label: LabelSpec = ONE_CLASS, parts: BundleParts = NO_BUNDLE
     ) -> FittedData:
-        """Return the data as the manifest reads them; DataError names the difference."""
+        """Return the data as the manifest's ``spec`` and ``label`` describe them; ``parts`` decode files.
+
+        Raises:
+            DataError: They do not fit; the text names the difference.
+        """
 
 
 @dataclass(frozen=True)
 class LocalData:
-    """Samples x, shape (n, *sample), labels y, shape (n, *label), and what else there is of each sample by name, as they
-    lie in the file. ``policy``: what becomes of rows with values that do not fit."""
+    """Data in arrays as they are stored.
+
+    Attributes:
+        x: Samples, shape (n, *sample).
+        y: Labels, shape (n, *label).
+        source: Name of the data, for errors.
+        others: Further arrays by name, n rows each.
+        policy: ``refuse`` raises DataError for rows with bad values, ``skip`` drops them.
+    """
 
     x: Array
     y: Array
@@ -183,8 +208,12 @@ class LocalData:
         return len(self.y)
 
     def check(self) -> None:
-        """Raise DataError for single values, for different numbers of samples and labels, and for NaN or infinite values
-        where bad rows are refused."""
+        """Check the arrays as far as it is possible without a bundle.
+
+        Raises:
+            DataError: They are single values, differ in number, are empty, or (policy ``refuse``) hold NaN or
+                infinite values.
+        """
         if self.x.ndim == 0 or self.y.ndim == 0:
             raise DataError(f"{self.source} should hold arrays of samples and labels, found single values")
         if len(self.x) != len(self.y) or len(self.y) == 0:
@@ -198,7 +227,11 @@ class LocalData:
     def fitted(
         self, spec: DataSpec, label: LabelSpec = ONE_CLASS, parts: BundleParts = NO_BUNDLE
     ) -> FittedData:
-        """Return the data as the manifest reads them; DataError names the difference."""
+        """Return the data as the manifest's ``spec`` and ``label`` describe them; ``parts`` are not used.
+
+        Raises:
+            DataError: They do not fit; the text names the difference.
+        """
         x = self._shaped(spec)
         others = {each.name: self._other(each) for each in spec.others}
         if self.policy == "skip":
@@ -238,7 +271,9 @@ class LocalData:
         return FittedData(rows, labels, spec, beside, label, skipped, self._unread(spec))
 
     def _shaped(self, spec: DataSpec) -> Array:
-        """Return x in the shape that the model takes, and of a type that it can read."""
+        """Return ``x`` in the model's shape, with a channel axis added if only that is missing. DataError if it does not
+        fit.
+        """
         x = self.x
         if x.shape[1:] != spec.shape and (x.shape[0], *spec.shape) == (x.shape[0], 1, *x.shape[1:]):
             x = x[:, None]  # grey images are often stored without their single channel
@@ -261,7 +296,9 @@ class LocalData:
         return x
 
     def _other(self, wanted: Input) -> Array:
-        """Return the array of an input besides x: floats in its dtype, whole numbers in their own, which it holds."""
+        """Return the array of a further input: floats in the model's dtype, whole numbers in their own. DataError if it
+        is missing.
+        """
         found, floats = self.others.get(wanted.name), np.issubdtype(wanted.dtype, np.floating)
         if found is None:
             there = f"; beside x and y there is {', '.join(self.others)}" if self.others else ""
@@ -287,8 +324,17 @@ class LocalData:
 
 @dataclass(frozen=True)
 class FittedData:
-    """Data that fits the model. Integer samples are scaled when a batch is drawn, not before. ``skipped``: the rows that
-    were left out. ``unread``: what else there is, and the model does not read."""
+    """Data that fit the model; batches are read by row number.
+
+    Attributes:
+        x: Samples. Integers are scaled when a batch is read, not before.
+        y: Labels.
+        spec: Samples that the model takes.
+        others: Further inputs by name.
+        label: Labels that the model takes.
+        skipped: Rows that were left out.
+        unread: Names of arrays that the model does not read.
+    """
 
     x: SampleRows
     y: Array
@@ -302,20 +348,22 @@ class FittedData:
         return len(self.y)
 
     def rows(self, indices: Array) -> Array:
-        """Return a batch of spec.dtype, shape (len(indices), *spec.shape)."""
+        """Return the samples at ``indices`` in the model's dtype, shape (len(indices), *spec.shape)."""
         return as_read(self.x[indices], self.spec)
 
     def labels(self, indices: Array) -> Array:
         return self.y[indices].astype(self.label.dtype, copy=False)
 
     def other(self, name: str, indices: Array) -> Array:
-        """Return rows of the input ``name``."""
+        """Return the rows at ``indices`` of the further input ``name``, in the model's dtype."""
         wanted = next(each.dtype for each in self.spec.others if each.name == name)
         return self.others[name][indices].astype(wanted, copy=False)
 
     @cached_property
     def lengths(self) -> Array:
-        """Tokens of each sample up to its last one that is no padding (token 0), int64 (n,); all, where x are no tokens."""
+        """Length of each sample without trailing padding (token 0), int64 (n,); the full length if samples are not
+        tokens.
+        """
         whole = self.spec.shape[0] if self.spec.shape else 1
         if not self.spec.below or len(self.spec.shape) != 1:
             return np.full(len(self), whole, np.int64)
@@ -338,7 +386,7 @@ class FittedData:
         return {"class_counts": counts}
 
     def first(self, samples: int) -> FittedData:
-        """Return at most ``samples`` rows; all of them for 0."""
+        """Return the first ``samples`` rows as data; all rows if it is 0."""
         if not samples:
             return self
         others = {name: rows[:samples] for name, rows in self.others.items()}
@@ -346,7 +394,7 @@ class FittedData:
 
 
 def as_read(samples: Array, spec: DataSpec) -> Array:
-    """Return samples as the model reads them: integers are scaled if it reads floats."""
+    """Return samples in the model's dtype. Integers are scaled and shifted if the model reads floats."""
     wanted = np.dtype(spec.dtype)
     if samples.dtype == wanted or np.issubdtype(wanted, np.integer):
         return samples.astype(wanted, copy=False)
@@ -357,7 +405,11 @@ def as_read(samples: Array, spec: DataSpec) -> Array:
 
 
 def check_some(rows: int, skipped: Problems, source: str) -> None:
-    """Raise DataError if no row is left."""
+    """Check that at least one row is left.
+
+    Raises:
+        DataError: ``rows`` is 0; the text names the first skipped row.
+    """
     if not rows:
         first = f": {skipped}" if skipped.count else ""
         raise DataError(f"{source} has no sample that can be used{first}", problems=skipped)
@@ -365,12 +417,19 @@ def check_some(rows: int, skipped: Problems, source: str) -> None:
 
 @dataclass(frozen=True)
 class Batches:
-    """Mini-batches of a round, ``batch`` rows each; with replacement if data are short.
+    """Row numbers of a round's mini-batches: a pure function of (seed, stream, step), so that a round resumes at any
+    step.
 
-    "walk": shuffled once per stream, walked through, wrapped around. "draw": each on its own, without replacement inside.
-    "length": shuffled, then ordered by ``buckets`` (which of the lengths that there are graphs for each sample needs), cut
-    into batches, and these taken in random order: every sample once per epoch, and short ones among themselves.
-    A pure function of (seed, stream, step), so a round can be taken up at any step. What is shuffled once is kept.
+    Attributes:
+        seed: Seed of the task.
+        samples: Number of local rows; with fewer than ``batch``, rows are drawn with replacement.
+        batch: Rows of a batch.
+        draws: ``walk`` goes through data that are shuffled once per stream, over and over. ``draw`` draws each
+            batch
+        independently, without replacement within it. ``length`` sorts shuffled data by ``buckets``, cuts them
+            into
+        batches and takes these in random order: every sample once per epoch, with samples of similar length.
+        buckets: For ``length``, the index of the shortest graph that each sample fits into.
     """
 
     seed: int
@@ -381,7 +440,12 @@ class Batches:
     _orders: dict[int, Array] = field(default_factory=dict, repr=False, compare=False)
 
     def indices(self, stream: int, step: int) -> Array:
-        """Return the row numbers, int64, shape (batch,), of batch ``stream`` of local step ``step``."""
+        """Return the row numbers of a batch, int64 (batch,).
+
+        Args:
+            stream: Number of the batch stream; an algorithm may read several in one step.
+            step: Number of the local step.
+        """
         if self.samples < self.batch:
             return _generator(self.seed, stream, step).integers(0, self.samples, self.batch)
         if self.draws == "draw":
@@ -403,17 +467,17 @@ class Batches:
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass over the data in their order, ``batch`` rows at a time; the last batch is filled from the first rows."""
+    """Row numbers of one pass over the data in their order; the last batch is filled up with the first rows."""
 
     samples: int
     batch: int
 
     def indices(self, step: int) -> Array:
-        """Return row numbers, int64, shape (batch,)."""
+        """Return the row numbers of batch ``step``, int64 (batch,)."""
         return self._rows(step) % self.samples
 
     def mask(self, step: int) -> Array:
-        """Return float32 (batch,): 1 for rows of the pass, 0 for rows that only fill the batch."""
+        """Return float32 (batch,): 1 for rows of the pass, 0 for rows that only fill the last batch."""
         return (self._rows(step) < self.samples).astype(np.float32)
 
     def _rows(self, step: int) -> Array:
@@ -421,7 +485,9 @@ class Pass:
 
 
 def noise(seed: int, step: int, port: int, shape: tuple[int, ...], dtype: str) -> Array:
-    """Return uniform [0, 1) values for one noise input of one step."""
+    """Return uniform values in [0, 1) for noise input number ``port`` of step ``step``, a pure function of the
+    arguments.
+    """
     numbers = _generator(seed, 1 << 20, step, port).random(shape, dtype=np.float32)
     return np.asarray(numbers, dtype)  # of shape () numpy draws a bare number
 

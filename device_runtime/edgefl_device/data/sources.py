@@ -1,10 +1,9 @@
-"""Sources of a device's samples: arrays, or files that become samples as a bundle describes.
+"""Sources of a device's samples: arrays, or files that a bundle's reader decodes.
 
 ::
 
-    data = load(Path("photos"), "skip")      # a folder for each class, files that cannot be read left out
-    fitted = data.fitted(manifest.data, LabelSpec.of(manifest), parts)
-    fitted.rows(np.arange(32)), fitted.skipped
+data = load(Path("photos"), "skip")      # one folder per class; unreadable files are skipped fitted =
+data.fitted(manifest.data, LabelSpec.of(manifest), parts) fitted.rows(np.arange(32)), fitted.skipped
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def load(data: Path | Source, policy: Policy = "refuse") -> LocalSource:
 
 @dataclass(frozen=True, eq=False)
 class SampleFiles:
-    """Files that a bundle says how to read. What was read stays until another bundle asks."""
+    """Data files that a bundle's reader decodes. The result is cached until other labels or samples are requested."""
 
     source: str
     entries: tuple[FileEntry, ...]
@@ -114,7 +113,7 @@ class SampleFiles:
         return sum(map(_rows_of, self.entries))
 
     def __len__(self) -> int:
-        """Return the number of files in class folders, and of lines in others."""
+        """Return the number of files in class folders plus the number of lines in other files."""
         return self._rows
 
     def fitted(
@@ -154,8 +153,7 @@ class SampleFiles:
         return FittedData(samples.x, y, spec, samples.others, label, reading.problems, unread)
 
     def _reader(self, spec: DataSpec) -> Reader | None:
-        """Return the reader of these files; None for npy, whose samples are arrays already, if there is no file that the
-        bundle's reader reads."""
+        """Return the reader of these files: the bundle's, the default one for images, or None for npy files."""
         endings = {*self._endings}
         if ".npy" in endings and endings.isdisjoint(_READ[type(spec.reader)][0] if spec.reader else ()):
             return None
@@ -210,7 +208,7 @@ def _files(path: Path, policy: Policy) -> SampleFiles:
 
 
 def _advice(paths: Sequence[Path]) -> str:
-    """Return the first file or folder that holds no data, and what to do with it; empty if no kind is known."""
+    """Return advice on the first file or folder of an unsupported kind, such as a conversion; "" if no kind is known."""
     for path in paths:
         for endings, advice in _CONVERSIONS.items():
             if path.suffix.lower() in endings and path.is_file():
@@ -225,12 +223,12 @@ def _visible(folder: Path) -> list[Path]:
 
 
 def _is_data(path: Path) -> bool:
-    """Return True for a file of a kind that is read, and for a link to one that is gone."""
+    """Return True for a file with a supported suffix, and for a broken link to one."""
     return path.suffix.lower() in _SUFFIXES and (path.is_file() or path.is_symlink())
 
 
 def _rows_of(entry: FileEntry) -> int:
-    """Return the number of samples as far as it is known without a bundle."""
+    """Return the number of samples in a file as far as it is known without a bundle; 0 if it cannot be opened."""
     suffix = entry.path.suffix.lower()
     if suffix not in _LINES or (entry.folder and suffix not in RECORDS):
         return 1
@@ -243,7 +241,7 @@ def _rows_of(entry: FileEntry) -> int:
 
 
 def _lines(file: IO[bytes]) -> int:
-    """Return the number of lines that are not blank; a line may be larger than memory."""
+    """Count the lines that are not blank. Reads pieces, because a line may be larger than memory."""
     count, blank = 0, True
     while piece := file.readline(_PIECE):
         blank = blank and not piece.strip()

@@ -1,4 +1,4 @@
-"""Rows that are appended as they are read: in memory while they are few, else in a file that is mapped."""
+"""Append-only storage of rows: in memory while they are few, else in an unnamed mapped file."""
 
 from __future__ import annotations
 
@@ -20,8 +20,14 @@ IN_MEMORY = 16 << 20
 
 
 class Spool:
-    """Rows of one ``shape`` and ``dtype``. What is more than ``limit`` bytes lies in a file without a name, in the user's
-    folder for caches, that is gone with the last array of it. DataError where the disk is full."""
+    """Append-only rows of one ``shape`` and ``dtype``.
+
+    Beyond ``limit`` bytes they move to an unnamed file in the user's cache folder, which ends with the last array on
+    it.
+
+    Raises:
+        DataError: The disk is full (from any method).
+    """
 
     def __init__(self, dtype: str | np.dtype, shape: tuple[int, ...] = (), limit: int | None = None) -> None:
         self.dtype, self.shape = np.dtype(dtype), shape
@@ -38,7 +44,7 @@ class Spool:
         return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
 
     def extend(self, rows: Array) -> None:
-        """Append ``rows``, numbers that ``dtype`` holds: (n, *shape), or flat."""
+        """Append ``rows``, of shape (n, *shape) or flat; ``dtype`` must be able to hold their values."""
         part = np.array(rows, self.dtype).reshape(-1, *self.shape)
         self._rows += len(part)
         if self._file is None:
@@ -49,7 +55,7 @@ class Spool:
             self._write(part)
 
     def truncate(self, rows: int) -> None:
-        """Keep only the first ``rows``."""
+        """Drop all but the first ``rows`` rows."""
         if self._file is not None:
             with self._room():
                 self._file.truncate(rows * self._row_bytes)
@@ -59,7 +65,7 @@ class Spool:
         self._rows = rows
 
     def array(self) -> Array:
-        """Return all rows (n, *shape), read-only; nothing is appended afterwards."""
+        """Return all rows, shape (n, *shape), read-only. Append nothing afterwards."""
         if self._file is None:
             return self._joined()
         with self._room():
@@ -97,8 +103,9 @@ class Spool:
 
 
 def _file() -> IO[bytes]:
-    """Return a file without a name: in the user's folder for caches, or if that cannot be written, in the system's for
-    temporary files. DataError where neither can."""
+    """Open an unnamed file in the user's cache folder, else in the system's folder for temporary files. DataError if
+    both fail.
+    """
     refused: OSError | None = None
     for folder in dict.fromkeys((_folder(), None)):
         try:
@@ -112,8 +119,7 @@ def _file() -> IO[bytes]:
 
 
 def _folder() -> Path | None:
-    """Return the user's folder for caches, which is on a disk even if the system's for temporary files is memory; None
-    for the latter, where the user has none."""
+    """Return the user's cache folder, created if needed; None if the user has none. Temporary folders may be in memory."""
     with suppress(ConfigError, OSError):
         folder = folders.cache("local data")
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Selection of the samples that adapt a model (support) and of those that judge it (query), and batches of each step.
+"""Split of samples into support (adapts a model) and query (evaluates it), and the batches of each adaptation step.
 
-Everything here is a pure function of (seed, user): the same rows and the same noise on a device, on a server and for every
-method that is compared. Nothing of it is shared with training, whose streams have other keys.
+All functions are pure functions of (seed, user): they return the same rows and noise on a device, on a server and for
+every compared method. Their random streams are separate from those of training.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SPLIT, _ROWS, _NOISE = range(3)
 
 @dataclass(frozen=True, eq=False)
 class SampleShards:
-    """A user's samples as row numbers (int64) in one pool: ``train`` and ``test`` have none in common."""
+    """Row numbers (int64) of one user's training and test samples in a pool; the two are disjoint."""
 
     train: Array
     test: Array
@@ -44,7 +44,7 @@ class SampleShards:
 
 @dataclass(frozen=True, eq=False)
 class SupportSplit:
-    """Row numbers of the pool: batches are drawn from ``support``, accuracy is measured on ``query``."""
+    """Row numbers of a pool: batches are drawn from ``support``, metrics are computed on ``query``."""
 
     protocol: Protocol
     support: Array
@@ -52,12 +52,16 @@ class SupportSplit:
 
     @property
     def leaks(self) -> bool:
-        """True if samples that judge were adapted to."""
+        """True if support and query overlap, so that the metrics do not describe new data."""
         return bool(np.isin(self.support, self.query).any())
 
 
 def checked_protocol(name: str) -> Protocol:
-    """Return ``name`` as a protocol; ConfigError lists the protocols."""
+    """Return ``name`` if it is an evaluation protocol.
+
+    Raises:
+        ConfigError: It is not; the text lists the protocols.
+    """
     for known in NOTES:
         if name == known:
             return known
@@ -67,10 +71,20 @@ def checked_protocol(name: str) -> Protocol:
 def split(
     protocol: Protocol, shards: SampleShards, labels: Array, *, seed: int, user: int = 0
 ) -> SupportSplit:
-    """Return support and query of a user from the ``labels`` of the pool.
+    """Return support and query rows of a user.
 
-    ``train_support``: the train shard and the test shard. ``split_test``: stratified halves of the test shard, the larger
-    one as support. ``paper_literal``: the test shard as both. DataError where there is nothing to adapt to or to judge by.
+    Args:
+        protocol: ``train_support`` uses the train shard as support and the test shard as query. ``split_test``
+            uses
+        stratified halves of the test shard, the larger one as support. ``paper_literal`` uses the test shard as
+            both.
+        shards: The user's rows in the pool.
+        labels: Labels of the whole pool.
+        seed: Seed of the split.
+        user: Number of the user.
+
+    Raises:
+        DataError: Support or query would be empty.
     """
     if protocol == "split_test":
         halves = _halves(shards.test, labels, _HALF, _generator(seed, user, _SPLIT))
@@ -87,18 +101,28 @@ def split(
 
 
 def held_out(labels: Array, *, seed: int, user: int = 0, share: float = HELD_OUT) -> SampleShards:
-    """Return all samples of ``labels``, a stratified ``share`` of them (at least one) as test shard. DataError below
-    two."""
+    """Return all rows of ``labels`` as shards, with a stratified ``share`` of them (at least one) as test shard.
+
+    Raises:
+        DataError: There are fewer than two rows.
+    """
     train, test = _halves(np.arange(len(labels)), labels, share, _generator(seed, user, _SPLIT))
     return SampleShards(train, test)
 
 
 def batch_rows(samples: int, size: int, step: int, *, seed: int, user: int = 0, clip: bool = False) -> Array:
-    """Return positions among ``samples`` to adapt to at step ``step``: ``size`` of them, drawn without replacement and
-    independent of other steps.
+    """Return row positions (int64) of the batch of step ``step``, drawn without replacement and independent of other
+    steps.
 
-    With fewer samples than ``size``: all of them in random order (``clip``), or ``size`` drawn with replacement, for a
-    batch whose size is fixed in a graph.
+    Args:
+        samples: Number of support rows.
+        size: Rows of a batch.
+        step: Number of the adaptation step.
+        seed: Seed of the draw.
+        user: Number of the user.
+        clip: With fewer than ``size`` samples, True returns all of them in random order. False draws ``size``
+            with
+        replacement, for graphs with a fixed batch size.
     """
     most = min(size, samples) if clip else size
     rows = _generator(seed, user, _ROWS, step).choice(samples, most, replace=samples < most)
@@ -111,15 +135,19 @@ def uniform(shape: tuple[int, ...], step: int, port: int, *, seed: int, user: in
 
 
 def majority(labels: Array, support: Array, query: Array) -> float | None:
-    """Return the accuracy on ``query`` of the most frequent class in ``support`` (the smallest of several): what a
-    constant answer reaches. None for labels that are not one class number each."""
+    """Return the accuracy on ``query`` of always predicting the most frequent class of ``support``.
+
+    Ties use the smallest class. Return None if labels are not one class number each.
+    """
     if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
         return None
     return float((labels[query] == np.bincount(labels[support]).argmax()).mean())
 
 
 def _halves(rows: Array, labels: Array, share: float, generator: Generator) -> tuple[Array, Array]:
-    """Return ``rows`` in two disjoint parts, neither empty, the second of about ``share`` of each class; both sorted."""
+    """Split ``rows`` into two sorted, non-empty parts, the second with about ``share`` of each class. DataError below
+    two rows.
+    """
     if len(rows) < 2:
         raise DataError(
             f"{len(rows)} samples cannot be split into some to adapt to and some to judge by: give at least 2, or choose "

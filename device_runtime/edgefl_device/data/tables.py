@@ -1,4 +1,4 @@
-"""Rows of tables, and windows over sensor series, whose rows are in the order of time."""
+"""Readers of tables (one sample a row) and of sensor series (one sample a window of successive rows)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOGETHER = 4096
 
 
 def read_tables(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
-    """Return the rows of tables with the same columns, one after the other."""
+    """Return one sample for each row of tables with the same columns, file after file."""
     reader = reading.reader
     assert isinstance(reader, TableReader)
     reading.check_shape((len(reader.columns),))
@@ -72,8 +72,10 @@ def _columns_of(reader: TableReader, wanted: Input) -> tuple[str, ...]:
 
 
 def read_series(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
-    """No window has a bad row in it, and none lies in two recordings. Recordings are kept once, on the disk where they are
-    long, and windows are cut out on access."""
+    """Return one sample for each window over sensor recordings; windows are cut out on access.
+
+    No window contains a bad row or spans two recordings. Long recordings are stored on disk once.
+    """
     reader = reading.reader
     assert isinstance(reader, SeriesReader)
     width, window = len(reader.columns), reader.window
@@ -110,7 +112,7 @@ def read_series(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples
 def _recordings(
     reading: Reading, reader: SeriesReader, entries: tuple[FileEntry, ...], kept: Spool
 ) -> Iterator[tuple[int, Array, Array]]:
-    """Append each file's rows to ``kept``; yield their beginning, their labels (n,), and the good ones (n,)."""
+    """Append each file's rows to ``kept``; yield (first row in ``kept``, labels (n,), True for each good row (n,))."""
     classes = {} if reader.label else dict(reading.by_folder(entries))
     checks: Checks = dict.fromkeys(reader.columns, is_number)
     if reader.label:
@@ -139,13 +141,13 @@ def _recordings(
 
 
 def _moved(held: array[float], reader: SeriesReader, kept: Spool) -> array[float]:
-    """Move the held rows to ``kept``; return an empty array."""
+    """Scale the rows in ``held`` and append them to ``kept``; return an empty array to collect the next ones."""
     kept.extend(rescale(np.array(held, np.float64).reshape(-1, len(reader.columns)), reader))
     return array("d")
 
 
 def _most(labels: Array) -> float:
-    """Return the label that most rows have; of equally many the one that comes first."""
+    """Return the most frequent label; of equally frequent ones the first."""
     values, first, counts = np.unique(labels, return_index=True, return_counts=True)
     best = np.flatnonzero(counts == counts.max())
     return float(values[best[np.argmin(first[best])]])

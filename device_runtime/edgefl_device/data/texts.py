@@ -1,7 +1,4 @@
-"""A sample for each text and its class, in tokens, with zeros behind it.
-
-Running text: :mod:`edgefl_device.data.texts`.
-"""
+"""Reader of texts as tokens: padded samples with a class, or windows of running text for language models."""
 
 from __future__ import annotations
 
@@ -25,7 +22,10 @@ _TOGETHER = 1024
 
 
 def read_texts(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
-    """Return a sample for each text and its class; or windows of running text, whose labels are the tokens that follow."""
+    """Return one padded sample for each labelled text, or windows of running text whose labels are the next tokens.
+
+    The label's shape decides: windows if it equals the sample's shape.
+    """
     reader, shape = reading.reader, reading.spec.shape
     assert isinstance(reader, TextReader)
     if len(shape) != 1:
@@ -67,7 +67,7 @@ def _checked(reading: Reading, text: str, row: Array) -> Array:
 
 
 def _padded(rows: Sequence[Array], length: int) -> tuple[Array, Array]:
-    """Return ``rows``, no longer than ``length``, padded with zeros, and the mask of their entries."""
+    """Return ``rows`` padded with zeros to ``length``, and the mask of real tokens; both (n, length)."""
     tokens, mask = np.zeros((len(rows), length), np.int64), np.zeros((len(rows), length), np.uint8)
     for place, row in enumerate(rows):
         tokens[place, : len(row)], mask[place, : len(row)] = row, 1
@@ -77,7 +77,9 @@ def _padded(rows: Sequence[Array], length: int) -> tuple[Array, Array]:
 def _labelled(
     reading: Reading, reader: TextReader, entries: tuple[FileEntry, ...]
 ) -> Iterator[tuple[str, str, float]]:
-    """Yield (where, text, label): a file in a class folder is a text; lines of others are ``label<TAB>text`` or records."""
+    """Yield (where, text, label): a file in a class folder is one text; lines of other files are ``label<TAB>text`` or
+    records.
+    """
     inside = tuple(each for each in entries if _is_text_of_class(each))
     for entry, number in reading.by_folder(inside) if inside else ():
         try:
@@ -128,7 +130,12 @@ Encode = Callable[[Sequence[str]], Sequence[Array]]
 
 
 def encoder(reading: Reading, reader: TextReader) -> Encode:
-    """Return the encoder of texts; ConfigError without the tokenizer's library, BundleError if the tokenizer is damaged."""
+    """Return the function that turns texts into arrays of tokens: the reader's tokenizer, or UTF-8 bytes without one.
+
+    Raises:
+        ConfigError: The library ``tokenizers`` is not installed.
+        BundleError: The bundle's tokenizer is damaged.
+    """
     if reader.tokenizer is None:
         return lambda texts: [np.frombuffer(text.encode("utf-8"), np.uint8) for text in texts]
     try:
@@ -153,13 +160,15 @@ def encoder(reading: Reading, reader: TextReader) -> Encode:
 
 
 def check_vocabulary(spec: DataSpec, tokens: Array) -> None:
-    """Raise BadRow for a token that the model does not know."""
+    """Raise BadRow if ``tokens`` contain one beyond the model's vocabulary."""
     if spec.below and tokens.size and tokens.max() >= spec.below:
         raise BadRow(f"token {tokens.max()} is beyond the vocabulary, whose tokens are 0 to {spec.below - 1}")
 
 
 def kept_as(spec: DataSpec) -> np.dtype:
-    """Return the smallest type that holds the tokens of ``spec``, which become its own when a batch is drawn."""
+    """Return the smallest dtype that holds the vocabulary's tokens, for storage; batches are converted to the model's
+    dtype.
+    """
     own = np.dtype(spec.dtype)
     return np.min_scalar_type(spec.below - 1) if spec.below and own.kind in "iu" else own
 
@@ -171,7 +180,7 @@ PIECE = 1 << 20
 
 
 class _TextPiece(NamedTuple):
-    """Some of the text ``where``, or what is wrong with it."""
+    """Piece of the text ``where``; ``problem`` is why it cannot be read, "" if it can."""
 
     where: str
     text: str
@@ -179,8 +188,7 @@ class _TextPiece(NamedTuple):
 
 
 def _read_windows(reading: Reading, reader: TextReader, entries: tuple[FileEntry, ...]) -> ReadSamples:
-    """Return the windows of all texts, one after the other, and the tokens that follow each. A text with a problem is
-    left out whole."""
+    """Return windows over all texts, concatenated, and the token after each. A text with a problem is left out whole."""
     tokens = Spool(kept_as(reading.spec))
     encode = encoder(reading, reader)
     pieces = (
@@ -253,7 +261,7 @@ def _of_file(entry: FileEntry) -> Iterator[_TextPiece]:
 
 
 def _end(text: str) -> int:
-    """Return the end of the last line, or of the last word of a single line: a tokenizer must see both whole."""
+    """Return the end of the last whole line of ``text``, else of its last whole word, so that no tokenizer input is cut."""
     return text.rfind("\n") + 1 or text.rfind(" ") + 1 or len(text)
 
 
