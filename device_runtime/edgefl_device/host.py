@@ -1,4 +1,4 @@
-"""This device: its memory, that of this process, the processor, and the installed agent."""
+"""Facts about this machine and process: memory, processor, and version of the agent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgefl.system.memory import release_freed, status_bytes
 
 
 def physical_memory() -> int:
-    """Return the bytes of memory that the machine has; those of this process if the system does not report it."""
+    """Return the bytes of the machine's memory; this process's resident bytes if the system does not report them."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -32,8 +32,9 @@ _TOLD = ("model name", "flags", "Features", "CPU implementer", "CPU part")
 
 @functools.cache
 def processor() -> str:
-    """Return the facts that decide which kernels are fast: the processor's name, and a digest of its features if they
-    are known."""
+    """Return the processor's name and, if known, a digest of its features: a key for results that depend on kernel
+    speed.
+    """
     told = _facts()
     known = [told[name] for name in _TOLD if name in told]
     name = told.get("model name") or platform.processor() or platform.machine()
@@ -42,13 +43,13 @@ def processor() -> str:
 
 @functools.cache
 def processor_features() -> frozenset[str]:
-    """Return the instruction sets of the processor by Linux's names, such as ``avx2``; empty where the system names none."""
+    """Return the processor's instruction sets by Linux's names, such as ``avx2``; an empty set if the system lists none."""
     facts = _facts()
     return frozenset((facts.get("flags") or facts.get("Features") or "").split())
 
 
 def _facts() -> dict[str, str]:
-    """Return what the system writes of a processor, by name."""
+    """Return the fields of ``/proc/cpuinfo`` by name; empty if there is no such file."""
     try:
         lines = _CPU_INFO.read_text(errors="replace").splitlines()
     except OSError:
@@ -57,7 +58,7 @@ def _facts() -> dict[str, str]:
 
 
 def agent_version() -> str:
-    """Return ``edgefl/`` and its version, as a device names itself to the server."""
+    """Return ``edgefl/<version>``, which a device sends to the server."""
     return f"edgefl/{version()}"
 
 
@@ -68,31 +69,31 @@ _CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 def resident_bytes() -> int:
-    """Return the resident set size; the peak if the system reports nothing better."""
+    """Return the resident set size of this process; its peak if the system reports only that."""
     return status_bytes("VmRSS") or _peak_of_process()
 
 
 def anonymous_bytes(pid: int | str = "self") -> int:
-    """Return the resident memory of a process that no file backs.
+    """Return the resident memory of process ``pid`` that is not backed by a file.
 
-    Where the system does not report it (not Linux), return all resident memory of this process.
+    Where the system does not report it (not Linux), return all resident memory of this process instead.
     """
     return status_bytes("RssAnon", pid) or resident_bytes()
 
 
 def peak_bytes() -> int:
-    """Return the highest resident set size since :func:`reset_peak`."""
+    """Return the highest resident set size of this process since :func:`reset_peak`."""
     return status_bytes("VmHWM") or _peak_of_process()
 
 
 def reset_peak() -> None:
-    """Start a new peak measurement, where the system can (Linux)."""
+    """Restart the measurement of :func:`peak_bytes`. Does nothing on systems other than Linux."""
     with suppress(OSError):
         _CLEAR_REFS.write_text("5")
 
 
 def trim_memory() -> None:
-    """Give freed memory back to the system, so that what was dropped is really gone."""
+    """Collect garbage and return freed memory to the system."""
     gc.collect()
     release_freed()
 
@@ -103,13 +104,13 @@ def _peak_of_process() -> int:
 
 
 def return_memory_early() -> None:
-    """Make glibc hand every freed block of 256 KiB back to the system at once, and the heap's end once 1 MiB of it is free.
+    """Make glibc return every freed block of 256 KiB to the system at once, and the heap's end once 1 MiB of it is free.
 
-    By default these grow with the largest block freed, up to 32 and 64 MiB, and what a training step frees then stays
-    resident in a fragmented heap: 58 MB instead of 40 MB for the weak tier of ResNet-20. Costs page faults, but not for
-    chunks of updates: these have 128 KiB, and each is copied a few times. Threads that begin from now on share the heaps
-    that there are: with one of its own, what a round's thread has freed would be of no use to the next. All of it is for
-    the whole process, the last for good.
+    By default these limits grow with the largest freed block, up to 32 and 64 MiB. What a training step frees then
+    stays resident in a fragmented heap: 58 MB instead of 40 MB for the weak tier of ResNet-20. The cost is page
+    faults, but not for chunks of updates, which have 128 KiB and are copied a few times. New threads share the
+    existing heaps, so that memory freed by one round's thread is of use to the next. All settings apply to the whole
+    process. The shared heaps cannot be undone.
     """
     _keep(below=_LARGE_BYTES, at_the_end=4 * _LARGE_BYTES)
     _set(_M_ARENA_MAX, 1)
@@ -118,8 +119,8 @@ def return_memory_early() -> None:
 def reserve_stack() -> None:
     """Run an empty thread, whose stack glibc keeps for the next thread.
 
-    ``RLIMIT_DATA`` counts the addresses of a stack, often 8 MiB. A limit that is set on an idle agent then leaves as much
-    room for a round's worker.
+    ``RLIMIT_DATA`` counts the addresses of a stack, often 8 MiB. A limit that is set on an idle agent then includes
+    the stack of a round's thread.
     """
     thread = threading.Thread(target=int)
     thread.start()
@@ -127,18 +128,18 @@ def reserve_stack() -> None:
 
 
 def return_memory_late() -> None:
-    """Make glibc keep what is freed, for a process that soon asks for as much again: it spares page faults."""
+    """Make glibc keep freed memory, for a process that soon allocates as much again; saves page faults."""
     _keep(below=_MOST_BYTES, at_the_end=_MOST_BYTES)
 
 
 def _keep(*, below: int, at_the_end: int) -> None:
-    """Keep freed blocks of less than ``below`` bytes, and so many bytes at the heap's end."""
+    """Make glibc keep freed blocks below ``below`` bytes, and up to ``at_the_end`` free bytes at the heap's end."""
     _set(_M_MMAP_THRESHOLD, below)
     _set(_M_TRIM_THRESHOLD, at_the_end)
 
 
 def _set(parameter: int, value: int) -> None:
-    """Set a parameter of glibc's malloc; does nothing with another C library."""
+    """Set a parameter of glibc's malloc. Does nothing with another C library."""
     if sys.platform == "linux":
         with suppress(OSError, AttributeError):
             ctypes.CDLL(None).mallopt(parameter, value)

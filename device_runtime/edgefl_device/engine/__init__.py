@@ -1,4 +1,6 @@
-"""Engines run the graphs of a bundle; one module per runtime, imported when it is opened: a device installs one."""
+"""Engines, which run the graphs of a bundle: one module per runtime, imported when it is opened, as a device installs
+one.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,18 @@ MOST_THREADS = 1024
 
 
 def open_engine(name: str, threads: int = 1, pages: Path | None = None, most_threads: int = 0) -> Engine:
-    """Return the engine ``name`` with so many threads, which stores in the folder ``pages`` what graphs in segments
-    leave on the disk (default: the system's for temporary files); ConfigError if there is none, or what it needs is not
-    installed.
+    """Return the engine ``name``, ready to load graphs.
 
-    A graph may have up to ``most_threads`` where its engine lets each have its own (default: as many as ``threads``).
+    Args:
+        name: ``onnx`` or ``executorch``.
+        threads: Threads of a graph.
+        pages: Folder for values that graphs in segments keep on disk; None: the system's folder for temporary
+            files.
+        most_threads: Most threads of a graph, for engines with a number for each graph; 0: as many as
+            ``threads``.
+
+    Raises:
+        ConfigError: There is no such engine, its package is not installed, or ``threads`` is out of range.
     """
     if not 1 <= threads <= MOST_THREADS:
         raise ConfigError(

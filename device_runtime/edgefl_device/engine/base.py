@@ -1,4 +1,4 @@
-"""Interface of engines. State stays inside the engine between calls."""
+"""Interface of engines. Training state stays inside the engine between calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Outputs:
-    """Result of a call: ``state`` inside the engine, everything else as numpy arrays by port name."""
+    """Result of running a graph: new ``state`` inside the engine, and all other outputs as numpy arrays by port name."""
 
     state: State
     arrays: Arrays
@@ -25,10 +25,13 @@ class LoadedGraph(Protocol):
     """A graph ready to run."""
 
     def run(self, feeds: Mapping[str, Array], state: State) -> Outputs:
-        """Run once. ``feeds`` holds every input that is not state; extra entries of ``state`` are ignored.
+        """Run the graph once.
 
-        ``state`` is used up where the graph rewrites it: this run may write ports of ``Graph.in_place`` into that memory,
-        a later run the others.
+        Args:
+            feeds: All inputs but state, by port name.
+            state: State by port name; entries that the graph does not read are ignored. Do not use it again if
+                the graph rewrites it: this run may overwrite ports of ``Graph.in_place``, and a later run the
+                others.
         """
 
 
@@ -43,18 +46,26 @@ class Engine(Protocol):
 
     @property
     def format(self) -> str:
-        """The ``Graph.format`` this engine runs."""
+        """Format of the graphs that this engine runs (``Graph.format``)."""
 
     @property
     def thread_counts(self) -> tuple[int, ...]:
-        """Numbers of threads that a graph may have, in order; without a number it has the engine's own."""
+        """Numbers of threads that a graph can be loaded with, ascending."""
 
     def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> LoadedGraph:
-        """Make ``artifact`` runnable, with one of the ``thread_counts`` (0: the engine's own); BundleError if it is damaged
-        or its ports differ from the manifest."""
+        """Load a graph.
+
+        Args:
+            graph: The manifest's entry of the graph.
+            artifact: Its bytes, decompressed.
+            threads: One of :attr:`thread_counts`; 0: the engine's own number.
+
+        Raises:
+            BundleError: The bytes are damaged, or the ports differ from the manifest.
+        """
 
     def read_state(self, state: State) -> Arrays:
-        """Return the state's tensors, for a checkpoint; they may share its memory, so write them before the next run."""
+        """Return the tensors of ``state`` as arrays. They may share its memory: copy or write them before the next run."""
 
     def write_state(self, arrays: Mapping[str, Array]) -> State:
-        """Return the state with these tensors: the inverse of :meth:`read_state`."""
+        """Return a new state with these tensors; the inverse of :meth:`read_state`."""

@@ -1,6 +1,6 @@
-"""Stock ONNX Runtime. State is bound instead of copied through Python between steps.
+"""Engine of stock ONNX Runtime. State is bound to memory instead of copied through Python between steps.
 
-A graph may be in segments: artifacts that run one after another as if they were one; what lives between them is on the disk.
+A graph may be in segments: artifacts that run one after another as one graph. Values between them are on disk.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ _SLACK = 64
 
 
 class Pages:
-    """Room for the values of ``ports``, in a file in ``folder`` (default: the system's for temporary files).
+    """Disk memory for the values between segments, in a file in ``folder`` (None: the system's folder for temporary
+    files).
 
-    StoreError if the disk has no room for them.
+    Raises:
+        StoreError: The disk has no room for them.
     """
 
     def __init__(self, ports: Iterable[Port], folder: Path | None) -> None:
@@ -68,11 +70,11 @@ class Pages:
             ) from error
 
     def room(self, port: Port) -> Array:
-        """Return memory for the value of ``port``: it goes to the disk once it is released."""
+        """Return writable mapped memory for the value of ``port``; its pages go to disk once the array is released."""
         return self._array(port, mmap.ACCESS_WRITE)
 
     def value(self, port: Port) -> Array:
-        """Return the value that was written last; pages are in memory once they are read, until it is released."""
+        """Return the last written value of ``port``, mapped read-only."""
         return self._array(port, mmap.ACCESS_READ)
 
     def _array(self, port: Port, access: int) -> Array:
@@ -84,27 +86,33 @@ class Pages:
 
 
 def _lead(port: Port) -> int:
-    """Return the bytes before the value: some if it would end so close to the end of its last page that reads beyond it
-    lies outside."""
+    """Return the padding before a value of ``port``, so that kernels that read beyond its end stay inside its last page."""
     return _SLACK if -port.nbytes % mmap.PAGESIZE < _SLACK else 0
 
 
 def _mapped(port: Port) -> int:
-    """Return the bytes of the file for ``port``: whole pieces, as mappings begin at these."""
+    """Return the bytes of the file for ``port``, a multiple of the granularity of mappings."""
     whole = _lead(port) + port.nbytes + _SLACK
     return -(-whole // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
 
 class LoadedSegment(Protocol):
-    """Artifact of an engine that writes outputs into given memory."""
+    """Interface of a loaded segment, which writes some outputs into memory of the caller."""
 
     def run_into(self, feeds: Mapping[str, Array], state: State, rooms: Mapping[str, Array]) -> Outputs:
-        """Run once as :meth:`edgefl_device.engine.base.LoadedGraph.run` does; outputs that ``rooms`` names are written
-        into that memory, and are not among what is returned."""
+        """Run once like :meth:`edgefl_device.engine.base.LoadedGraph.run`.
+
+        Args:
+            feeds: All inputs but state, by port name.
+            state: State by port name.
+            rooms: Memory for outputs by port name; these outputs are written there and are not in the result.
+        """
 
 
 class SegmentedGraph:
-    """Loaded segments and the pages between them. Every segment reads the state that the step began with."""
+    """Loaded segments of one graph, and the pages between them. All segments read the state from the beginning of the
+    step.
+    """
 
     def __init__(self, parts: Sequence[tuple[Graph, LoadedSegment]], pages: Pages) -> None:
         self._parts = parts
@@ -126,7 +134,17 @@ class SegmentedGraph:
 def load_segments(
     graph: Graph, artifact: bytes, folder: Path | None, load: Callable[[Graph, bytes], LoadedSegment]
 ) -> SegmentedGraph:
-    """Return the segments of ``graph``, each loaded by ``load``; BundleError if the blob has others than the manifest."""
+    """Load the segments of ``graph``.
+
+    Args:
+        graph: The manifest's entry of the graph.
+        artifact: The bytes of all segments.
+        folder: Folder for values between segments; None: the system's folder for temporary files.
+        load: Function that loads one segment.
+
+    Raises:
+        BundleError: The blob has another number of segments than the manifest.
+    """
     artifacts = split(artifact)
     if len(artifacts) != len(graph.segments):
         raise BundleError(
@@ -154,8 +172,12 @@ _DTYPES = {"float": "float32", "double": "float64"}
 
 
 class OnnxEngine:
-    """Runs ``onnx`` graphs on the CPU with ``threads`` threads per operator. ``pages``: the folder for what graphs in
-    segments keep on the disk."""
+    """Engine of ``onnx`` graphs on the CPU.
+
+    Args:
+        threads: Threads of each operator, unless a graph is loaded with another number.
+        pages: Folder for values between segments; None: the system's folder for temporary files.
+    """
 
     name = "onnxruntime"
     format = "onnx"
@@ -168,7 +190,7 @@ class OnnxEngine:
 
     @property
     def thread_counts(self) -> tuple[int, ...]:
-        """Each session has threads of its own: powers of two, and the most."""
+        """Powers of two, and the largest allowed number; each session has threads of its own."""
         return (
             *itertools.takewhile(self._most_threads.__gt__, (1 << power for power in itertools.count())),
             self._most_threads,
@@ -221,7 +243,7 @@ class OnnxEngine:
         return {name: value.numpy() for name, value in state.items()}
 
     def write_state(self, arrays: Mapping[str, Array]) -> State:
-        """Return the state as copies: a graph may overwrite its state, and the arrays belong to the caller."""
+        """Return a state with copies of ``arrays``, because a graph may overwrite its state."""
         state: State = {}
         for name, array in arrays.items():
             state[name] = ort.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype, _DEVICE)
@@ -230,12 +252,13 @@ class OnnxEngine:
 
 
 class OnnxGraph:
-    """One session and its manifest entry. Outputs are matched by position: ONNX allows no name on both sides.
+    """A session and its manifest entry. Outputs are matched by position, as ONNX allows no name for both input and
+    output.
 
-    State that the graph rewrites is written into the memory that it is read from where the manifest allows it
-    (``Graph.in_place``). The rest moves between two sets of buffers, one read and one written in turn: outputs taken anew
-    from the arena each step would leave gaps between its blocks that nothing fits. Of large state a graph may read and write
-    rows, each a port of its own (:mod:`edgefl.wire.bundle.graphs`): they are bound to places in the memory of the whole.
+    State in ``Graph.in_place`` is written into the memory that it is read from. Other state that the graph rewrites
+    alternates between two sets of buffers: one is read, the other written. New outputs from the arena each step would
+    fragment it. Parts of large state may be ports of rows (:mod:`edgefl.wire.bundle.graphs`), which are bound to
+    addresses inside the whole.
     """
 
     def __init__(self, graph: Graph, session: Any, *, shrinks: bool = False) -> None:
@@ -264,7 +287,7 @@ class OnnxGraph:
         return self.run_into(feeds, state, {})
 
     def run_into(self, feeds: Mapping[str, Array], state: State, rooms: Mapping[str, Array]) -> Outputs:
-        """Run into given memory; see :class:`edgefl_device.engine.onnx.LoadedSegment`."""
+        """Run once and write outputs into given memory; see :meth:`edgefl_device.engine.onnx.LoadedSegment.run_into`."""
         in_place = {name: state[name] for name in self._graph.in_place}
         later_state = {
             port.name: in_place.get(port.name) or self._buffer(port)
@@ -310,13 +333,13 @@ class OnnxGraph:
 
 
 def _names_file(artifact: bytes) -> bool:
-    """Return True if a tensor anywhere in a model may have its numbers in a file.
+    """Return True if a tensor anywhere in a serialized model may store its numbers in an external file.
 
-    It names the file under the key ``location``, a string, and field 1 of its message. Wherever that is, and whatever
-    surrounds it, protobuf has the letters of a string as they are and in one piece, before them its length (8), and
-    before that the field's number and kind (10). A number takes one byte to ten, with seven bits in each, the lowest first:
-    all forms of these two are looked for, and some that mean other numbers. So nothing that a parser takes for that key is
-    missed, in fields that we do not know either; what is refused in addition is another field 1 of that name.
+    Such a tensor has a field 1 with the string ``location``. In protobuf the string's bytes are contiguous, preceded
+    by its length (8) and by the field's number and type (10). Both are varints of one to ten bytes, with seven bits
+    in each, lowest first. This function looks for all encodings of the two and for some with other meanings. It
+    therefore misses nothing that a parser accepts, even in unknown fields, and may refuse another field 1 with that
+    text.
     """
     at = artifact.find(_LOCATION)
     while at >= 0:
@@ -329,13 +352,13 @@ def _names_file(artifact: bytes) -> bool:
 def _renew_arena(graph: Graph | None = None) -> bool:
     """Register an empty arena for the sessions that are created next.
 
-    Sessions keep their arena, so registering another one gives each graph an arena of its own, which ends with it. Segments
-    share one: otherwise a segment could not use what the one before it has freed. onnxruntime's own arena doubles block by
-    block, and ``RLIMIT_DATA`` counts the addresses that it does not use.
+    Sessions keep their arena, so a new registration gives each graph an arena of its own, which ends with the graph.
+    Segments share one: otherwise a segment could not use the memory that the one before it has freed. onnxruntime's
+    default arena doubles block by block, and ``RLIMIT_DATA`` counts the addresses that it does not use.
 
     Args:
-        graph: its ``arena_bytes`` become one block. Without a known size, or for segments, which give all blocks back after
-            each run, the arena grows by each request.
+        graph: Graph whose ``arena_bytes`` become one block. Without a known size, or for segments, which return
+            all blocks after each run, the arena grows with each request.
 
     Returns:
         False if this release of onnxruntime keeps the first arena that a process registers.
@@ -357,15 +380,14 @@ def _renew_arena(graph: Graph | None = None) -> bool:
 
 
 def _shrinking() -> Any:
-    """Return options of a run that gives the arena's memory back to the system: the next segment has pages of its own to
-    hold, and the arena outlives the graphs that share it."""
+    """Return run options that release the arena's memory after the run, for graphs that share the arena."""
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     return options
 
 
 def _by_port(args: Sequence[Any]) -> list[list[Any]]:
-    """Return outputs in groups: successive rows of one whole are one port."""
+    """Group a session's outputs by port: successive rows of one state tensor belong to one port."""
 
     def whole(numbered: tuple[int, Any]) -> str | int:
         rows = parse_rows(numbered[1].name)
@@ -377,10 +399,9 @@ def _by_port(args: Sequence[Any]) -> list[list[Any]]:
 def _place(
     value: Any, port: Port, rows: RowRange, shape: Sequence[int]
 ) -> tuple[str, int, Any, list[int], int]:
-    """Return the location of rows of a state tensor: device and its number, type of an entry, the shape as which a graph
-    takes them, address.
+    """Return the arguments that bind rows of a state tensor: device, device number, dtype, shape in the graph, address.
 
-    The address is all that onnxruntime sees of it, so a tensor that is not what the manifest lists is a BundleError.
+    onnxruntime sees only the address, so the tensor is checked here. BundleError if it differs from the manifest.
     """
     found, dtype = tuple(value.shape()), np.dtype(port.dtype)
     if found != tuple(port.shape) or _dtype_name(value.data_type()) != port.dtype:
@@ -393,13 +414,13 @@ def _place(
 
 
 def _dtype_name(element_type: str) -> str:
-    """Return numpy's name of onnxruntime's tensor type."""
+    """Return numpy's name of onnxruntime's ``element_type``, such as ``tensor(float)``."""
     name = element_type.removeprefix("tensor(").removesuffix(")")
     return _DTYPES.get(name, name)
 
 
 def _outputs_differ(port: Port, args: Sequence[Any]) -> list[str]:
-    """Return the contradictions of a port's outputs: each, and rows that are not all of it."""
+    """Return a text for each contradiction between a port and its outputs, such as rows that do not cover it."""
     parts = [rows for arg in args if (rows := parse_rows(arg.name))]
     if parts and (port.role != "state" or not cover(parts, port.shape[0] if port.shape else 0)):
         return [f"{port.name}: rows that are not all of it"]
@@ -407,10 +428,10 @@ def _outputs_differ(port: Port, args: Sequence[Any]) -> list[str]:
 
 
 def _differs(port: Port, arg: Any) -> str:
-    """Return onnxruntime's view of a port, or of rows of it, if it contradicts the manifest, else "".
+    """Return the contradiction between an input or output of the session and its port, or "" if there is none.
 
-    Unknown sizes contradict nothing, but of rows, which are bound to memory by them: of these, and of their place within the
-    whole, nothing may be unknown. A graph may take rows as another shape of as many entries: they lie behind each other.
+    Unknown sizes contradict nothing, except for rows: they are bound by address, so their shape and place must be
+    known. A graph may give rows another shape with as many entries.
     """
     dtype, shape, wanted = _dtype_name(arg.type), tuple(arg.shape), tuple(port.shape)
     rows = parse_rows(arg.name)

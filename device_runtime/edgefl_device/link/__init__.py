@@ -1,1 +1,1 @@
-"""Connection to the federation: blobs that come in, updates that go out."""
+"""Connection to the federation: download of blobs, upload of updates, identity and status."""

@@ -1,4 +1,4 @@
-"""Fetching of blobs: subscribe to missing chunks, a window at a time, check each one, and store it."""
+"""Download of blobs: subscribe to missing chunks, a window at a time, verify each one and store it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,14 @@ from edgefl_device.store.database import ChunkRef, Store
 
 @dataclass
 class _FetchWindow:
-    """Chunks that wait, chunks that are requested, bad answers per chunk, and topics that are done."""
+    """State of a download.
+
+    Attributes:
+        waiting: Chunks that are not requested yet.
+        requested: Requested chunks by topic.
+        bad: Number of damaged messages by topic.
+        finished: Topics to unsubscribe from.
+    """
 
     waiting: list[ChunkRef]
     requested: dict[str, ChunkRef] = field(default_factory=dict)
@@ -38,15 +45,17 @@ _SILENCE: _Message = ("", b"silence")
 
 
 class Fetcher:
-    """Brings blobs into the store, from mirrors or from the broker. The reader of the session's inbox calls :meth:`deliver`.
+    """Downloads blobs into the store, from mirrors or from the broker.
+
+    The thread that reads the session's inbox calls :meth:`deliver`; the round's thread calls the other methods.
 
     Args:
-        session: Session whose subscriptions bring chunks.
+        session: Session whose subscriptions deliver chunks.
         topics: Topics of the federation, or of one profile request.
         store: Storage of chunks.
         limits: Sizes and timeouts.
         mirrors: Mirrors that are used before the broker; None uses none.
-        cancelled: Event that ends a running fetch with RoundAborted.
+        cancelled: Event that ends a running download with RoundAborted.
     """
 
     def __init__(
@@ -74,17 +83,17 @@ class Fetcher:
 
     @property
     def received_bytes(self) -> int:
-        """Bytes of all messages on blob topics since they were last taken."""
+        """Bytes of all messages on blob topics since :meth:`take_received`."""
         return self._received.payload
 
     def take_received(self) -> PublishTraffic:
-        """Return and reset the traffic on blob topics. Second copies and refused messages count too."""
+        """Return and reset the traffic on blob topics, including repeated and refused messages."""
         with self._counting:
             traffic, self._received = self._received, PublishTraffic()
         return traffic
 
     def deliver(self, topic: str, payload: bytes) -> None:
-        """Queue a message that arrived on a blob topic; one that was not requested is dropped and counted."""
+        """Queue a message from a blob topic. If the queue is full or the message too large, drop and count it."""
         with self._counting:
             self._received += PublishTraffic.of(topic, len(payload), qos=_QOS)
         few = self._arrived.qsize() < _WINDOWS * self._limits.fetch_window
@@ -94,20 +103,23 @@ class Fetcher:
             self.dropped += 1
 
     def poke(self) -> None:
-        """Request everything again, because the connection is new; a cancelled fetch stops waiting."""
+        """Wake a running download, which requests all missing chunks again; call it on a new connection and after
+        cancelling.
+        """
         self._arrived.put(_POKE)
 
     def get(self, ref: BlobRef) -> bytes:
-        """Return the blob ``ref`` from the store, a mirror or the broker, unfolded if it travelled compressed."""
+        """Return the decompressed blob ``ref``, downloaded if it is not in the store. Raises like :meth:`get_all`."""
         return next(self.get_all([ref]))
 
     def get_all(self, refs: Sequence[BlobRef]) -> Iterator[bytes]:
-        """Bring the blobs ``refs`` into the store, then return them one by one, whole and checked.
+        """Download the blobs ``refs`` into the store, then return an iterator over their decompressed bytes.
 
         Raises:
-            BundleError: The bytes do not arrive, are wrong, or do not unfold to what they should.
-            RoundDeclined: They are at mirrors only and this device may use none, or chunks exceed its limit.
-            RoundAborted: The fetch was cancelled.
+            BundleError: Chunks do not arrive or are damaged, or a blob decompresses to another size.
+            RoundDeclined: The blobs are at mirrors only and this device may use none, or chunks exceed its
+                message limit.
+            RoundAborted: The download was cancelled.
         """
         limit = self._limits.max_blob_bytes
         for ref in refs:
@@ -116,7 +128,7 @@ class Fetcher:
         return (decompress(ref, self._whole(ref, refs), limit) for ref in refs)
 
     def _bring(self, refs: Sequence[BlobRef]) -> None:
-        """Bring all chunks of ``refs`` into the store."""
+        """Download the missing chunks of ``refs`` into the store, from mirrors first."""
         once = list({ref.sha256: ref for ref in refs}.values())
         if not self._store.missing(once):
             self._store.touch(once)
@@ -129,7 +141,9 @@ class Fetcher:
             self._collect(_FetchWindow(waiting=missing))
 
     def _check_chunks(self, refs: Sequence[BlobRef]) -> None:
-        """Raise RoundDeclined if a message of the broker with a chunk of ``refs`` would end the connection."""
+        """Raise RoundDeclined if a chunk of ``refs`` exceeds the message size at which the broker would end the
+        connection.
+        """
         most = self._limits.readable_bytes
         for ref in refs:
             if (largest := min(ref.chunk, ref.size)) > most:
@@ -140,7 +154,9 @@ class Fetcher:
                 )
 
     def _whole(self, ref: BlobRef, beside: Sequence[BlobRef]) -> bytes:
-        """Return the blob as it travels. If it is fetched again, the blobs ``beside`` stay in the store."""
+        """Return the verified bytes of ``ref``, still compressed. Download damaged ones again, without dropping
+        ``beside``.
+        """
         for _ in range(self._limits.fetch_retries):
             try:
                 return verify_blob(ref, self._store.blob(ref))
@@ -181,7 +197,7 @@ class Fetcher:
             self._session.unsubscribe([*window.requested, *window.finished])
 
     def _request(self, window: _FetchWindow) -> None:
-        """Fill the window once half of it is free, and unsubscribe from topics that are done."""
+        """Subscribe to the next chunks once half of the window is free, and unsubscribe from finished topics."""
         if len(window.requested) > self._limits.fetch_window // 2 or not window.waiting:
             return
         fresh: list[str] = []
@@ -195,7 +211,7 @@ class Fetcher:
         self._session.subscribe(fresh, qos=_QOS, standing=False)
 
     def _take(self, window: _FetchWindow, arrived: Sequence[_Message]) -> bool:
-        """Store the requested chunks; return True if there were any, good or bad. Anything else counts as silence."""
+        """Store the requested chunks among ``arrived``. Return False if there was none, neither valid nor damaged."""
         good: dict[str, tuple[ChunkRef, bytes]] = {}
         bad: dict[str, ChunkRef] = {}
         for topic, payload in arrived:
@@ -232,7 +248,7 @@ class Fetcher:
         return time.monotonic() + self._limits.fetch_timeout_s
 
     def _next(self, deadline: float) -> list[_Message]:
-        """Return up to one window of received messages, or silence on timeout; RoundAborted if the fetch is cancelled."""
+        """Return up to one window of received messages, or an empty list at ``deadline``. RoundAborted if cancelled."""
         arrived: list[_Message] = []
         while not arrived and (left := deadline - time.monotonic()) > 0:
             if not self.cancelled.is_set():

@@ -1,11 +1,11 @@
-"""Identities: this device's own key, and the keys of the server that it trusts.
+"""Identities: this device's own key, and the trusted keys of the server.
 
 ::
 
     session = SignedSession(Session(...), load_signer(folder, store))
     trust = ServerTrust(store, pinned_keys, log)
     session.publish(topic, message)
-    task = trust.open(Task, topic, payload)     # IdentityError: not the server's message, or a copy (Repeated)
+    task = trust.open(Task, topic, payload)     # IdentityError: not signed by the server, or a copy (Repeated)
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _MOST_KEYS = 16
 
 
 class _StoredTrust(msgspec.Struct, frozen=True):
-    """Stored trust: the first key of the server, and the successions that followed from it."""
+    """Trust in the server as it is stored: its first key, and the signed statements with which later keys replaced it."""
 
     first: bytes = b""
     statements: tuple[keys.Succession, ...] = ()
@@ -50,7 +50,7 @@ class _StoredTrust(msgspec.Struct, frozen=True):
 class _LastNumbers(msgspec.Struct):
     """Number of the last message by topic and key, and the key that signed the last announcement.
 
-    Each key has numbers of its own: the holder of another one cannot use them up.
+    Numbers are counted per key, so that the holder of another key cannot use them up.
     """
 
     numbers: dict[str, dict[bytes, int]] = {}
@@ -58,7 +58,7 @@ class _LastNumbers(msgspec.Struct):
 
 
 class Repeated(IdentityError):
-    """Copy of the server's last message, as brokers send it; to be ignored without a report."""
+    """Copy of the server's last message on a topic, which brokers may deliver twice. Ignore it without a report."""
 
     def __init__(self, kind: type[Message], topic: str) -> None:
         super().__init__("repeated", f"a {kind.__name__} on {topic} came once more")
@@ -86,7 +86,7 @@ class SignedSession:
         self.session.wake()
 
     def seal(self, topic: str, message: Message) -> bytes:
-        """Return the payload of ``message`` for ``topic``."""
+        """Return the payload of ``message``: its signed envelope, or the plain message without a signer."""
         return encode(message) if self._signer is None else self._signer.seal(topic, message)
 
     def publish(self, topic: str, message: Message, *, qos: int = 1, retain: bool = False) -> Delivery:
@@ -94,13 +94,13 @@ class SignedSession:
         return self.publish_payload(topic, self.seal(topic, message), qos=qos, retain=retain)
 
     def publish_payload(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> Delivery:
-        """Publish a payload that was sealed before."""
+        """Publish a payload that :meth:`seal` returned."""
         return self.session.publish(topic, payload, qos=qos, retain=retain)
 
 
 @dataclass(frozen=True)
 class _StoredNumbers:
-    """Numbers of a device's messages, in its store."""
+    """Storage of the last message numbers of this device, in its store."""
 
     store: Store
 
@@ -113,15 +113,15 @@ class _StoredNumbers:
 
 
 def load_signer(folder: Path, store: Store) -> MessageSigner:
-    """Return the signer of this device's messages; its key is made at the first start, and stays in ``folder``."""
+    """Return the signer of this device's messages. At the first start its key is created in ``folder``."""
     return MessageSigner(keys.KeyPair(folder / KEY_FILE), MessageCounter(_StoredNumbers(store)))
 
 
 def copy_trust(store: Store, agent: Path) -> None:
-    """Copy the trusted keys of the agent's store in the folder ``agent``, if there are any, into ``store``.
+    """Copy the trusted server keys from the agent's store in folder ``agent`` into ``store``, if the agent has any.
 
     Raises:
-        StoreError: They cannot be read. Trusting the first key that comes instead would be unsafe.
+        StoreError: The agent's store cannot be read. Trusting the first received key instead would be unsafe.
     """
     facts = facts_in(agent, (_TRUST, _HEARD))
     if not _read(facts.get(_TRUST), _StoredTrust).first:
@@ -136,7 +136,8 @@ class ServerTrust:
 
     Args:
         store: Storage of both.
-        pinned: Keys from the device's configuration; without any, the first key that is seen is trusted from then on.
+        pinned: Keys from the device's configuration; without any, the first key that is seen is trusted from then
+            on.
         log: Receives changes of trust.
     """
 
@@ -156,19 +157,26 @@ class ServerTrust:
 
     @property
     def keys(self) -> frozenset[bytes]:
-        """The keys that are valid now."""
+        """Keys that are valid now."""
         with self._lock:
             now = time.time()
             return frozenset(key for key, until in self._keys.items() if now < until)
 
     def open(self, kind: type[AnyMessage], topic: str, payload: bytes) -> AnyMessage:
-        """Return the server's message.
+        """Verify and return a message of the server.
 
-        The first key is learnt from an announcement, which all devices see; until then other messages count as unsigned.
+        The first key is accepted from an announcement, which all devices see; until then other messages count as
+        unsigned.
+
+        Args:
+            kind: Type of the message.
+            topic: Topic on which it arrived.
+            payload: Its bytes.
 
         Raises:
-            IdentityError: A key is known and did not sign it, or an older message on the topic comes again.
-            Repeated: A copy of the last message on the topic, also after a restart: each message of the server has a
+            IdentityError: A key is trusted and did not sign the message, or the message is older than the last
+                one.
+            Repeated: It is a copy of the last message on the topic, also after a restart: each message has a
                 number of its own. The announcement is retained, so its first copy in a process is no repetition.
             ProtocolError: The message is malformed.
         """
@@ -185,7 +193,16 @@ class ServerTrust:
             return message
 
     def check_bundle(self, sha256: str, signature: bytes, format: str) -> None:
-        """Raise BundleError if no known key signed the bundle, or if it is executable and no key is known."""
+        """Check the signature of a bundle.
+
+        Args:
+            sha256: Digest of the bundle's manifest.
+            signature: Signature from the announcement; b"" if there is none.
+            format: Format of its graphs.
+
+        Raises:
+            BundleError: No trusted key signed it; or no key is trusted and loading this format runs native code.
+        """
         known = self.keys
         if known:
             archive.check(known, sha256, signature)
@@ -213,7 +230,9 @@ class ServerTrust:
         return message
 
     def _admitted(self, kind: type[Message], envelope: Envelope) -> _StoredTrust | None:
-        """Return the trust to store if the message introduces its key, else None; IdentityError if the key is unknown."""
+        """Return the trust to store if the message introduces a new valid key, else None. IdentityError if its key is
+        unknown.
+        """
         until = self._keys.get(envelope.key)
         if until is not None:
             if time.time() < until:
@@ -247,7 +266,7 @@ class ServerTrust:
         self._log.event("server-key", text)
 
     def _in_order(self, kind: type[Message], topic: str, envelope: Envelope) -> None:
-        """Raise IdentityError for an older message of the key, and for rounds of a key that another one followed."""
+        """Raise IdentityError for a message older than the key's last one, and for announcements by a replaced key."""
         key, at, announces = envelope.key, envelope.at, issubclass(kind, Round)
         # The server is stopped while its key is rotated: the old one has announced its last round by then.
         if announces and self._keys.get(key) != keys.FOREVER:

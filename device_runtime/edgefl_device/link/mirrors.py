@@ -1,7 +1,7 @@
-"""Blobs from mirrors: the owner's and those that a round's announcement names, before the broker is used.
+"""Download from mirrors: first the owner's, then those that the announcement names, before the broker.
 
-No mirror is trusted. Each chunk is compared with its digest as it comes, and right ones stay, so that a bad mirror costs a
-bounded time: the next one, or the broker, continues where it ended.
+Mirrors are not trusted. Each chunk is compared with its digest on arrival, and valid chunks stay. A bad mirror
+therefore costs a bounded time: the next mirror or the broker continues where it ended.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _MOST_LACKS = 3
 
 @dataclass
 class _MirrorRecord:
-    """Recent behaviour of a mirror: faults in a row, the time until which it is left, and the last report."""
+    """Recent behaviour of a mirror: successive failures, the time until which it is not used, and the last reported
+    problem.
+    """
 
     faults: int = 0
     left_until: float = 0.0
@@ -37,7 +39,7 @@ class _MirrorRecord:
 
 @dataclass
 class _MinimumRate:
-    """Bytes since ``began``; raises MirrorError once they are too few."""
+    """Check of a mirror's speed: counts bytes since ``began`` and raises MirrorError once they are too few."""
 
     least_s: int
     patience_s: float
@@ -57,7 +59,7 @@ class _MinimumRate:
 
 
 class Mirrors:
-    """Mirrors of one device. :meth:`announced` and the other methods may be called by different threads.
+    """Mirrors of one device.
 
     Args:
         limits: Sizes and timeouts.
@@ -91,7 +93,7 @@ class Mirrors:
         self._taken = 0
 
     def announced(self, announced: Round) -> None:
-        """Take the mirrors that a round's announcement names."""
+        """Replace the server's mirrors by those that a round's announcement names. Thread-safe."""
         named, wrong = [], ""
         for text in announced.mirrors[:MOST_MIRRORS]:
             try:
@@ -109,18 +111,21 @@ class Mirrors:
 
     @property
     def fresh_bytes(self) -> int:
-        """Bytes of chunks that came since they were last taken."""
+        """Bytes of chunks received from mirrors since :meth:`take_received`."""
         return self.received_bytes - self._taken
 
     def take_received(self) -> int:
-        """Return and reset the bytes that came; 0 for a server that names no mirrors, which may not know the field."""
+        """Return and reset the bytes received from mirrors; 0 if the server names none, as it may not know the field."""
         fresh, self._taken = self.fresh_bytes, self.received_bytes
         return fresh if self._counted else 0
 
     def bring(self, refs: Sequence[BlobRef], store: Store, cancelled: threading.Event) -> None:
-        """Store as many chunks of ``refs`` as mirrors give; RoundAborted if the fetch is cancelled.
+        """Download as many chunks of ``refs`` into ``store`` as mirrors provide.
 
-        If a broker can replace them, two mirrors that fail are enough for one time.
+        Stops after two failed mirrors if the broker can provide the rest.
+
+        Raises:
+            RoundAborted: ``cancelled`` was set.
         """
         failed = 0
         for mirror in self._usable():
@@ -130,7 +135,12 @@ class Mirrors:
             failed += not self._fetch(mirror, wanted, store, cancelled)
 
     def check_broker(self) -> None:
-        """Raise BundleError or RoundDeclined if a blob that is still missing is at mirrors only."""
+        """Check that the broker can provide blobs that mirrors did not.
+
+        Raises:
+            RoundDeclined: Blobs are at mirrors only, and this device may use none.
+            BundleError: Blobs are at mirrors only, and none delivered them.
+        """
         if not self._only:
             return
         if not (self._named or self._own):
@@ -161,7 +171,7 @@ class Mirrors:
     def _fetch(
         self, mirror: Mirror, refs: Sequence[BlobRef], store: Store, cancelled: threading.Event
     ) -> bool:
-        """Fetch ``refs`` from one mirror; return False if it failed."""
+        """Download ``refs`` from one mirror; return False if it failed."""
         # The HTTP client takes 2.4 MB of a device, and most devices have no mirror.
         from edgefl.wire.mirror_client import BlobMissing, MirrorConnection, Watchdog
 
@@ -218,7 +228,7 @@ class Mirrors:
 
 
 def _runs(indices: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield the runs of neighbours in ascending ``indices``: the first of each, and the one after its last."""
+    """Yield (first, last + 1) of each run of successive numbers in ascending ``indices``."""
     for _, group in groupby(enumerate(indices), key=lambda pair: pair[1] - pair[0]):
         run = [index for _, index in group]
         yield run[0], run[-1] + 1

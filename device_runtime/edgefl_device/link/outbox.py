@@ -1,4 +1,4 @@
-"""Durable outbox: an update is sent, and sent again, until the server accepts or refuses it."""
+"""Durable outbox: an update is sent repeatedly until the server accepts or refuses it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LONGEST = 16
 
 
 def past_of(outgoing: Outgoing, ack: Ack) -> PastRound:
-    """Return the entry in the device's history for an update that the server accepted or refused."""
+    """Return the history entry of an update that ``ack`` accepts or refuses."""
     past = PastRound(
         run=outgoing.run,
         round=outgoing.round,
@@ -51,7 +51,7 @@ def past_of(outgoing: Outgoing, ack: Ack) -> PastRound:
 
 
 class Outbox:
-    """Thread that empties the store's outbox, oldest first.
+    """Thread that sends the updates in the store's outbox, oldest first.
 
     Args:
         session: Session that publishes chunks, and is woken by a final acknowledgement.
@@ -93,18 +93,19 @@ class Outbox:
             self._thread.join(timeout=5)
 
     def wake(self) -> None:
-        """Wake the thread, because there is an update to send."""
+        """Wake the thread, because the store has an update to send."""
         self._work.set()
 
     def send_again(self) -> None:
-        """Send waiting updates once more, because the earlier messages may be lost."""
+        """Send the current update again, because earlier messages may be lost."""
         self._keep(None)
         self._work.set()
 
     def deliver(self, ack: Ack) -> None:
-        """Queue an acknowledgement, unless it is about another update than the one that is being sent.
+        """Queue an acknowledgement for the thread; ignore one for another update than the current one.
 
-        While none is sent it may be about the next. One that finds no room comes again, as the update does.
+        Between two updates any acknowledgement is queued. If the queue is full it is dropped; the server repeats it
+        with the update.
         """
         if self._sending in ("", ack.nonce):
             self._keep(ack)
@@ -164,7 +165,9 @@ class Outbox:
                 return
 
     def _publish(self, outgoing: Outgoing, sha256: str, index: int, count: int, data: bytes) -> Delivery:
-        """Publish a chunk; without data it offers the update, whose chunks go out when the server requests them."""
+        """Publish chunk ``index`` of an update. Empty ``data`` offers the update instead; the server then requests
+        chunks.
+        """
         size = len(outgoing.data)
         topic = self._topics.update(outgoing.round, index, outgoing.shard)
         chunk = UpdateChunk(
@@ -175,7 +178,9 @@ class Outbox:
         return self._session.publish_payload(topic, payload)
 
     def _send(self, outgoing: Outgoing, sha256: str, room: int, wanted: Iterable[int]) -> None:
-        """Publish chunks of ``room`` bytes, at most a window of them ahead of the broker."""
+        """Publish the chunks ``wanted``, each of ``room`` bytes, with at most one window of them unconfirmed by the
+        broker.
+        """
         count = max(1, -(-len(outgoing.data) // room))
         flying: deque[Delivery] = deque()
         for index in wanted:
@@ -188,7 +193,7 @@ class Outbox:
                     return
 
     def _wait_for(self, nonce: str, sha256: str, patience_s: float) -> Ack | None:
-        """Return the acknowledgement of this update, not of another for the same task; None if it is time to send again."""
+        """Return the next acknowledgement of this update; None on timeout, or if it is to be sent again."""
         try:
             while (ack := self._acks.get(timeout=patience_s)) is not None:
                 if (ack.nonce, ack.sha256) == (nonce, sha256):
@@ -198,7 +203,7 @@ class Outbox:
         return None
 
     def _drain(self) -> None:
-        """Drop reasons to send again that came before this sending, but no acknowledgements."""
+        """Remove older requests to send again from the queue, but keep acknowledgements."""
         acks = []
         while not self._acks.empty():
             if (ack := self._acks.get_nowait()) is not None:

@@ -1,4 +1,4 @@
-"""Presence of a device in its federation: its hello, its subscription to rounds, and the rate of its reports."""
+"""Presence of a device in its federation: its hello, its subscription to rounds, and a rate limiter for reports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ _MOST_NOTICES = 256
 
 
 class HelloSender:
-    """Sends the device's hello: on connection, on changed conditions, and when a full server may have room. For one thread.
+    """Sends the device's hello on connection, on changed conditions, and later again if the server was full. For one
+    thread.
 
     Args:
         config: The device's configuration; ``memory_bytes`` is what it offers.
@@ -68,12 +69,12 @@ class HelloSender:
         )
 
     def begin(self) -> None:
-        """Read the conditions. Call it before the device connects."""
+        """Read the conditions for the first time. Call it before the device connects."""
         if self._reports_conditions:
             self._conditions.begin()
 
     def send(self, *, again: bool = False) -> None:
-        """Publish the hello; ``again`` marks one of which only the conditions changed."""
+        """Publish the hello. ``again`` marks a hello in which only the conditions changed."""
         known = self._conditions.take()
         self._again_at = None
         conditions = known if known != UNKNOWN_CONDITIONS else UNSET
@@ -81,12 +82,12 @@ class HelloSender:
         self._session.publish(self._topic, hello, retain=True)
 
     def answered(self, ack: Ack) -> None:
-        """Handle the server's answer: one without room names the time to come again."""
+        """Handle the server's answer. If the server is full, schedule the next hello at the time that it names."""
         if ack.reason == COME_LATER and isinstance(ack.later_s, float):
             self._again_at = time.monotonic() + max(SOONEST_S, min(ack.later_s, LATEST_S))
 
     def step(self, *, connected: bool) -> None:
-        """Send the hello if it is time. Call it now and then."""
+        """Send the hello if it is due. Call it periodically."""
         changed = self._reports_conditions and self._conditions.step()
         if not connected:
             return
@@ -98,10 +99,10 @@ class HelloSender:
 
 
 class RoundSubscription:
-    """Subscription to announcements of rounds. A device that gets no task for a while unsubscribes until it is called.
+    """Subscription to announcements, paused after several rounds without a task until a task arrives.
 
-    Each announcement goes to all subscribers. If a server selects a hundred of ten thousand devices, the others would cost
-    the broker more than the round does.
+    The broker sends each announcement to all subscribers. If a server selects a hundred of ten thousand devices, the
+    others would cost the broker more than the round does.
     """
 
     def __init__(self, session: Session, topic: str) -> None:
@@ -111,14 +112,14 @@ class RoundSubscription:
         self.is_paused = False
 
     def resume(self) -> None:
-        """Subscribe, after the start, a new connection or a task. The broker sends the announcement that it retains."""
+        """Subscribe after the start, on a new connection or for a task. The broker then sends the retained announcement."""
         self._rounds.clear()
         if self.is_paused:
             self.is_paused = False
             self._session.subscribe([self._topic])
 
     def is_due_to_pause(self, announced: Round) -> bool:
-        """Count an announcement; return True if it is one of several rounds without a task."""
+        """Count an announced round without a task; return True after several of them."""
         if announced.state == "open":
             self._rounds.add((announced.run, announced.round))
         return announced.state != "done" and len(self._rounds) > _ROUNDS_WITHOUT_TASK
@@ -130,9 +131,10 @@ class RoundSubscription:
 
 
 class NoticeLimiter:
-    """Rate limiter of reports, each due once in ``period_s`` seconds: an attacker may cause the same a million times.
+    """Rate limiter of reports: each notice once in ``period_s`` seconds, because an attacker may cause it a million
+    times.
 
-    ``suppressed`` counts reports that were not due. For one thread.
+    ``suppressed`` counts the notices that were not reported. For one thread.
     """
 
     def __init__(self, period_s: float) -> None:
@@ -141,7 +143,7 @@ class NoticeLimiter:
         self.suppressed = 0
 
     def is_due(self, notice: Hashable) -> bool:
-        """Return True if ``notice`` is to be reported now."""
+        """Return True if ``notice`` may be reported now; it is then suppressed for ``period_s`` seconds."""
         now = time.monotonic()
         if now < self._due_at.get(notice, now):
             self.suppressed += 1

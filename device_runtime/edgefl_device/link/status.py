@@ -1,4 +1,4 @@
-"""Status of a device in its federation, for people: connection, access rights, tier, missing server or task."""
+"""Status of a device for its log: connection, access rights, tier, and reasons why no task arrives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgefl_device.config import AgentConfig, DeviceLog
 
 
 class FederationStatus:
-    """Reports the status of one device; each fact once for as long as it stays true.
+    """Reports the status of one device, each fact once for as long as it is true.
 
     Args:
         config: Names of device and federation, broker and limits.
@@ -41,20 +41,20 @@ class FederationStatus:
         self._reported_left_out: set[bool] = set()
 
     def step(self, *, alone: bool) -> None:
-        """Look for other federations from time to time. Call it now and then.
+        """Search the broker for other federations from time to time. Call it periodically.
 
         Args:
-            alone: True if the broker is connected, and nothing of the federation has arrived.
+            alone: True if the broker is connected, and nothing of this federation has arrived.
         """
         self._alone = alone
         self._search.step(alone=alone)
 
     def has_looked(self) -> bool:
-        """Return True if it has looked since the last call, for which it opens a connection."""
+        """Return True if a search was made since the last call. A search opens a connection, which takes memory."""
         return self._search.has_looked()
 
     def offline(self, event: Disconnected) -> None:
-        """Report that the connection ended or cannot be made."""
+        """Report that the connection ended or cannot be made, or that a second client uses this device's name."""
         again = f"trying again in {event.retry_s:.1f} s"
         if not event.rival:
             self._log.event("offline", f"{event.reason}; {again}")
@@ -67,14 +67,14 @@ class FederationStatus:
         )
 
     def denied(self, event: Refusal) -> None:
-        """Report that the broker denies this device a topic; of blobs, which are many, only the first one."""
+        """Report that the broker denies this device a topic; of all blob topics only the first one."""
         kind = event.action, event.topic.rpartition("/blobs/")[0] or event.topic
         if kind not in self._denied:
             self._denied.add(kind)
             self._log.event("denied", event.text(self._broker), topic=event.topic, reason=event.reason)
 
     def answered(self, ack: Ack) -> None:
-        """Report the server's answer to the hello (no tier, or another one), or to a message that it cannot read."""
+        """Report the server's answer to the hello (no tier, or another tier), or to a message that it could not read."""
         if ack.text != self._answer:  # a server that was started again answers the same hello
             self._answer = ack.text
             about = "refused" if ack.reason in ("malformed", COME_LATER) else "tier"
@@ -87,10 +87,11 @@ class FederationStatus:
             self._log.event("done", f"the training of federation {self._federation!r} is over", run=round.run)
 
     def is_left_out(self, without: Round | None) -> bool:
-        """Return True if it is time to report that this device has no task. Call it now and then.
+        """Return True if it is time to report that this device has no task. Call it periodically.
 
-        A server that does not hear a device cannot say so, and a broker drops in silence what its access rules forbid. A
-        round that is announced beyond its deadline is the last message of a server that has stopped.
+        The report is needed because a server that does not receive from a device cannot answer it, and a broker
+        silently drops what its access rules forbid. An open round after its deadline comes from a server that has
+        stopped.
 
         Args:
             without: The open round in which this device has no task, None if there is none.
@@ -107,7 +108,7 @@ class FederationStatus:
         return True
 
     def report_left_out(self, round: Round) -> None:
-        """Report why this device has no task in the open ``round``."""
+        """Report likely reasons why this device has no task in the open ``round``."""
         if 0 < round.deadline < time.time():
             text = (
                 f"round {round.round} was announced until {clock(round.deadline)}, and the server has announced nothing "
@@ -124,7 +125,7 @@ class FederationStatus:
         self._log.event("left-out", text, round=round.round)
 
     def put(self, neighbours: Neighbours) -> None:
-        """Report the result of a search, on its thread."""
+        """Report the result of a search for federations. Called on the search's thread."""
         others = [repr(name) for name in neighbours.served(but=self._federation)]
         text = f"nothing is heard of federation {self._federation!r} at {self._broker}"
         if others:

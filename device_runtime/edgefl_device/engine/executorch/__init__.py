@@ -1,4 +1,4 @@
-"""ExecuTorch without torch: programs (``.pte``) run on numpy arrays that are passed by their address."""
+"""ExecuTorch without torch: runs programs (``.pte``) on numpy arrays, which are passed by address."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ from edgefl_device.engine.executorch.program import (
 
 
 class ExecuTorchEngine:
-    """Runs ``executorch`` graphs on the CPU with ``threads`` threads, one number for the process.
+    """Engine of ``executorch`` graphs on the CPU. All graphs of the process share one pool of ``threads`` threads.
 
-    ConfigError if executorch is not installed, or its binding is neither there nor can be compiled, or it cannot
-    have so many threads.
+    Raises:
+        ConfigError: executorch is not installed, its binding cannot be compiled, or the number of threads is not
+            possible.
     """
 
     name = "executorch"
@@ -77,11 +78,11 @@ class ExecuTorchEngine:
 
 
 class ExecuTorchGraph:
-    """One program and its manifest entry, and what each of its values is (:mod:`.places`).
+    """A loaded program, and the port that each of its inputs and outputs stands for.
 
-    State is arrays of the engine's own. What the manifest lists as ``in_place`` is written where it was read; other state
-    that the graph rewrites moves between two sets of buffers, one read and one written in turn. Outputs that the program
-    planned are copied out of its arena when the call is over.
+    The engine owns the arrays of state. Ports in ``in_place`` are written where they were read. Other state that the
+    graph rewrites alternates between two sets of buffers: one is read, the other written. Outputs in the program's
+    own memory are copied when the call is over.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class ExecuTorchGraph:
 
     @property
     def planned_bytes(self) -> int:
-        """The arena that was planned at export, which the engine holds while the graph is loaded."""
+        """Bytes of the arena that was planned at export; the engine holds it while the graph is loaded."""
         return self._program.planned_bytes
 
     def run(self, feeds: Mapping[str, Array], state: State) -> Outputs:
@@ -150,7 +151,7 @@ def _native(wheel: Wheel) -> Native:
 
 
 def _check_bytes(graph: Graph, artifact: bytes) -> None:
-    """Raise BundleError for damaged bytes: the released runtime follows a program's offsets unchecked, and would crash."""
+    """Raise BundleError for damaged bytes: the released runtime follows a program's offsets unchecked and would crash."""
     if any(variant.raw == len(artifact) for variant in graph.variants):
         digest = hashlib.sha256(artifact).hexdigest()
         if any(variant.sha256 == digest for variant in graph.variants):
@@ -160,7 +161,7 @@ def _check_bytes(graph: Graph, artifact: bytes) -> None:
 
 
 def _check_arena(graph: Graph, planned: int) -> None:
-    """Raise BundleError if a program allocates more than its manifest lists, by which the device accepted it."""
+    """Raise BundleError if a program allocates more than its manifest lists, which is what the device agreed to."""
     if graph.planned_bytes and planned > graph.planned_bytes:
         raise BundleError(
             f"graph {graph.name!r} is listed with {graph.planned_bytes} bytes, and its program plans {planned}: export the "

@@ -1,7 +1,7 @@
-"""The binding between this runtime and the installed ExecuTorch: one C++ file, compiled once on the machine.
+"""Binding between this runtime and the installed ExecuTorch: one C++ file, compiled once on the machine.
 
-A binding that came with the package is taken as it is, else the one in the user's cache, else it is compiled. Its file
-is named by what went into it, so that another release of ExecuTorch or of edgefl never loads it.
+A binding inside the package is used first, then one in the user's cache; else it is compiled. Its file name depends
+on everything that it is compiled from, so that another release of ExecuTorch or edgefl never loads it.
 """
 
 from __future__ import annotations
@@ -55,13 +55,17 @@ _HELP = (
 
 @dataclass(frozen=True)
 class Wheel:
-    """An installed ExecuTorch package."""
+    """Folder and version of the installed ExecuTorch package."""
 
     root: Path
     version: str
 
     def library(self, name: str) -> Path:
-        """Return the path of a shared library; ConfigError if the wheel lacks it."""
+        """Return the path of the shared library ``name``.
+
+        Raises:
+            ConfigError: The package does not contain it.
+        """
         path = self.root / "lib" / f"lib{name}{_suffix()}"
         if not path.exists():
             raise ConfigError(
@@ -71,8 +75,11 @@ class Wheel:
 
 
 def find_wheel() -> Wheel:
-    """Return the installed ExecuTorch, which is never imported: its Python half needs torch. ConfigError if there is
-    none."""
+    """Find the installed ExecuTorch without importing it, because its Python modules need torch.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
     spec = importlib.util.find_spec("executorch")
     roots = [Path(place) for place in spec.submodule_search_locations or ()] if spec is not None else []
     for root in roots:
@@ -82,7 +89,11 @@ def find_wheel() -> Wheel:
 
 
 def binding(wheel: Wheel, say: Callable[[str], None]) -> Path:
-    """Return the compiled binding for ``wheel``, compiling it if there is none; ConfigError if that fails."""
+    """Return the path of the compiled binding for ``wheel``; compile it if there is none, after a message to ``say``.
+
+    Raises:
+        ConfigError: It cannot be compiled.
+    """
     name = _file_name(wheel)
     if (_SOURCE.parent / name).exists():
         return _SOURCE.parent / name
@@ -95,7 +106,7 @@ def binding(wheel: Wheel, say: Callable[[str], None]) -> Path:
 
 
 def _is_ours(file: Path) -> bool:
-    """Return True if no other user can write the library, which this process will load, nor its folder."""
+    """Return True if no other user can write the file or its folder; this process is going to load it as code."""
     if not hasattr(os, "getuid"):
         return True
     facts = [place.stat() for place in (file, file.parent)]
@@ -103,16 +114,31 @@ def _is_ours(file: Path) -> bool:
 
 
 def build_engine(into: Path | None = None) -> tuple[Path, str]:
-    """Compile the binding to the installed executorch now, into a folder (default: the package, where a device looks
-    first). Gives the file and executorch's version. ConfigError where executorch or a compiler is missing."""
+    """Compile the binding to the installed executorch now.
+
+    Args:
+        into: Folder of the binding; None: the package, where a device looks first.
+
+    Returns:
+        Path of the binding, and the version of executorch.
+
+    Raises:
+        ConfigError: executorch or a C++ compiler is missing.
+    """
     wheel = find_wheel()
     return build(wheel, into or _SOURCE.parent), wheel.version
 
 
 def build(wheel: Wheel, folder: Path, *, again: bool = True) -> Path:
-    """Compile the binding into ``folder``, whole or not at all; ConfigError says what is missing.
+    """Compile the binding into ``folder``, atomically and in one process at a time. Return its path.
 
-    Of several processes one compiles; without ``again`` the others take what it made.
+    Args:
+        wheel: The installed ExecuTorch.
+        folder: Folder of the binding, created if needed.
+        again: False returns the file that another process has compiled meanwhile; True compiles in any case.
+
+    Raises:
+        ConfigError: A compiler or header is missing, or compilation fails.
     """
     target = folder / _file_name(wheel)
     # As system headers: their warnings are not ours.
@@ -151,7 +177,7 @@ def _compiled(command: Sequence[str], target: Path) -> None:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keep other processes from compiling into ``folder`` meanwhile, if the system supports locks."""
+    """Hold a lock on ``folder``, if the system has locks, so that one process at a time compiles into it."""
     if fcntl is None:
         yield
         return

@@ -1,7 +1,7 @@
-"""Programs of ExecuTorch by the C ABI of ``native.cpp``, and where their inputs and outputs lie in memory.
+"""ExecuTorch programs through the C ABI of ``native.cpp``, and the memory addresses of their inputs and outputs.
 
-A program names none of its values, and they are the ports by order; or some of them are rows of a port that holds state,
-and it names all (:mod:`edgefl.wire.bundle.graphs`). A call lets other threads of Python run meanwhile.
+The values of a program correspond to ports by order if none has a name. If some values are rows of a state port, all
+have names (:mod:`edgefl.wire.bundle.graphs`). Running a program releases Python's global lock.
 """
 
 from __future__ import annotations
@@ -34,15 +34,19 @@ _MOST_INSTRUCTIONS = 1 << 14
 
 
 class NativeError(Exception):
-    """Error of the runtime for a program that it cannot load or run."""
+    """Failure of the ExecuTorch runtime to load or run a program."""
 
 
 @dataclass(frozen=True)
 class ProgramValue:
     """Input or output of a program.
 
-    ``planned``: the program keeps its memory, so that the caller cannot provide any. ``name``: "" unless some values of the
-    program are rows of a port.
+    Attributes:
+        name: Name; "" unless some values of the program are rows of a port.
+        dtype: Numpy name of its type.
+        shape: Its shape.
+        planned: True if the program provides its memory, so that the caller cannot.
+        permuted: True if its dimensions are not in the usual order in memory.
     """
 
     name: str
@@ -53,7 +57,7 @@ class ProgramValue:
 
 
 class Native:
-    """The loaded libraries. One set for the process: kernels and delegates register themselves when loaded."""
+    """The loaded native libraries, once per process: kernels and delegates register themselves when loaded."""
 
     def __init__(self, wheel: Wheel) -> None:
         try:
@@ -70,13 +74,16 @@ class Native:
         _declare(self.calls)
 
     def error(self) -> NativeError:
-        """Return the last failure on this thread."""
+        """Return the last failure on this thread as an exception to raise."""
         text: bytes = self.calls.edgefl_error()
         return NativeError(text.decode(errors="replace"))
 
     def set_threads(self, count: int) -> None:
-        """Set the threads of the pool that kernels and delegates share; NativeError while programs are some that were
-        opened with another number."""
+        """Set the number of threads of the pool that kernels and delegates share.
+
+        Raises:
+            NativeError: Programs that use another number are still open, or the number is not possible.
+        """
         if count == self._threads:
             return
         if self.opened:
@@ -93,7 +100,11 @@ def _print(text: str) -> None:
 
 
 def load(wheel: Wheel, say: Callable[[str], None]) -> ctypes.CDLL:
-    """Return the binding, compiled again if the cached one does not load; ConfigError if that fails."""
+    """Load the binding; compile it again if the cached file does not load. ``say`` receives messages for people.
+
+    Raises:
+        ConfigError: It cannot be compiled or loaded.
+    """
     path = binding(wheel, say)
     try:
         return ctypes.CDLL(str(path))
@@ -110,7 +121,7 @@ def load(wheel: Wheel, say: Callable[[str], None]) -> ctypes.CDLL:
 
 
 class NativeProgram:
-    """Program in memory: its ports can be read first, then :meth:`prepare` makes it ready to run."""
+    """Program in memory. Its ports can be read at once; call :meth:`prepare` before it runs."""
 
     def __init__(self, native: Native, data: bytes) -> None:
         self._native = native
@@ -127,7 +138,7 @@ class NativeProgram:
 
     @property
     def planned_bytes(self) -> int:
-        """The arena that was planned at export."""
+        """Bytes of the arena that was planned at export."""
         return int(self._native.calls.edgefl_planned_bytes(self._handle))
 
     def inputs(self) -> list[ProgramValue]:
@@ -137,18 +148,30 @@ class NativeProgram:
         return [self._value(1, at) for at in range(self._native.calls.edgefl_count(self._handle, 1))]
 
     def prepare(self) -> None:
-        """Allocate the arena, look up kernels, set up delegates."""
+        """Allocate the arena, look up kernels and set up delegates, so that the program can run.
+
+        Raises:
+            NativeError: One of these fails.
+        """
         if self._native.calls.edgefl_prepare(self._handle) != 0:
             raise self._native.error()
 
     def run(self, inputs: Sequence[int], outputs: Sequence[int]) -> None:
-        """Run once, with an address for every input and output, whose memory is as large as the program lists."""
+        """Run once.
+
+        Args:
+            inputs: Memory address of each input; the memory must be as large as the program lists.
+            outputs: Memory address of each output, likewise.
+
+        Raises:
+            NativeError: The runtime reports a failure.
+        """
         sources, targets = (c_void_p * len(inputs))(*inputs), (c_void_p * len(outputs))(*outputs)
         if self._native.calls.edgefl_run(self._handle, sources, targets) != 0:
             raise self._native.error()
 
     def run_timed(self, inputs: Sequence[int], outputs: Sequence[int]) -> list[float]:
-        """Run once as :meth:`run` does, a little slower; return the milliseconds of each instruction."""
+        """Run once like :meth:`run`, and return the milliseconds of each instruction. Slightly slower than :meth:`run`."""
         sources, targets = (c_void_p * len(inputs))(*inputs), (c_void_p * len(outputs))(*outputs)
         took = (c_int64 * _MOST_INSTRUCTIONS)()
         count = self._native.calls.edgefl_run_timed(self._handle, sources, targets, took, len(took))
@@ -172,7 +195,7 @@ class NativeProgram:
 
 
 def _aligned(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Return ``data`` if it starts at a multiple of 16, as bytes of Python usually do, else a copy that does."""
+    """Return ``data`` as an array that starts at a multiple of 16 bytes; copied only if it does not."""
     source = np.frombuffer(data, np.uint8)
     if source.ctypes.data % _ALIGNMENT == 0:
         return source
@@ -218,19 +241,23 @@ _SLACK: Final = 64
 
 
 def new_buffer(port: Port) -> Array:
-    """Return an array for ``port``, not filled, that may be read a little beyond its end."""
+    """Return an uninitialized array for ``port``, with spare bytes behind it, because kernels may read beyond its end."""
     return _room(port.shape, np.dtype(port.dtype))
 
 
 def owned_copy(array: Array) -> Array:
-    """Return a copy that belongs to the engine, and may be read a little beyond its end."""
+    """Return a copy of ``array`` with spare bytes behind it, because kernels may read beyond its end."""
     copy = _room(array.shape, array.dtype)
     copy[...] = array
     return copy
 
 
 def checked(array: Array, port: Port, graph: str) -> Array:
-    """Return ``array``; BundleError if it does not fit ``port``, as the program trusts its address."""
+    """Return ``array`` unchanged.
+
+    Raises:
+        BundleError: Its shape or dtype is not that of ``port``; the program would read beyond its memory.
+    """
     if array.shape != port.shape or array.dtype != np.dtype(port.dtype):
         raise BundleError(
             f"graph {graph!r} takes {port.dtype} {port.shape} at {port.name!r}, and was given {array.dtype} {array.shape}: "
@@ -242,7 +269,7 @@ def checked(array: Array, port: Port, graph: str) -> Array:
 
 
 def readable(array: Array) -> Array:
-    """Return a caller's ``array``, rows first, aligned and readable beyond its end; copied only if it is not."""
+    """Return ``array`` in C order, aligned and safely readable beyond its end; copied only if needed."""
     plain = np.require(array, requirements=("C", "A"))
     end = plain.ctypes.data + plain.nbytes
     # A process has whole pages: reads beyond the end are safe unless they reach the next page.
@@ -261,13 +288,17 @@ _MOST_TEXT = 200
 
 @dataclass(frozen=True)
 class ValueLocation:
-    """Location of a value: the array of ``port``, at its beginning or at that of its ``rows``."""
+    """Location of a program's value: the array of ``port`` as a whole (``rows`` None), or some of its rows."""
 
     port: Port
     rows: RowRange | None
 
     def address(self, arrays: Mapping[str, Array]) -> int:
-        """Return the address in ``arrays``, by port name, each with the type and shape of its port."""
+        """Return the memory address of the value.
+
+        Args:
+            arrays: Arrays by port name, with the types and shapes of the ports.
+        """
         array = arrays[self.port.name]
         start = int(array.ctypes.data)
         return self.rows.place(start, array.shape, array.itemsize)[1] if self.rows else start
@@ -282,7 +313,11 @@ class ValueLocation:
 def places(
     graph: Graph, inputs: Sequence[ProgramValue], outputs: Sequence[ProgramValue]
 ) -> tuple[tuple[ValueLocation, ...], tuple[ValueLocation, ...]]:
-    """Return the locations of inputs and outputs; BundleError if they contradict the manifest, or cannot have memory."""
+    """Return the locations of a program's inputs and outputs.
+
+    Raises:
+        BundleError: They contradict the manifest, or an output's memory cannot be provided.
+    """
     wrong: list[str] = []
     found = (
         _placed("inputs", graph.inputs, inputs, wrong),
@@ -303,7 +338,9 @@ def places(
 def _placed(
     kind: str, ports: tuple[Port, ...], values: Sequence[ProgramValue], wrong: list[str]
 ) -> tuple[ValueLocation, ...]:
-    """Return the locations of values; ``wrong`` receives contradictions to the manifest."""
+    """Return the locations of ``values`` among ``ports``. Append a text to ``wrong`` for each contradiction to the
+    manifest.
+    """
     if not any(value.name for value in values):
         if len(ports) != len(values):
             wrong.append(f"{len(ports)} {kind} listed, {len(values)} in the program")
@@ -337,7 +374,7 @@ def _unlike(found: Sequence[ValueLocation], values: Sequence[ProgramValue], plan
 
 
 def _uncovered(ports: Sequence[Port], found: Sequence[ValueLocation]) -> Iterator[str]:
-    """Yield outputs that are not written exactly once: an output is one value, or rows that are all of it."""
+    """Yield a text for each port that is not written exactly once: as one value, or by rows that cover it."""
     for port in ports:
         parts = [place.rows for place in found if place.port is port]
         rows = [each for each in parts if each]
