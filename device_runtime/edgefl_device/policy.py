@@ -52,7 +52,7 @@ _METERED = (
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keys of the policy file; ``bytes_a_day`` is a size or a number of bytes, 0 for no limit."""
+    """Keys of the owner's policy file. ``bytes_a_day`` is a text such as ``200MiB`` or a number of bytes; 0 is no limit."""
 
     train: bool = True
     profile: bool = True
@@ -68,12 +68,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def most_bytes(self) -> int:
-        """Bytes of a day over the link, both ways; 0 for no limit."""
+        """Most bytes of a day over the link, sent and received; 0 is no limit."""
         return parse_size(self.bytes_a_day) if isinstance(self.bytes_a_day, str) else self.bytes_a_day
 
     @property
     def hours(self) -> tuple[tuple[int, int], ...]:
-        """Quiet hours as minutes of the day, from and to."""
+        """Quiet hours as (start, end) in minutes of the day; an interval may span midnight."""
         found = [_HOURS.fullmatch(text) for text in self.quiet]
         return tuple(
             (60 * int(each[1]) + int(each[2]), 60 * int(each[3]) + int(each[4])) for each in found if each
@@ -81,7 +81,12 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def read_policy(path: Path) -> Policy:
-    """Return the policy in a file; ConfigError names the file and the mistake."""
+    """Return the policy in the TOML file ``path``.
+
+    Raises:
+        ConfigError: The file is missing, malformed, or has an unknown key or bad value; the text names file and
+            mistake.
+    """
     import tomllib  # most devices have no such file, and an idle one has to be small
 
     try:
@@ -100,7 +105,7 @@ def read_policy(path: Path) -> Policy:
 
 
 class SystemQueries:
-    """Queries of conditions: an owner's command where there is one, else the system (Linux, NetworkManager).
+    """Queries of conditions: by the owner's command if there is one, else from the system (Linux, NetworkManager).
 
     Args:
         commands: Commands by condition; exit code 0 means yes.
@@ -124,7 +129,7 @@ class TrafficLog(Protocol):
 
 
 def on_mains(supplies: Path = _SUPPLIES) -> bool | None:
-    """Return True if the machine has power that does not run out; None if the system does not report it."""
+    """Return True if the machine runs on mains power, False on battery, None if the system does not report it."""
     kinds: dict[str, list[str]] = {}
     if not supplies.is_dir():
         return None
@@ -142,21 +147,24 @@ def on_mains(supplies: Path = _SUPPLIES) -> bool | None:
 
 
 def not_metered(output: str) -> bool | None:
-    """Return True if NetworkManager's property Metered, as ``busctl`` prints it, is no (2) or guessed no (4).
+    """Return True if a link is unmetered: NetworkManager's property Metered is no (2) or guessed no (4).
 
-    False for yes (1) and guessed yes (3); None if it is unknown, or NetworkManager does not run.
+    Return False for yes (1) and guessed yes (3), None if it is unknown.
+
+    Args:
+        output: The property as ``busctl`` prints it, such as ``u 2``.
     """
     return {"u 1": False, "u 2": True, "u 3": False, "u 4": True}.get(output.strip())
 
 
 def command_output(command: tuple[str, ...]) -> str:
-    """Return the output of a command; "" if it cannot be run, fails, or takes too long."""
+    """Run a command and return its standard output; "" if it cannot be run, fails, or takes too long."""
     done = _run(command)
     return done[1].decode(errors="replace") if done is not None and done[0] == 0 else ""
 
 
 def _run(command: tuple[str, ...]) -> tuple[int, bytes] | None:
-    """Return the exit code and output of a command, None if it cannot be run or takes too long."""
+    """Run a command; return (exit code, standard output), or None if it cannot be run or takes too long."""
     import subprocess
 
     try:
@@ -175,19 +183,19 @@ def _run(command: tuple[str, ...]) -> tuple[int, bytes] | None:
 
 @dataclass(frozen=True)
 class OwnerRules:
-    """The owner's policy together with the facts that it depends on."""
+    """Decision whether work is allowed now, from the owner's policy, the conditions and today's traffic."""
 
     policy: Policy
     queries: SystemQueries
     traffic: TrafficLog
 
     def check(self, work: WorkKind) -> None:
-        """Raise RoundDeclined, with a reason for people, if ``work`` is not allowed now."""
+        """Raise RoundDeclined, with the reason, if ``work`` is not allowed now. May run the owner's commands."""
         if objection := self.objection(work):
             raise RoundDeclined(POLICY, f"the policy of this device does not allow it: {objection}")
 
     def objection(self, work: WorkKind) -> str:
-        """Return why ``work`` is not allowed now; "" if it is."""
+        """Return the reason why ``work`` is not allowed now, or "" if it is. May run the owner's commands."""
         policy, now = self.policy, time.localtime()
         if not (policy.train if work == "train" else policy.profile):
             return f"{work} is false"
@@ -212,7 +220,7 @@ class OwnerRules:
 
 
 def day_of(now: time.struct_time) -> str:
-    """Return the day as the store counts it."""
+    """Return the date of ``now`` as text, the key of the store's traffic counts."""
     return time.strftime("%Y-%m-%d", now)
 
 
@@ -232,7 +240,7 @@ _VALUES: Mapping[str, tuple[str, ...]] = {
 
 
 class ConditionsSensor:
-    """Reads the conditions of this device.
+    """Reader of the device's conditions: power, link, heat, and whether its owner's rules allow training.
 
     Args:
         rules: The owner's rules.
@@ -244,7 +252,7 @@ class ConditionsSensor:
         self._zones = zones
 
     def read(self) -> Conditions:
-        """Return the conditions now; may run the owner's commands."""
+        """Return the current conditions; may run the owner's commands. Unknown ones are ""."""
         command = self._rules.policy.surroundings
         reported = parse_conditions(command_output(command)) if command else {}
         queries = _CachedQueries(reported, self._rules.queries)
@@ -259,7 +267,7 @@ class ConditionsSensor:
 
 
 class _CachedQueries(SystemQueries):
-    """Conditions as the owner's command reported them, and else as the system reports them, each queried once."""
+    """Queries answered from the output of the owner's command, else from the system, each at most once."""
 
     def __init__(self, reported: Mapping[str, str], queries: SystemQueries) -> None:
         super().__init__()
@@ -275,7 +283,7 @@ class _CachedQueries(SystemQueries):
 
 
 def parse_conditions(text: str) -> dict[str, str]:
-    """Return the known names and values of lines such as ``power = battery``; ignore everything else."""
+    """Return the conditions in lines such as ``power = battery``. Unknown names and values are ignored."""
     values = {}
     for line in text[:_MOST_OUTPUT].splitlines():
         name, _, value = (part.strip().strip('"') for part in line.partition("="))
@@ -285,7 +293,9 @@ def parse_conditions(text: str) -> dict[str, str]:
 
 
 def heat(zones: Path = _ZONES) -> str:
-    """Return the heat of the hottest zone compared with its throttling point; "" if the system does not report it."""
+    """Return the level of the hottest zone compared with its throttling temperature; "" if the system does not report
+    it.
+    """
     values = [value for zone in sorted(zones.glob("thermal_zone*")) if (value := _zone_heat(zone))]
     return max(values, key=THERMAL.index, default="")
 
@@ -308,7 +318,7 @@ def _degrees(path: Path) -> float:
 
 
 class ConditionsMonitor:
-    """Reads the conditions now and then, on a thread of its own: an owner's command may hang.
+    """Periodic reader of the conditions on a thread of its own, because an owner's command may hang.
 
     Args:
         sensor: Reads the conditions.
@@ -326,19 +336,19 @@ class ConditionsMonitor:
         self._taken: Conditions | None = None
 
     def begin(self) -> None:
-        """Read for the first time, and wait a moment for the result."""
+        """Start the first reading, and wait a short time for its result."""
         self._start()
         if self._thread is not None:
             self._thread.join(_FIRST_READING_S)
 
     def step(self) -> bool:
-        """Read if it is time; return True if the conditions differ from those last taken. Call it now and then."""
+        """Start a reading if it is due. Return True if the conditions changed since :meth:`take`. Call it periodically."""
         if time.monotonic() >= self._next and (self._thread is None or not self._thread.is_alive()):
             self._start()
         return self._taken is not None and self._known != self._taken
 
     def take(self) -> Conditions:
-        """Return the last known conditions."""
+        """Return the latest conditions, and remember them as reported."""
         known = self._taken = self._known
         return known
 

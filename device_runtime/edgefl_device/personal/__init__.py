@@ -1,1 +1,1 @@
-"""The current model adapted to this device's data, from a broker or from files."""
+"""Personalization: the current model, from a broker or from files, adapted to this device's data."""

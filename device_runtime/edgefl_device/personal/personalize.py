@@ -1,12 +1,12 @@
-"""The current model, adapted to this device's data by a few steps, and what that is worth on data it was not adapted to.
+"""Personalization: the current model, adapted to this device's data by a few steps and evaluated before and after.
 
 ::
 
-    prefix, if there is one: run forward over the samples to adapt to and over those that judge
+    prefix (frozen units), if there is one: run forward over support and query samples
     q times: weights, batch, data, noise, hyper -> personalize -> weights
     before, after, and in between: weights, masked batches -> evaluate -> sums
 
-Nothing of it is sent, and nothing that training keeps is touched.
+Nothing is sent, and the stored state of training does not change.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ _UNTOLD = ("accuracy",)
 
 
 class AdaptationPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean loss and the metrics of the task on the query samples after ``steps`` steps, the headline first; no metric
-    where there is but the loss."""
+    """Mean loss and metrics on the query samples after ``steps`` adaptation steps; the headline metric is the first one.
+
+    ``metrics`` is empty for tasks that have only a loss.
+    """
 
     steps: int
     loss: float
@@ -51,16 +53,22 @@ class AdaptationPoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def metric(self) -> str:
-        """Name of the headline metric."""
+        """Name of the headline metric; ``loss`` if there is no other."""
         return next(iter(self.metrics), LOSS)
 
     def value(self, metric: str) -> float:
-        """Return a metric, or the loss."""
+        """Return the value of ``metric``, which may be ``loss``."""
         return self.loss if metric == LOSS else self.metrics[metric]
 
 
 def point_of(steps: int, names: Sequence[str], sums: Sums) -> AdaptationPoint:
-    """Return the point of the sums of all query samples; ``names`` are the metrics that the evaluation's graph lists."""
+    """Return the point for metric sums over all query samples.
+
+    Args:
+        steps: Adaptation steps made.
+        names: Metrics that the evaluation graph lists; unknown ones are ignored.
+        sums: Sums of loss and metrics.
+    """
     known = [name for name in names or _UNTOLD if name in METRICS]
     found = compute_metrics(known, sums)
     return AdaptationPoint(steps=steps, loss=found.pop(LOSS), metrics=found)
@@ -74,12 +82,29 @@ CURVE = (0, 1, 2, 5, 10)
 
 
 class PersonalizationReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of personalization on one device. ``support`` and ``query`` are numbers of samples.
+    """Result of personalization on one device.
 
-    ``repeated``: there were fewer samples than a batch, which was then drawn with replacement. ``leaks``: samples that
-    judge were adapted to, so that the numbers say nothing of new data. ``metric``: of those of each point, or the loss, the
-    one to look at first. ``majority``: the accuracy of the most frequent class of the support, None for labels that are
-    not one class each.
+    Attributes:
+        model: Name of the model.
+        algorithm: Name of the algorithm.
+        tier: The device's tier.
+        round: Round of the model.
+        model_version: Digest of the weights.
+        protocol: Rule that chose support and query samples.
+        leaks: True if support and query overlap, so that the metrics do not describe new data.
+        note: Explanation of the protocol for people.
+        alpha: Step size.
+        batch: Rows of a batch.
+        seed: Seed of splits and batches.
+        support: Number of samples to adapt to.
+        query: Number of samples to evaluate on.
+        repeated: True if there are fewer samples than a batch, which is then drawn with replacement.
+        metric: Name of the headline metric.
+        majority: Accuracy of always predicting the most frequent class of the support; None if labels are not
+            classes.
+        before: Metrics before the first step.
+        after: Metrics after the last step.
+        curve: Metrics at all evaluated numbers of steps.
     """
 
     model: str
@@ -105,12 +130,18 @@ class PersonalizationReport(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Adaptation:
-    """Settings of a personalization: ``steps`` of size ``alpha`` (None: the round's own), and the numbers of steps to
-    judge (``curve``).
+    """Settings of a personalization.
 
-    ``protocol``, of ``train_support``, ``split_test`` and ``paper_literal``, says what is adapted to and what judges.
-    ``seed`` decides splits and batches. ``test``: samples to judge by, beside the local data.
-    ConfigError for values out of range.
+    Attributes:
+        protocol: ``train_support``, ``split_test`` or ``paper_literal``: chooses support and query samples.
+        steps: Number of adaptation steps.
+        curve: Further numbers of steps at which the model is evaluated.
+        alpha: Step size; None: that of the round.
+        seed: Seed of splits and batches.
+        test: Samples to evaluate on besides the local data; None has none.
+
+    Raises:
+        ConfigError: A value is out of range.
     """
 
     protocol: support.Protocol = "train_support"
@@ -130,7 +161,7 @@ class Adaptation:
 
     @property
     def stops(self) -> tuple[int, ...]:
-        """After how many steps it judges, ascending: before the first, after the last, and along the curve."""
+        """Numbers of steps after which the model is evaluated, ascending: 0, ``steps``, and those of ``curve``."""
         return tuple(sorted({0, self.steps, *self.curve}))
 
 
@@ -142,7 +173,7 @@ def graphs_of(manifest: Manifest) -> tuple[Graph, ...]:
 
 @dataclass(frozen=True)
 class ChosenRows(FittedData):
-    """The rows ``at`` of larger data, which stay where they are; ``y`` holds only theirs."""
+    """The rows ``at`` of larger data, which are not copied; only the labels ``y`` are selected now."""
 
     at: Array = field(kw_only=True)
 
@@ -158,7 +189,7 @@ class ChosenRows(FittedData):
 
 
 class Personalizer:
-    """Adapts the model of a :class:`Job` on this device. ``folder`` takes the records of a frozen prefix, for a while."""
+    """Adapts the model of a :class:`Job` on this device. ``folder`` holds activations of a frozen prefix while it runs."""
 
     def __init__(self, *, engine: Engine, manifest: Manifest, blobs: BlobSource, folder: Path) -> None:
         if not manifest.personalize:
@@ -177,10 +208,19 @@ class Personalizer:
     def run(
         self, job: Job, data: LocalSource, adaptation: Adaptation
     ) -> tuple[PersonalizationReport, Arrays]:
-        """Return the report, and the adapted tensors of the trained units by their own names.
+        """Adapt and evaluate the model.
 
-        DataError if the data do not fit the model or are too few for the protocol; BundleError if graphs, blobs and ports
-        disagree.
+        Args:
+            job: The round whose model is adapted.
+            data: The local samples.
+            adaptation: Settings.
+
+        Returns:
+            The report, and the adapted tensors of the trained units by global name.
+
+        Raises:
+            DataError: The data do not fit the model, or are too few for the protocol.
+            BundleError: Graphs, blobs and ports disagree.
         """
         judged, adapting = self._split(data, adaptation)
         fetched = self._loader.fetch_weights(job, self._manifest.suffix)
@@ -216,7 +256,7 @@ class Personalizer:
         return report, weights
 
     def frozen(self, job: Job) -> Arrays:
-        """Return the tensors of the units that this tier only runs forward."""
+        """Return the tensors of the units that this tier runs forward and does not train, by global name."""
         weights: Arrays = {}
         for chunk in self._manifest.prefix:
             weights |= self._loader.fetch_weights(job, chunk.units)
@@ -224,15 +264,18 @@ class Personalizer:
 
     @property
     def _read(self) -> set[str]:
-        """The tensors that are adapted or judged by; what the server keeps beside them is not."""
+        """Names of the tensors that the adapting and evaluating graphs read; other tensors of the server are not
+        returned.
+        """
         graphs = (
             self._manifest.graph(name) for name in (self._manifest.personalize, self._manifest.evaluate)
         )
         return {port.label for graph in graphs for port in graph.inputs_of("weights")}
 
     def _split(self, data: LocalSource, adaptation: Adaptation) -> tuple[ChosenRows, ChosenRows]:
-        """Return (query, support). Without samples to judge by, a part of the local ones is held out, or all are the
-        test shard."""
+        """Return (query, support). Without ``adaptation.test``, some local samples are held out, or all form the test
+        shard.
+        """
         label = LabelSpec.of(self._manifest)
         pools = [data.fitted(self._manifest.data, label, self._parts)]
         if adaptation.test is not None:
@@ -258,7 +301,7 @@ class Personalizer:
     def _sources(
         self, job: Job, judged: ChosenRows, adapting: ChosenRows, alpha: float, seed: int
     ) -> Iterator[tuple[RoundInputs, RoundInputs]]:
-        """Yield the inputs of evaluation and those of steps; records of a prefix live as long as this."""
+        """Yield (query inputs, support inputs). The activations of a prefix are deleted when the context ends."""
         hyper = {**self._manifest.hyper, **job.hyper, ALPHA: alpha}
         if not self._manifest.prefix:
             yield RoundInputs(seed, judged, hyper), RoundInputs(seed, adapting, hyper)
@@ -283,7 +326,7 @@ class Personalizer:
     def _walk(
         self, adaptation: Adaptation, weights: Arrays, query: RoundInputs, own: RoundInputs
     ) -> tuple[list[AdaptationPoint], Arrays]:
-        """Return the points at all stops, and the weights after the wanted number of steps."""
+        """Return the metrics at all stops, and the weights after ``adaptation.steps`` steps."""
         points: list[AdaptationPoint] = []
         adapted, done = weights, 0
         for stop in adaptation.stops:
@@ -296,7 +339,9 @@ class Personalizer:
         return points, adapted
 
     def _steps(self, weights: Arrays, own: RoundInputs, steps: range) -> Arrays:
-        """Return the weights after ``steps``. The graph goes before another is loaded: memory is bounded by the larger."""
+        """Return the weights after ``steps``. Drops the graph before the caller loads another, to bound memory by the
+        larger.
+        """
         graph = self._loader.load(self._manifest.personalize)
         for step in steps:
             weights = {**weights, **self._stepped(graph, weights, own, step)}
@@ -325,7 +370,9 @@ class Personalizer:
 
 
 def _taken(pools: Sequence[FittedData], rows: Array) -> ChosenRows:
-    """Return the rows, all of one pool, of pools that are numbered through."""
+    """Return ``rows`` of consecutively numbered ``pools``; all of them lie in one pool. IndexError if none contains
+    them.
+    """
     start = 0
     for pool in pools:
         if rows[0] < start + len(pool):
@@ -335,7 +382,7 @@ def _taken(pools: Sequence[FittedData], rows: Array) -> ChosenRows:
 
 
 def _batch(spec: Graph) -> int:
-    """Return the rows of a graph's batch."""
+    """Return the batch size of a graph. BundleError if it reads no batch."""
     for port in spec.inputs_of("batch"):
         if port.label.endswith((".x", ".y")):
             return port.shape[0]

@@ -30,7 +30,7 @@ _REFUSED = b""
 
 
 class ReadOnlyClient:
-    """Connection besides the device's agent, which may run meanwhile.
+    """Connection that only reads, besides the device's agent, which may run meanwhile. A context manager.
 
     ::
 
@@ -44,7 +44,8 @@ class ReadOnlyClient:
         broker: Address of the broker.
         folder: Storage of blobs for the next time.
         limits: Sizes and timeouts.
-        server_keys: Trusted keys of the server. Without any, those of the agent's store count, else the first one seen.
+        server_keys: Trusted keys of the server. Without any, those of the agent's store count, else the first one
+            seen.
         agent: Folder of the agent's store; None if there is none.
         log: Receives changes of trust and problems of mirrors.
     """
@@ -105,11 +106,11 @@ class ReadOnlyClient:
         self._store.close()
 
     def announced(self) -> Round:
-        """Return the round that the server announced last, open or not.
+        """Wait for the retained announcement; return its round, open or not, with all offers.
 
         Raises:
-            BrokerError: Nothing is announced in time.
-            IdentityError: The announcement is not the server's.
+            BrokerError: No announcement arrives in time.
+            IdentityError: The announcement is not signed by the server.
         """
         timeout_s = self._limits.fetch_timeout_s * self._limits.fetch_retries
         try:

@@ -1,4 +1,4 @@
-"""A measured process: ``python -m edgefl_device.profile FOLDER PART --engine onnx`` measures one part of a bundle.
+"""Measuring process: ``python -m edgefl_device.profile FOLDER PART --engine onnx`` measures one part of a bundle.
 
 PART is ``round``, or ``graph:NAME``. The result is written to ``--out``; an expected error becomes its exit code.
 """

@@ -1,4 +1,4 @@
-"""A profile measured in a process of its own: its memory over idle is true, and its crash is not the agent's."""
+"""Profiler in a separate process: memory above idle is exact, and a crash does not end the agent."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LAST_WORDS = 300
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilerProcess:
-    """Profiler in a process of its own.
+    """Profiler that runs in a separate process.
 
     Attributes:
         engine: Format of the graphs.
@@ -44,11 +44,18 @@ class ProfilerProcess:
     confinement: Confinement | None = None
 
     def measure(self, bundle: Path, repeat: int, cancelled: threading.Event, until: float) -> BundleProfile:
-        """Return the profile of the file ``bundle``.
+        """Start a process that measures a bundle, and wait for its profile. The process is killed if the wait ends
+        early.
+
+        Args:
+            bundle: The bundle's file; the output files are written beside it.
+            repeat: Measured calls of each graph.
+            cancelled: Event that ends the measurement.
+            until: Deadline as ``time.monotonic()``.
 
         Raises:
             RoundAborted: ``cancelled`` was set.
-            RoundDeclined: It was not done at ``time.monotonic() > until``, or failed.
+            RoundDeclined: The deadline passed, or the process failed.
         """
         import subprocess
 
@@ -90,7 +97,7 @@ def _wait(process: subprocess.Popen[bytes], cancelled: threading.Event, until: f
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the process, and its own processes, one for each graph."""
+    """Kill the process and its child processes, one for each graph."""
     running = process.poll() is None
     with suppress(ProcessLookupError):
         if hasattr(os, "killpg"):
@@ -110,7 +117,7 @@ def _read(out: Path) -> BundleProfile:
 
 
 def main(bundle: str, engine: str, threads: str, repeat: str, bounds: str) -> None:
-    """Print the profile of the file ``bundle`` as JSON; an error becomes the exit code."""
+    """Profile the file ``bundle`` and print the result as JSON; an error becomes the exit code of this process."""
     from edgefl.wire.bundle.archive import read_bundle
     from edgefl_device.profile.whole import ProfileSettings, profile_bundle
 

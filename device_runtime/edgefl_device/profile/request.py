@@ -1,7 +1,7 @@
-"""Requests for profiles: one at a time, only while no round is worked on, each answered by its nonce.
+"""Profile requests of the server: handled one at a time, only while no round runs, each answered with its nonce.
 
-A request lasts as long as its offer lies at the broker. One that arrives later, as after days without a connection, is
-dropped silently, and a measurement whose requester leaves is stopped.
+A request is valid while its offer is retained at the broker. One that arrives later, such as after days without a
+connection, is dropped silently. A measurement whose requester leaves is stopped.
 
 ::
 
@@ -49,23 +49,28 @@ _SETTLED_S = 1.0
 
 
 class BundleProfiler(Protocol):
-    """Profiler of the bundle in a file."""
+    """Interface of a profiler of bundle files."""
 
     def measure(self, bundle: Path, repeat: int, cancelled: threading.Event, until: float) -> BundleProfile:
-        """Return the profile; RoundAborted once ``cancelled`` is set, RoundDeclined at ``time.monotonic() > until``."""
+        """Return the profile of the file ``bundle``, with ``repeat`` measured calls of each graph.
+
+        Raises:
+            RoundAborted: ``cancelled`` was set.
+            RoundDeclined: ``time.monotonic()`` exceeds ``until``.
+        """
 
 
 @dataclass
 class _ActiveRequest:
-    """Request that waits or is measured.
+    """Request that waits or is being measured.
 
     Attributes:
         request: The message.
         came: Time of its arrival (``time.monotonic``).
-        most_s: Longest time from then on.
-        offered: True if the requester waits, as the broker's retained offer shows.
+        most_s: Longest duration from its arrival.
+        offered: True if its offer is retained at the broker.
         gone: True if the requester has left.
-        stop: Ends the measurement.
+        stop: Event that ends the measurement.
         answer: The answer, once there is one.
         details: Details of a decline for the device's own log.
     """
@@ -89,10 +94,10 @@ class _ActiveRequest:
 
 
 class ProfileService:
-    """Answers requests for profiles. Its methods are called by one thread; a measurement has another.
+    """Handler of profile requests. One thread calls its methods; a measurement runs on another thread.
 
     Args:
-        executor: Knows the device's engine, store, rules and limits.
+        executor: Provides the device's engine, store, rules and limits.
         session: Session that publishes answers.
         topics: Topics of the federation.
         profiler: Measures a bundle.
@@ -126,7 +131,7 @@ class ProfileService:
 
     @property
     def topic(self) -> str:
-        """Topic of requests."""
+        """Topic on which requests arrive."""
         return self._mine.profile_requests
 
     def owns(self, topic: str) -> bool:
@@ -134,7 +139,7 @@ class ProfileService:
         return topic.startswith(f"{self._topics.root}/profiles/")
 
     def deliver(self, topic: str, payload: bytes) -> None:
-        """Handle a chunk of a bundle, or an offer, which is empty once its requester has left."""
+        """Handle a chunk of a bundle, or an offer; an empty offer shows that its requester has left."""
         for entry in self._waiting:
             if topic == self._offer(entry.nonce):
                 self._offered(entry, there=bool(payload))
@@ -143,15 +148,15 @@ class ProfileService:
             self._fetcher.deliver(topic, payload)
 
     def poke(self) -> None:
-        """Request missing chunks again, because the connection is new."""
+        """Request missing chunks again, on a new connection."""
         if self._fetcher is not None:
             self._fetcher.poke()
 
     def handle_request(self, payload: bytes) -> None:
-        """Handle a request, maybe not for the first time.
+        """Handle a request, which may arrive repeatedly: accept it, or send an answer that declines.
 
         Raises:
-            ProtocolError: It is malformed, not the server's, or a copy.
+            ProtocolError: The request is malformed, not signed by the server, or a copy.
         """
         try:
             request = self._executor.trust.open(messages.ProfileRequest, self.topic, payload)
@@ -185,9 +190,9 @@ class ProfileService:
             self._session.session.subscribe([self._offer(request.nonce)])
 
     def _refusal(self, request: messages.ProfileRequest) -> messages.ProfileAnswer | None:
-        """Return the answer that refuses a request: it exceeds a limit, or the owner's rules forbid it.
+        """Return the answer that declines a request because of a limit or the owner's rules; None if it is accepted.
 
-        Rules may run a command, so requests are counted before rules are checked.
+        Requests are counted before the rules are checked, because rules may run a command.
         """
         limits, now = self._limits, time.monotonic()
         while self._taken and now - self._taken[0] > _HOUR_S:
@@ -206,12 +211,16 @@ class ProfileService:
         return None
 
     def _declined(self, nonce: str, reason: str, text: str) -> messages.ProfileAnswer:
-        """Return the answer that declines a request. Its details go to the device's own log."""
+        """Log the details, and return the answer that declines a request without them."""
         self._log.event("profile", f"declined ({nonce}) {reason}: {text}")
         return messages.decline_profile(nonce, reason)
 
     def step(self, *, busy: bool) -> None:
-        """Begin, stop or end measurements; ``busy``: a round is worked on, or begins now."""
+        """Begin, stop or end measurements as due.
+
+        Args:
+            busy: True if a round runs or begins now.
+        """
         now = time.monotonic()
         self._busy_until = now if busy else self._busy_until
         if self._worker is not None:
@@ -230,7 +239,7 @@ class ProfileService:
             self._begin(self._waiting[0])
 
     def stop(self) -> None:
-        """End a running measurement, because the agent ends."""
+        """Stop a running measurement, and wait up to 10 seconds for its thread."""
         if self._worker is not None:
             self._waiting[0].stop.set()
             if self._fetcher is not None:
@@ -243,7 +252,7 @@ class ProfileService:
         return self._topics.profile(nonce).offer
 
     def _offered(self, asked: _ActiveRequest, *, there: bool) -> None:
-        """Handle an offer that appeared at the broker, or disappeared."""
+        """Record that a request's offer appeared at the broker (``there``) or was removed, which stops its measurement."""
         if not there:
             asked.gone = True
             asked.stop.set()
@@ -282,7 +291,9 @@ class ProfileService:
         self._worker.start()
 
     def _attempt(self, asked: _ActiveRequest, fetcher: Fetcher) -> None:
-        """Measure once. Without an answer at its end the request stays until the round is over."""
+        """Measure once, on the worker thread, and set the request's answer. Without an answer it is tried again after
+        the round.
+        """
         nonce = asked.nonce
         try:
             profile = self._profile(asked, fetcher)
@@ -331,14 +342,14 @@ class ProfileService:
         return msgspec.structs.replace(profile, bundle=trusted.sha256)
 
     def _fetched(self, manifest: Manifest, fetcher: Fetcher) -> dict[str, bytes]:
-        """Return the graphs and their sources as they travel: a bundle's file has them in the same form."""
+        """Download the graphs and their sources; return the bytes by digest, still compressed, as in a bundle file."""
         refs = {ref.sha256: ref for ref in manifest.blobs}
         for _ in fetcher.get_all(list(refs.values())):
             pass  # each is checked as it is read
         return {sha256: self._executor.store.blob(ref) for sha256, ref in refs.items()}
 
     def _trusted(self, request: messages.ProfileRequest) -> BlobRef:
-        """Return the bundle for this device's engine; RoundDeclined if there is none, or its signature is wrong."""
+        """Return the request's bundle for this engine. RoundDeclined if there is none or its signature is wrong."""
         kind = self._executor.engine.format
         if kind not in request.bundles:
             offered = ", ".join(sorted(request.bundles))[:100] or "none"
@@ -377,7 +388,13 @@ class ProfileService:
 
 
 def answer_with(nonce: str, profile: BundleProfile, limit: int) -> ProfileAnswer:
-    """Return an answer with ``profile`` of at most ``limit`` bytes; it declines if even the shortest form is too large."""
+    """Return the answer with ``profile``, shortened until it fits.
+
+    Args:
+        nonce: Nonce of the request.
+        profile: The measured profile.
+        limit: Largest size of the message in bytes. If even the shortest profile exceeds it, the answer declines.
+    """
     room = max(limit // 2, limit - ENVELOPE_BYTES)
     for shorter in _shorter(profile):
         data = profiles.encode(shorter)
@@ -387,7 +404,9 @@ def answer_with(nonce: str, profile: BundleProfile, limit: int) -> ProfileAnswer
 
 
 def _shorter(profile: BundleProfile) -> Iterator[BundleProfile]:
-    """Yield ``profile`` with less and less in it: without points of time, then ops, then the multi-step forward pass."""
+    """Yield ``profile`` with less and less detail: fewer memory samples, then fewer ops, then no I/O of the forward
+    pass.
+    """
     yield profile
     for most in (100, 50, 20):
         timeline = msgspec.structs.replace(profile.timeline, moments=thinned(profile.timeline.moments, most))

@@ -1,4 +1,4 @@
-"""A bundle's whole profile: one process after another, put together."""
+"""Profile of a whole bundle: one process for each part, results combined."""
 
 from __future__ import annotations
 
@@ -37,8 +37,17 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileSettings:
-    """``engine`` "": the one of the bundle's format. ``samples`` 0: two batches. ``limit_s`` is for one process, and
-    ``confinement`` the rights of each; its writable folder is replaced by the bundle's."""
+    """Settings of a profile.
+
+    Attributes:
+        engine: Format to run; "": that of the bundle.
+        threads: Threads of the engine.
+        repeat: Measured calls of each graph.
+        samples: Local rows of the measured round; 0: two batches.
+        limit_s: Longest time of one process in seconds.
+        confinement: Rights of each process, whose writable folder becomes the bundle's; None: those of this
+            process.
+    """
 
     engine: str = ""
     threads: int = 1
@@ -48,7 +57,11 @@ class ProfileSettings:
     confinement: Confinement | None = None
 
     def checked(self) -> ProfileSettings:
-        """Return these settings; ConfigError for one that cannot be used."""
+        """Return these settings.
+
+        Raises:
+            ConfigError: A value is out of range.
+        """
         if self.threads < 1 or self.repeat < 1 or self.samples < 0:
             raise ConfigError(
                 f"threads and repeat are at least 1 and samples at least 0, found {self.threads}, {self.repeat} and "
@@ -60,10 +73,16 @@ class ProfileSettings:
 def profile_bundle(
     bundle: BundleArchive, settings: ProfileSettings, progress: Callable[[str], None] = lambda _: None
 ) -> BundleProfile:
-    """Measure every graph of ``bundle`` and one short round. Some seconds for each.
+    """Measure every graph of ``bundle`` and one short round, each in a new process of some seconds.
 
-    ConfigError if the engine is not installed, BundleError if it does not run the bundle's format or a process ends
-    without a result.
+    Args:
+        bundle: The bundle.
+        settings: Engine, threads and repetitions.
+        progress: Receives the name of each part before it is measured.
+
+    Raises:
+        ConfigError: The engine is not installed, or a setting is out of range.
+        BundleError: The engine does not run the bundle's format, or a process ends without a result.
     """
     engine = _engine(bundle.manifest, settings.checked().engine)
     with tempfile.TemporaryDirectory(prefix="edgefl-profile-") as place:
@@ -93,7 +112,7 @@ def _engine(manifest: Manifest, wanted: str) -> str:
 
 
 def _run(folder: BundleFolder, part: str, engine: str, settings: ProfileSettings) -> ProcessResult:
-    """Measure one part in a process of its own."""
+    """Measure one part in a new process, and return its result."""
     out = folder.path / "part.msgpack"
     out.unlink(missing_ok=True)
     arguments = [str(folder.path), part, "--engine", engine]
@@ -111,7 +130,7 @@ def _run(folder: BundleFolder, part: str, engine: str, settings: ProfileSettings
 
 
 def _read(out: Path, part: str) -> ProcessResult:
-    """Return the result of a process; BundleError if it is no result, as after a crash in a graph."""
+    """Return the result that a process wrote to ``out``. BundleError if there is none, as after a crash in a graph."""
     try:
         if out.stat().st_size > _MOST_BYTES:
             raise BundleError(f"{part}: its profile takes more than {_MOST_BYTES} bytes", part=part)
@@ -123,7 +142,7 @@ def _read(out: Path, part: str) -> ProcessResult:
 def _ended(
     command: Sequence[str], folder: BundleFolder, settings: ProfileSettings, part: str
 ) -> tuple[int, list[str]]:
-    """Return the exit code of a process and its last error lines. If the wait ends early, the process is ended, too."""
+    """Run ``command``; return its exit code and last error lines. Kill the process if the wait ends early."""
     # What it leaves when it is killed goes with the folder.
     variables = {"OMP_NUM_THREADS": str(settings.threads), "TMPDIR": str(folder.path)}
     with (
@@ -186,7 +205,7 @@ def _assembled(
 
 
 def machine() -> MachineInfo:
-    """Return the facts about this machine that the system reports."""
+    """Return the facts about this machine that the system reports: processor, cores, memory, operating system."""
     return MachineInfo(
         processor=_processor(),
         cores=os.cpu_count() or 1,

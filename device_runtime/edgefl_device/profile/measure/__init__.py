@@ -1,1 +1,1 @@
-"""Measurements of one process: graphs, a round, memory, energy, traces."""
+"""Measurements in the current process: graphs, a round, memory, energy, traces."""

@@ -1,4 +1,4 @@
-"""Times of the instructions of an ExecuTorch program, which run one by one on a graph loaded for it."""
+"""Times of the instructions of an ExecuTorch program, run one by one on a separately loaded graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,15 @@ _WARM = 1
 def trace(
     graph: Graph, artifact: bytes, threads: int, run: Callable[[LoadedGraph], None], calls: int
 ) -> Trace:
-    """Run the graph ``calls`` times so, after one call that is not counted: medians, in the order of the program."""
+    """Load the graph with timing, run it, and return the median time of each instruction in program order.
+
+    Args:
+        graph: The manifest's entry of the graph.
+        artifact: Its bytes.
+        threads: Threads of the engine.
+        run: Function that runs a loaded graph once.
+        calls: Measured calls, after one that is not counted.
+    """
     loaded = _TimedEngine(threads).load(graph, artifact)
     for _ in range(calls + _WARM):
         run(loaded)
@@ -26,7 +34,7 @@ def trace(
 
 
 class _TimedGraph(ExecuTorchGraph):
-    """``calls``: of each, the milliseconds of its instructions."""
+    """Graph that records the milliseconds of each instruction; ``calls`` has one list for each call."""
 
     calls: list[list[float]]
 

@@ -1,4 +1,4 @@
-"""A bundle unpacked into a folder, from which a measured process reads only what it works with."""
+"""Bundle unpacked into a folder, so that a measuring process reads only the blobs that it needs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MANIFEST = "manifest"
 
 
 class BundleFolder:
-    """Blobs by their digest, each a file. Notes what is read, and for how long."""
+    """Blobs of a bundle as files named by digest. Records the bytes and time of reading them."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -29,7 +29,7 @@ class BundleFolder:
 
     @classmethod
     def unpacked(cls, bundle: BundleArchive, path: Path) -> BundleFolder:
-        """Write ``bundle`` into ``path``, and return the folder."""
+        """Write the blobs and manifest of ``bundle`` into the folder ``path``, and return it as BundleFolder."""
         folder = cls(path)
         with naming(path):
             for sha256, data in bundle.blobs.items():
@@ -43,7 +43,7 @@ class BundleFolder:
 
     @property
     def digest(self) -> str:
-        """The bundle's name."""
+        """SHA-256 of the manifest, which names the bundle."""
         return describe((self.path / _MANIFEST).read_bytes(), Limits().chunk_bytes).sha256
 
     def get(self, ref: BlobRef) -> bytes:
@@ -63,7 +63,7 @@ class BundleFolder:
         return ref
 
     def nodes(self, manifest: Manifest, graph: str) -> dict[str, Node]:
-        """Return the sources of the graph's nodes; empty if the bundle lists none, or they were not fetched."""
+        """Return the sources (module, phase, work) of a graph's nodes by node name; empty if the folder lacks them."""
         ref = manifest.sources
         if not isinstance(ref, BlobRef) or not (self.path / ref.sha256).exists():
             return {}

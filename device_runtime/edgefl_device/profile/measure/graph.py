@@ -1,4 +1,4 @@
-"""One graph in this process: loading, running, memory, energy, and what its time goes into."""
+"""Measurement of one graph in this process: loading, running, memory, energy, and the costliest ops."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRACED = 5
 
 
 def kinds(manifest: Manifest) -> dict[str, Kind]:
-    """Return every graph that a device may run, in the order of a round, with its purpose."""
+    """Return all graphs that a device may run, in the order of a round, each with its purpose."""
     graph_kinds: dict[str, Kind] = {chunk.graph: "forward" for chunk in manifest.prefix}
     graph_kinds[manifest.start] = "start"
     graph_kinds |= {phase.graph: "step" for phase in manifest.phases}
@@ -39,7 +39,7 @@ def kinds(manifest: Manifest) -> dict[str, Kind]:
 
 @dataclass
 class _Running:
-    """A graph's inputs, and the state, which moves on with every call."""
+    """Inputs of a graph, and the state, which each call replaces."""
 
     feeds: Arrays
     state: State = field(default_factory=dict)
@@ -49,7 +49,16 @@ class _Running:
 
 
 def profile_graph(engine: Engine, threads: int, folder: BundleFolder, name: str, repeat: int) -> GraphProfile:
-    """Measure graph ``name``. Call it in a process where the engine is open and no graph was loaded."""
+    """Measure the graph ``name`` and return its costs. Call it in a process with an open engine that has loaded no
+    graph.
+
+    Args:
+        engine: The open engine.
+        threads: Threads of the engine, for the trace.
+        folder: The unpacked bundle.
+        name: Name of the graph.
+        repeat: Measured calls.
+    """
     manifest, idle = folder.manifest, anonymous_bytes()
     spec, inputs = manifest.graph(name), Inputs(manifest)
     running = _Running(inputs.feeds(spec), state_before(engine, folder, manifest, spec, inputs))
@@ -85,7 +94,7 @@ def profile_graph(engine: Engine, threads: int, folder: BundleFolder, name: str,
 
 
 def summary(times: list[float]) -> CallTimes:
-    """Return the statistics of milliseconds; p90 is the least value that nine tenths do not exceed."""
+    """Return count, median, 90th percentile and minimum of ``times`` in milliseconds."""
     ordered = sorted(times)
     return CallTimes(
         calls=len(ordered),
@@ -96,7 +105,7 @@ def summary(times: list[float]) -> CallTimes:
 
 
 def _timed(running: _Running, loaded: LoadedGraph, repeat: int) -> tuple[list[float], float | None]:
-    """Return the milliseconds of each counted call, and the joules of one."""
+    """Return the milliseconds of each measured call, and the joules of one call (None if unknown)."""
     for _ in range(WARM):
         running.once(loaded)
     times, meter = [], open_meter()
@@ -112,7 +121,7 @@ def _timed(running: _Running, loaded: LoadedGraph, repeat: int) -> tuple[list[fl
 def _traced(
     engine: Engine, threads: int, spec: Graph, folder: BundleFolder, running: _Running, repeat: int
 ) -> Trace | None:
-    """Return the engine's trace of a few calls, which are slower; None if the engine has none."""
+    """Return the engine's trace of a few calls, which run slower; None if the engine or a segmented graph has none."""
     if spec.segments:
         return None  # each would have a trace of its own
     # Not every runtime is installed beside every engine.
@@ -141,7 +150,7 @@ def _guessed(nodes: dict[str, Node]) -> tuple[list[ops.TimeShare], How]:
 def state_before(
     engine: Engine, folder: BundleFolder, manifest: Manifest, spec: Graph, inputs: Inputs
 ) -> State:
-    """Return the state that ``spec`` reads, within ``engine``: the graphs before it in a round run once each."""
+    """Return the state that ``spec`` reads, made by running each earlier graph of a round once; empty if it reads none."""
     if not spec.inputs_of("state"):
         return {}
     before = [manifest.start]
@@ -160,7 +169,7 @@ def state_before(
 def tune_bundle(
     engine: Engine, folder: BundleFolder, tuner: Autotuner, progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, TuningResult]:
-    """Try every step that has several forms or numbers of threads, and replace older results.
+    """Try every training step that has several variants or numbers of threads, and replace stored results.
 
     Args:
         engine: Engine for the bundle's format.

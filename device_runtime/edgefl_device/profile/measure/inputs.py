@@ -1,4 +1,4 @@
-"""Inputs that are random but valid, made from a manifest's ports alone."""
+"""Random but valid inputs for graphs, made from a manifest's ports alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCALAR = 0.01
 
 
 class Inputs:
-    """Draws arrays for ports; a pure function of the seed and the order of the calls.
+    """Generator of random arrays for ports; the results depend only on the seed and the order of the calls.
 
     Weights are scaled by their fan-in and vectors lie around 1, so that values stay finite through deep models.
     """
@@ -25,11 +25,11 @@ class Inputs:
         self._random = np.random.default_rng(seed)
 
     def feeds(self, graph: Graph) -> Arrays:
-        """Return every input of ``graph`` but its state, by port name."""
+        """Return arrays for all inputs of ``graph`` except state, by port name."""
         return {port.name: self.array(port) for port in graph.inputs if port.role != "state"}
 
     def array(self, port: Port) -> Array:
-        """Return an array of the port's shape and dtype."""
+        """Return an array of the port's shape and dtype, with values that suit its role."""
         if port.role == "hyper":
             return np.full(port.shape, self._manifest.hyper.get(port.label, SCALAR), port.dtype)
         if port.role == "batch":
@@ -41,7 +41,9 @@ class Inputs:
         return np.full(port.shape, int(port.role == "data"), port.dtype)
 
     def weights(self, manifest: Manifest) -> dict[str, Arrays]:
-        """Return the weights by unit, as a round brings them: of all that the graphs read, by global name."""
+        """Return random weights of everything that the graphs read, as a round delivers them: unit -> global name ->
+        array.
+        """
         ports = {port.label: port for graph in manifest.graphs for port in graph.inputs_of("weights")}
         units = [*(unit for chunk in manifest.prefix for unit in chunk.units), *manifest.suffix]
         weights: dict[str, Arrays] = {unit: {} for unit in units}
@@ -51,7 +53,7 @@ class Inputs:
         return weights
 
     def samples(self, rows: int) -> FittedData:
-        """Return local data of so many rows."""
+        """Return random local data of ``rows`` rows that fit the manifest."""
         spec, label = self._manifest.data, LabelSpec.of(self._manifest)
         x = self._drawn((rows, *spec.shape), spec.dtype, 2)
         others = {

@@ -1,4 +1,4 @@
-"""Meters of a measured process: energy, as far as the system exposes it, and anonymous memory over time."""
+"""Meters of the measuring process: energy, if the system exposes it, and anonymous memory over time."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _SYSTEM = Path("/sys/class")
 
 
 class Meter(Protocol):
-    """Meter of joules between two calls. ``how`` names the source for people."""
+    """Interface of an energy meter. ``how`` describes the source for people."""
 
     how: str
 
     def start(self) -> None: ...
 
     def joules(self) -> float | None:
-        """Return the joules since :meth:`start`; None if they are unknown."""
+        """Return the joules since :meth:`start`, or None if they are unknown."""
 
 
 @dataclass
 class RaplCounters:
-    """Energy of the processor packages, in microjoules, which start from 0 again at their range."""
+    """Energy of the processor packages from RAPL counters in microjoules, which wrap around at their range."""
 
     packages: tuple[Path, ...]
     how: str = "RAPL counters of the processor packages, everything else that ran included"
@@ -54,7 +54,7 @@ class RaplCounters:
 
 @dataclass
 class Battery:
-    """Power that the battery gives (the whole device), times the time. None while it is charged."""
+    """Energy from the battery's power (of the whole device) times the elapsed time; None while it is charged."""
 
     folder: Path
     how: str = "power of the battery, the whole device included"
@@ -78,7 +78,7 @@ class Battery:
 
 @dataclass
 class NoMeter:
-    """The system exposes no energy."""
+    """Meter for systems that expose no energy; ``joules`` is always None."""
 
     how: str = "the system exposes neither RAPL counters nor a battery that this user may read"
 
@@ -124,7 +124,10 @@ _MOST_KEPT = 8 * MOMENTS
 
 
 class MemorySampler:
-    """Context that samples memory; ``moments`` holds the samples afterwards, ``now_ms`` is on the same clock."""
+    """Context manager that samples anonymous memory on a thread. ``moments`` holds the samples afterwards.
+
+    ``now_ms`` is the time on the same clock.
+    """
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
@@ -148,7 +151,7 @@ class MemorySampler:
         return thinned(self._seen)
 
     def ms_of(self, moment: float) -> float:
-        """Return ``time.perf_counter()`` of a moment as milliseconds since the watch began."""
+        """Convert a value of ``time.perf_counter()`` to milliseconds since sampling began; 0 for earlier ones."""
         return round(max(0.0, 1e3 * (moment - self._start)), 2)
 
     @property
@@ -170,7 +173,7 @@ class MemorySampler:
 
 
 def thinned(seen: Sequence[Moment], most: int = MOMENTS) -> tuple[Moment, ...]:
-    """Return at most ``most`` of the moments: the highest of each equal part of the time, so that no peak is lost."""
+    """Return at most ``most`` of the samples: the highest of each equal part of the time, so that peaks stay."""
     if len(seen) <= most:
         return tuple(seen)
     first, last = seen[0].t_ms, seen[-1].t_ms

@@ -1,4 +1,4 @@
-"""Trace of a graph by ONNX Runtime's own profiler: the time of each node, and the memory of its arena."""
+"""Trace of a graph by ONNX Runtime's profiler: time of each node, and memory of the arena."""
 
 from __future__ import annotations
 
@@ -25,7 +25,15 @@ _WITH_BODY = frozenset({"Scan", "Loop", "If"})
 def trace(
     graph: Graph, artifact: bytes, threads: int, run: Callable[[LoadedGraph], None], calls: int
 ) -> Trace:
-    """Run the graph ``calls`` times under the profiler, after one call that is not counted."""
+    """Load the graph with ONNX Runtime's profiler, run it, and return the median time of each node.
+
+    Args:
+        graph: The manifest's entry of the graph.
+        artifact: Its bytes.
+        threads: Threads of the engine.
+        run: Function that runs a loaded graph once.
+        calls: Measured calls, after one that is not counted.
+    """
     with _beginning_of_files() as begin:
         loaded = _ProfilingEngine(threads, begin).load(graph, artifact)
         for _ in range(calls + _WARM):
@@ -35,7 +43,9 @@ def trace(
 
 @contextmanager
 def _beginning_of_files() -> Iterator[Path]:
-    """Return the prefix of temporary files; not in a new folder, which a confined process cannot make."""
+    """Yield a path prefix for the profiler's files, and delete them at the end. A confined process cannot create a
+    folder.
+    """
     handle, name = tempfile.mkstemp(prefix="edgefl-trace-")
     os.close(handle)
     begin = Path(name)
@@ -47,10 +57,13 @@ def _beginning_of_files() -> Iterator[Path]:
 
 
 def read(events: Iterable[Mapping[str, Any]], calls: int) -> Trace:
-    """Return the trace of the profiler's events of ``calls`` calls and one before them. Times are medians over the
-    calls.
+    """Return the median time of each node from the profiler's events.
 
-    Nodes of the body of another one are left out: their time is in its own.
+    Nodes in the body of a loop or condition are left out, because its own time contains theirs.
+
+    Args:
+        events: Events of ``calls`` calls and one warm-up call before them.
+        calls: Number of measured calls.
     """
     kernels = [
         event
@@ -68,8 +81,7 @@ def read(events: Iterable[Mapping[str, Any]], calls: int) -> Trace:
 
 
 def _outermost(kernels: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Return the events that do not begin while a node with a body runs. Nodes run one after another, and are listed as
-    they end."""
+    """Yield the events that do not begin inside a node with a body. Nodes run sequentially and are listed as they end."""
     body_ends = -math.inf
     for event in sorted(kernels, key=lambda each: (each.get("ts", 0), -each.get("dur", 0))):
         began = event.get("ts", 0)
@@ -89,7 +101,7 @@ def _held(event: Mapping[str, Any]) -> int:
 
 
 def _of_a_call(seen: list[float], calls: int) -> float:
-    """Return the milliseconds of a node in one call; it may run several times in each, as in the body of a loop."""
+    """Return the median milliseconds of a node per call; a node may run several times in each, as in a loop's body."""
     each = len(seen) // (calls + _WARM) or 1
     times = sorted(sum(seen[start : start + each]) for start in range(each * _WARM, len(seen), each))
     return times[len(times) // 2] if times else sum(seen)
@@ -97,12 +109,12 @@ def _of_a_call(seen: list[float], calls: int) -> float:
 
 class _ProfiledGraph(OnnxGraph):
     def end_profiling(self) -> Path:
-        """Return the file with all events since the session began."""
+        """Stop profiling; return the file with all events since the session began."""
         return Path(self._session.end_profiling())
 
 
 class _ProfilingEngine(OnnxEngine):
-    """Sessions as on the device in training, but for their profiler."""
+    """ONNX engine whose sessions are those of training, with the profiler enabled."""
 
     def __init__(self, threads: int, prefix: Path) -> None:
         super().__init__(threads)

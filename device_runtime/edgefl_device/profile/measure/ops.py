@@ -1,4 +1,4 @@
-"""Costliest ops and parts of a training step, from the times of nodes or from the work that they compute."""
+"""Costliest ops and phases of a training step, from measured node times or from estimated work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAME = re.compile(r"[A-Za-z]+_\d+")
 
 @dataclass(frozen=True)
 class NodeTime:
-    """A node as the engine ran it, which may have renamed it or fused several: milliseconds of one call."""
+    """Milliseconds of one node in one call. The engine may have renamed or fused nodes."""
 
     name: str
     op: str
@@ -27,9 +27,9 @@ class NodeTime:
 
 @dataclass(frozen=True)
 class Trace:
-    """The nodes of a call, and the most that the engine's arena held (0: unknown).
+    """Node times of one call, and the highest memory of the engine's arena (0: unknown).
 
-    ``instructions``: the nodes are instructions of a program, each of which may run many nodes, in its order.
+    ``instructions``: True if the entries are instructions of a program, each of which may run several nodes.
     """
 
     nodes: tuple[NodeTime, ...]
@@ -39,7 +39,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class TimeShare:
-    """Share (0..1) of a call's time, and its op; ``node`` is None if it is unknown."""
+    """Share (0..1) of a call's time that one op takes; ``node`` is its node in the bundle, None if unknown."""
 
     op: str
     share: float
@@ -47,22 +47,23 @@ class TimeShare:
 
 
 def measured(timed: Iterable[NodeTime], nodes: Mapping[str, Node]) -> list[TimeShare]:
-    """Return the parts by the engine's own times. A fused node counts as the first one in its name that the bundle
-    knows."""
+    """Return each node's share of the measured time. A fused node counts as the first known node in its name."""
     timed = list(timed)
     total = sum(each.ms for each in timed) or 1.0
     return [TimeShare(each.op, each.ms / total, _known(each.name, nodes)) for each in timed]
 
 
 def estimated(nodes: Mapping[str, Node]) -> list[TimeShare]:
-    """Return the parts by multiplications and bytes moved, for an engine that does not time its nodes."""
+    """Return each node's share of multiplications and moved bytes, for engines that do not time nodes."""
     total = sum(map(_work, nodes.values())) or 1.0
     return [TimeShare(node.op, _work(node) / total, node) for node in nodes.values()]
 
 
 def by_instruction(nodes: Mapping[str, Node]) -> dict[int, dict[str, Node]]:
-    """Return the nodes by the first of the instructions that run them, with which their names begin (``12:mul_3``);
-    empty if they do not."""
+    """Return the nodes by the number of the first instruction that runs them, the prefix of their names (``12:mul_3``).
+
+    Return {} if names have no such prefix.
+    """
     groups: dict[int, dict[str, Node]] = {}
     for name, node in nodes.items():
         first, colon, _ = name.partition(":")
@@ -73,9 +74,9 @@ def by_instruction(nodes: Mapping[str, Node]) -> dict[int, dict[str, Node]]:
 
 
 def shared(timed: Sequence[NodeTime], groups: Mapping[int, Mapping[str, Node]]) -> list[TimeShare]:
-    """Return the parts by the time of each instruction, shared out to the nodes that it runs as :func:`estimated` does.
+    """Return each node's share: the measured time of an instruction, divided among its nodes as :func:`estimated` does.
 
-    An instruction without nodes of its own, such as a copy, is of those before it.
+    The time of an instruction without nodes of its own, such as a copy, counts for the instruction before it.
     """
     total = sum(each.ms for each in timed) or 1.0
     firsts = list(groups)
@@ -94,7 +95,9 @@ def _work(node: Node) -> float:
 
 
 def split(parts: Iterable[TimeShare], run: CallTimes, how: How) -> StepSplit | None:
-    """Return a call's time by phase; parts of unknown origin share theirs with the known. None if none is known."""
+    """Return the time of a call by phase; the time of unknown nodes is distributed proportionally. None if all are
+    unknown.
+    """
     shares: dict[Phase, float] = {}
     for part in parts:
         if part.node is not None:
@@ -118,7 +121,7 @@ def split(parts: Iterable[TimeShare], run: CallTimes, how: How) -> StepSplit | N
 
 
 def costliest(parts: Iterable[TimeShare], median_ms: float, how: How) -> tuple[OpCost, ...]:
-    """Return the ops that take most of a call, those of one kind, module and phase together."""
+    """Return the ops with the largest time, summed over equal op, module and phase."""
     groups: dict[tuple[str, str, str], list[TimeShare]] = {}
     for part in parts:
         where = (part.node.module, part.node.phase) if part.node else ("", "")

@@ -1,4 +1,4 @@
-"""One short round in this process, on random data: the I/O of the multi-step forward pass, and memory over time."""
+"""One short round in this process, on random data: I/O of the multi-step forward pass, and memory over time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from edgefl_device.round.trainer import LocalTrainer
 
 @dataclass
 class RoundStage:
-    """Stage of a round: from the fetch of a graph's weights, or its load, to that of the next. Times in milliseconds."""
+    """Stage of a round: from the download of a graph's weights, or from its load, to the next. Times in milliseconds."""
 
     graph: str
     start_ms: float
@@ -45,7 +45,7 @@ class RoundStage:
 
 @dataclass
 class WatchedEngine:
-    """An engine that notes every load and every run of ``inner``."""
+    """Engine that records each load and run of the ``inner`` engine as a stage."""
 
     inner: Engine
     folder: BundleFolder
@@ -78,7 +78,7 @@ class WatchedEngine:
         return self.inner.write_state(arrays)
 
     def spans(self, manifest: Manifest) -> tuple[TimeSpan, ...]:
-        """Return the stages with names for people."""
+        """Return the recorded stages with labels for people."""
         chunks = {chunk.graph: number for number, chunk in enumerate(manifest.prefix, 1)}
         labels = {graph: f"chunk {number} of {len(chunks)}" for graph, number in chunks.items()}
         labels |= {phase.graph: f"training ({phase.name})" for phase in manifest.phases}
@@ -105,7 +105,7 @@ STEPS = 4
 
 
 class RoundProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """Memory and I/O of the round. ``idle_bytes`` is the process with its engine open."""
+    """Memory and I/O of the measured round. ``idle_bytes`` is the memory of the process with its engine open."""
 
     idle_bytes: int
     peak_bytes: int
@@ -114,7 +114,13 @@ class RoundProfile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def profile_round(engine: Engine, folder: BundleFolder, rows: int) -> RoundProfile:
-    """Run one round over ``rows`` samples (0: two batches) whose weights and graphs come from files."""
+    """Run one short round with random weights and data from files, and return its memory and I/O.
+
+    Args:
+        engine: The open engine.
+        folder: The unpacked bundle.
+        rows: Local rows; 0: two batches.
+    """
     idle, whole = anonymous_bytes(), folder.manifest
     phases = tuple(msgspec.structs.replace(phase, steps=min(phase.steps, STEPS)) for phase in whole.phases)
     manifest = msgspec.structs.replace(whole, phases=phases)
@@ -138,7 +144,7 @@ def profile_round(engine: Engine, folder: BundleFolder, rows: int) -> RoundProfi
 
 
 def _job(folder: BundleFolder, manifest: Manifest, inputs: Inputs) -> Job:
-    """Return a round's task, with random weights written as blobs of the bundle."""
+    """Return the job of the measured round; its random weights are written into the folder as blobs."""
     masks = {
         port.label: port.mask for graph in manifest.graphs for port in graph.inputs_of("weights") if port.mask
     }
@@ -197,7 +203,7 @@ ROUND, GRAPH = "round", "graph:"
 
 
 class ProcessResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Profile of one graph or of the round, and the engine that ran it."""
+    """Result of a measuring process: the profile of one graph or of the round, and facts about the engine."""
 
     version: str
     open_ms: float
