@@ -1,1 +1,1 @@
-"""One round on the device: job, graphs, feeds, forward pass, training."""
+"""One round on the device: job, graphs, inputs, forward pass, training."""

@@ -1,10 +1,10 @@
-"""Choice of the variant of a graph to run on this device, and of the number of threads to run it with.
+"""Choice of the variant of a graph that runs on this device, and of its number of threads.
 
-A step is tried where a round first needs it, on the batch and the state at hand. :class:`ProcessorTable` takes the variant
-that suits the processor, and runs it once to compare its outputs with those of the graph's own form. :class:`Autotuner`
-runs every variant, drops those that fail or compute something else, and times the others; the fastest is timed with fewer
-threads, too. The result is stored for these variants, engine, number of threads and processor, so that no later round
-tries again.
+A step is tried when a round first needs it, on the current batch and state. :class:`ProcessorTable` chooses the
+variant that suits the processor, and runs it once to compare its outputs with those of the graph's own form.
+:class:`Autotuner` runs every variant, drops those that fail or compute something else, and times the others. It also
+times the fastest one with fewer threads. The result is stored by variants, engine, number of threads and processor,
+so that no later round tries again.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ entry: onnxruntime has no kernels for the blocked layout there, and updates by r
 
 
 class TuningResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a trial, as the store keeps it.
+    """Stored result of trying the variants of one graph.
 
     Attributes:
         variant: Name of the variant to run; "" for the graph's own form.
@@ -85,7 +85,7 @@ class TuningResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TuningStore(Protocol):
-    """Storage of encoded results, which outlives the process."""
+    """Interface of a persistent storage of encoded tuning results."""
 
     def choice(self, key: str) -> bytes | None: ...
 
@@ -95,10 +95,10 @@ class TuningStore(Protocol):
 
 
 class MemoryTuningStore(dict[str, bytes]):
-    """Storage of results for the life of this process."""
+    """Storage of encoded tuning results in this process's memory."""
 
     def choice(self, key: str) -> bytes | None:
-        """Return the result under ``key``, or None."""
+        """Return the encoded result under ``key``; None if there is none."""
         return self.get(key)
 
     def keep_choice(self, key: str, data: bytes) -> None:
@@ -111,14 +111,14 @@ class MemoryTuningStore(dict[str, bytes]):
 
 
 class ArtifactSource(Protocol):
-    """Source of the blobs of graphs and variants."""
+    """Interface that provides the bytes of graphs and variants."""
 
     def get(self, ref: BlobRef) -> bytes: ...
 
 
 @dataclass(frozen=True, eq=False)
 class StepTrial:
-    """One step to try variants on: a graph with its inputs. The state stays as it is."""
+    """One training step on which variants are tried: a graph with its inputs. The trial does not change ``state``."""
 
     engine: Engine
     graph: Graph
@@ -135,8 +135,14 @@ class StepTrial:
     def run(self, model: bytes, before: Arrays, threads: int, timed: bool = True) -> tuple[Arrays, float]:
         """Run ``model`` from the state ``before``.
 
+        Args:
+            model: Bytes of the graph's own form or of a variant.
+            before: State before the step, by port name.
+            threads: Number of threads; 0: the engine's own.
+            timed: False runs one step and measures nothing.
+
         Returns:
-            The outputs of the first step, and the milliseconds of the quickest step after it: 0 if not ``timed``.
+            The outputs of the first step, and the milliseconds of the quickest later step: 0 if not ``timed``.
 
         Raises:
             RoundAborted: The round was cancelled meanwhile.
@@ -156,12 +162,12 @@ class StepTrial:
 
 
 class Autotuner:
-    """Chooses variants by measuring them, and keeps the results.
+    """Chooses variants by measuring them, and stores the results.
 
     Args:
         store: Storage of results.
-        memory_bytes: Memory that a step may need over the idle process.
-        limit_bytes: Largest graph that a variant may unfold to.
+        memory_bytes: Memory that a step may need above the idle process.
+        limit_bytes: Largest decompressed size of a variant.
     """
 
     measures: ClassVar[bool] = True
@@ -177,13 +183,18 @@ class Autotuner:
     # -- stored results --------------------------------------------------------------------------------------
 
     def key(self, engine: Engine, graph: Graph) -> str:
-        """Return the key of a result: the same forms on the same engine, threads and processor."""
+        """Return the store's key for a graph: digests of its forms, engine with version, number of threads, and
+        processor.
+        """
         # The digests of the forms themselves: the graph travels compressed or not.
         forms = " ".join(variant.sha256 for variant in graph.variants) or graph.blob.sha256
         return f"{forms} {engine.name} {engine.version} {engine.thread_counts[-1]} {processor()}"
 
     def known(self, engine: Engine, graph: Graph) -> TuningResult | None:
-        """Return the stored result; None if there is none, if this release cannot read it, or if it needs a measurement."""
+        """Return the stored result.
+
+        Return None if there is none, another release wrote it, or it was not measured and this tuner measures.
+        """
         data = self._store.choice(self.key(engine, graph))
         try:
             result = None if data is None else msgspec.msgpack.decode(data, type=TuningResult)
@@ -192,12 +203,12 @@ class Autotuner:
         return None if result and result.suited and self.measures else result
 
     def keep(self, engine: Engine, graph: Graph, result: TuningResult) -> None:
-        """Store ``result`` for these forms."""
+        """Store ``result`` for this engine and the forms of ``graph``; it also ends the mark of a running trial."""
         self._store.keep_choice(self.key(engine, graph), msgspec.msgpack.encode(result))
         self._trial_key = None
 
     def interrupt(self) -> None:
-        """Forget a running trial, from any thread: the process ends in good order, and no variant ended it."""
+        """Delete the mark of a running trial, because the process ends normally, not by a variant. Safe from any thread."""
         key, self._trial_key = self._trial_key, None
         if key is not None:
             with suppress(StoreError):  # a full disk: the variants of this one graph stay untried
@@ -205,9 +216,10 @@ class Autotuner:
 
     @contextmanager
     def _marked(self, trial: StepTrial, names: Collection[str]) -> Iterator[None]:
-        """Store the variants ``names`` as KILLED while they run, so that one that ends the process is not tried again.
+        """While the body runs, store the variants ``names`` as KILLED, so that one that ends the process is not tried
+        again.
 
-        An exception ends no process: the mark goes with it.
+        An exception does not end the process, so it deletes the mark.
         """
         mark = TuningResult(dropped=dict.fromkeys(names, KILLED), suited=not self.measures)
         self.keep(trial.engine, trial.graph, mark)
@@ -221,11 +233,11 @@ class Autotuner:
     # -- trials ----------------------------------------------------------------------------------------------
 
     def has_room(self, graph: Graph) -> bool:
-        """Return True if memory is known to have room for a variant of the graph."""
+        """Return True if a variant of the graph is known to fit into memory."""
         return graph.planned_bytes > 0 and MORE * graph.planned_bytes <= self._memory_bytes
 
     def has_room_for_trial(self, graph: Graph) -> bool:
-        """Return True if memory is known to have room for a trial of the graph's forms."""
+        """Return True if a trial, with its copies of the state, is known to fit into memory."""
         state = sum(port.nbytes for port in graph.inputs_of("state"))
         return self.has_room(graph) and MORE * graph.planned_bytes + COPIES * state <= self._memory_bytes
 
@@ -233,11 +245,11 @@ class Autotuner:
         """Choose a variant and a number of threads, and store the result.
 
         Returns:
-            The result; None, with nothing stored, if this step does not distinguish the forms.
+            The result; None, with nothing stored, if this step cannot distinguish the forms.
 
         Raises:
             RoundAborted: The round was cancelled meanwhile.
-            EdgeflError: The graph's own form fails, or a variant cannot be fetched.
+            EdgeflError: The graph's own form fails, or a variant cannot be downloaded.
         """
         result = self.fastest(trial, [variant.name for variant in trial.graph.variants])
         if result is None:
@@ -249,14 +261,15 @@ class Autotuner:
         return result
 
     def fastest(self, trial: StepTrial, names: Collection[str] | None = None) -> TuningResult | None:
-        """Run the variants ``names`` (None: all) from the same state with the most threads, and choose.
+        """Run the variants ``names`` (None: all) from the same state with the most threads, and choose the fastest.
 
-        Turns are repeated until the machine is as fast at the end as at the beginning, and the quickest form is clearly
-        worth it or not. A tuner that does not measure runs each form once, and takes the last one that computes the same.
+        Measurements repeat until the machine is as fast at the end as at the beginning and the gain is clearly worth
+        it or not. A tuner that does not measure runs each form once, and takes the last variant with equal outputs.
 
         Returns:
-            The result; None if the graph's own form leaves the state as it is, or not finite: such a step says nothing
-            about another form.
+            The result; None if the graph's own form leaves the state unchanged or not finite: such a step cannot
+            verify other
+            forms.
         """
         engine, graph, blobs, timed = trial.engine, trial.graph, trial.blobs, self.measures
         before = trial.state_copy()
@@ -307,7 +320,7 @@ class Autotuner:
         return TuningResult(variant=best if ms[best] <= WORTH * ms[""] else "", ms=ms, dropped=dropped)
 
     def with_threads(self, trial: StepTrial, result: TuningResult) -> TuningResult:
-        """Return ``result`` with the number of threads for its form; numbers with which it cannot run are left out."""
+        """Return ``result`` with the best number of threads for its variant; numbers with which it fails are left out."""
         graph, blobs = trial.graph, trial.blobs
         model = base = blobs.get(graph.blob)
         for variant in graph.variants:
@@ -325,7 +338,7 @@ class Autotuner:
 
 
 class ProcessorTable(Autotuner):
-    """Chooses the variant that suits the processor, without a measurement.
+    """Chooses the variant that suits the processor's instruction sets, without a measurement.
 
     Args:
         features: Instruction sets of the processor; None reads this machine's.
@@ -344,7 +357,10 @@ class ProcessorTable(Autotuner):
         self._features = processor_features() if features is None else features
 
     def choose(self, trial: StepTrial) -> TuningResult | None:
-        """Choose a variant by the processor's instruction sets; it runs once beside the graph's own form."""
+        """Choose a variant by instruction sets, run it once to compare its outputs, and store the result.
+
+        Return None, with nothing stored, if the step cannot verify the variant.
+        """
         graph, engine = trial.graph, trial.engine
         names = [variant.name for variant in graph.variants]
         name = suited_variant(graph.format, names, self._features, engine.thread_counts[-1])
@@ -357,10 +373,11 @@ class ProcessorTable(Autotuner):
 
 @dataclass
 class GraphVariants:
-    """Variants in use during a round.
+    """Variants that run during a round.
 
     Attributes:
-        used: By graph name, the variant that runs; "" for the graph's own form. Graphs without variants are left out.
+        used: By graph name, the variant that runs; "" for the graph's own form. Graphs without variants are left
+            out.
         dropped: By ``graph/variant``, the reason why it cannot run here.
     """
 
@@ -371,7 +388,9 @@ class GraphVariants:
     dropped: dict[str, str] = field(default_factory=dict)
 
     def artifact(self, graph: Graph) -> tuple[bytes, int]:
-        """Return the bytes to load, of the chosen variant or the graph's own, and the threads; 0 for the engine's."""
+        """Return (bytes to load, threads) of the chosen variant, or of the graph's own form. 0 threads: the engine's own
+        number.
+        """
         base = self.blobs.get(graph.blob)
         result = self.tuner.known(self.engine, graph) if self.tuner else None
         if result is None or self.tuner is None:
@@ -397,7 +416,14 @@ class GraphVariants:
         return model, result.threads
 
     def tune(self, graph: Graph, feeds: Mapping[str, Array], state: State, control: RoundControl) -> None:
-        """Choose a variant, if there are several, no result is stored and memory allows it. ``state`` stays as it is."""
+        """Choose and store a variant if the graph has several, none was chosen before and memory allows a trial.
+
+        Args:
+            graph: The graph of the step.
+            feeds: Its inputs but state.
+            state: Its state, which does not change.
+            control: Cancels the trial with the round.
+        """
         tuner = self.tuner
         if tuner is None or not tuner.has_room_for_trial(graph):
             return
@@ -427,14 +453,22 @@ def suited_variant(format: str, names: Collection[str], features: frozenset[str]
 
 
 def is_clear(ms: Mapping[str, float]) -> bool:
-    """Return True if the quickest variant is clearly quicker or slower than the own form; ``ms`` as in TuningResult."""
+    """Return True if the fastest variant is clearly faster or clearly slower than the own form.
+
+    Args:
+        ms: Milliseconds by variant, the own form's under "".
+    """
     least, most = UNCLEAR
     share = min(each for name, each in ms.items() if name) / ms[""]
     return not least < share < most
 
 
 def sufficient_threads(ms: Mapping[int, float]) -> int:
-    """Return the number of threads beyond which a step gains too little; ``ms`` maps numbers to milliseconds."""
+    """Return the smallest number of threads beyond which a step hardly becomes faster.
+
+    Args:
+        ms: Milliseconds of a step by number of threads.
+    """
     best, *more = sorted(ms)
     for count in more:
         if ms[count] <= THREADS_WORTH * ms[best]:
@@ -443,7 +477,7 @@ def sufficient_threads(ms: Mapping[int, float]) -> int:
 
 
 def _is_telling(expected: Arrays, before: Arrays) -> bool:
-    """Return True if a step moved a matrix of the state, and all of it is finite."""
+    """Return True if a step changed a matrix of the state and its outputs are finite, so that it can verify other forms."""
     matrices = [name for name in before if name in expected and expected[name].ndim >= 2]
     finite = all(np.isfinite(array).all() for array in expected.values() if array.dtype.kind == "f")
     return finite and any(not np.array_equal(expected[name], before[name]) for name in matrices)

@@ -1,4 +1,4 @@
-"""Carry of earlier rounds: chosen at the beginning of a round, checked against the graphs, and dropped once it is void."""
+"""Carry (state of earlier rounds): chosen when a round begins, checked against the graphs, dropped when it is invalid."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from edgefl_device.store.database import Store, StoredCarry
 
 @dataclass(frozen=True)
 class RoundToBegin:
-    """Round to choose a carry for. ``name`` is the name of its carries, ``base`` the last completed round."""
+    """Round that needs a carry: ``name`` is the store's name of its carries, ``base`` the last completed round."""
 
     run: str
     name: str
@@ -28,7 +28,7 @@ class RoundToBegin:
 
 @dataclass(frozen=True)
 class VoidCarry:
-    """A carry that is of no use any more."""
+    """Carry that is no longer valid, and the reason."""
 
     carry: StoredCarry
     why: str
@@ -36,7 +36,13 @@ class VoidCarry:
 
 @dataclass(frozen=True)
 class CarryChoice:
-    """Decision about the carries in a store as a round begins."""
+    """Decision about the stored carries when a round begins.
+
+    Attributes:
+        carry: The carry to read; None if none is valid.
+        void: Invalid carries, which are reported and dropped.
+        superseded: Older valid carries, which are dropped without a report.
+    """
 
     carry: StoredCarry | None
     void: tuple[VoidCarry, ...]
@@ -44,9 +50,14 @@ class CarryChoice:
 
 
 def choose(carries: Sequence[StoredCarry], begun: RoundToBegin, exchanges: int) -> CarryChoice:
-    """Judge ``carries``, oldest first, for a round; one is good for ``exchanges`` completed rounds (0: for all).
+    """Choose the carry for a round: the newest one of a completed round.
 
-    The newest of a completed round is taken. Those before it are superseded as far as no rejection can bring them back.
+    Older carries are superseded unless a rejection of the newest one's update could make them the newest again.
+
+    Args:
+        carries: Stored carries, oldest first.
+        begun: The round that begins.
+        exchanges: Number of completed rounds for which a carry is valid; 0: without limit.
     """
     void = [
         VoidCarry(carry, f"it belongs to another run, {begun.run} goes on now")
@@ -64,18 +75,17 @@ def choose(carries: Sequence[StoredCarry], begun: RoundToBegin, exchanges: int) 
 
 
 def foreign(carries: Sequence[StoredCarry], run: str) -> list[StoredCarry]:
-    """Return the carries of other runs: no round ever reads them again."""
+    """Return the carries of runs other than ``run``, which no round will read."""
     return [carry for carry in carries if not carry.name.startswith(f"{run}/")]
 
 
 def abandoned(carries: Sequence[StoredCarry], base: int, before: int | None) -> list[StoredCarry]:
-    """Return the carries of rounds after the last completed one, ``base``; with ``before``, of rounds before that one
-    only."""
+    """Return the carries of rounds after ``base``, the last completed one; with ``before``, only of rounds before that."""
     return [carry for carry in carries if carry.round > base and (before is None or carry.round < before)]
 
 
 def _too_old(carry: StoredCarry, base: int, exchanges: int) -> str:
-    """Return why the carry has expired; "" if it is valid."""
+    """Return the reason why a carry has expired, or "" if it is valid."""
     if not exchanges or base - carry.round < exchanges:
         return ""
     return f"it was good for {exchanges} completed round{'s' * (exchanges > 1)} after it, and round {base} is completed"
@@ -83,25 +93,25 @@ def _too_old(carry: StoredCarry, base: int, exchanges: int) -> str:
 
 @dataclass(frozen=True)
 class RestoredCarry:
-    """Arrays of an earlier round, by label. ``origin`` names the round that left them."""
+    """Carry arrays by label; empty if there is no carry. ``origin`` names the round that computed them."""
 
     arrays: Arrays = field(default_factory=dict)
     origin: str = ""
 
 
 def carry_name(job: Job, manifest: Manifest) -> str:
-    """Return the name under which the store keeps the carry of a job."""
+    """Return the store's name for the carries of a job: ``<run>/<algorithm>/<tier>``."""
     return f"{job.run}/{manifest.program}/{job.tier}"
 
 
 def carry_ports(manifest: Manifest) -> tuple[Port, ...]:
-    """Return the ports of a round's graphs that read an earlier round."""
+    """Return the ports with role ``carry`` of all graphs of a training round."""
     names = dict.fromkeys((manifest.start, *(phase.graph for phase in manifest.phases), manifest.finish))
     return tuple(port for name in names for port in manifest.graph(name).inputs_of("carry"))
 
 
 def restore_carry(store: Store, job: Job, manifest: Manifest, log: DeviceLog) -> RestoredCarry:
-    """Return the carry for the round of ``job``; void ones are reported, then dropped.
+    """Return the carry for the round of ``job``; report and drop invalid ones.
 
     Raises:
         RoundDeclined: There is none, and the algorithm cannot begin without it.
@@ -148,9 +158,9 @@ def restore_carry(store: Store, job: Job, manifest: Manifest, log: DeviceLog) ->
 
 
 def drop_abandoned(store: Store, announced: Round, log: DeviceLog) -> None:
-    """Drop the carries of rounds between the last completed one and the announced one.
+    """Report and drop the carries of rounds between the last completed one and the announced one.
 
-    Call it at every announcement: a device that sits the next rounds out cannot know later which ones were abandoned.
+    Call it at every announcement: a device that misses the next rounds cannot learn later which ones were abandoned.
     """
     own = [carry for carry in store.carries() if carry.name.startswith(f"{announced.run}/")]
     lost = abandoned(own, announced.base, announced.round) if announced.state == "open" else []
@@ -159,7 +169,7 @@ def drop_abandoned(store: Store, announced: Round, log: DeviceLog) -> None:
 
 
 def _read(carry: StoredCarry, data: bytes, ports: Sequence[Port]) -> tuple[RestoredCarry, str]:
-    """Return the tensors of a carry, or why they do not fit."""
+    """Return (arrays, ""), or (empty, reason) if the carry's tensors do not fit the ports."""
     try:
         arrays = tensors.load(data)
         missing = [port.label for port in ports if port.label not in arrays]
@@ -175,7 +185,7 @@ def _read(carry: StoredCarry, data: bytes, ports: Sequence[Port]) -> tuple[Resto
 def _drop(
     store: Store, choice: CarryChoice, misfit: Sequence[VoidCarry], log: DeviceLog, outcome: str
 ) -> None:
-    """Report void carries, then drop them: a process that is killed in between reports them twice."""
+    """Report invalid carries, then drop them. A process that is killed in between reports them again."""
     void = (*choice.void, *misfit)
     for each in {(one.carry.name, one.why): one for one in void}.values():
         text = f"what this device kept {_origin(each.carry)} is dropped: {each.why}; {outcome}"

@@ -1,4 +1,4 @@
-"""Control of one round: cancellation, limits of time, the owner's rules, and reports of its steps."""
+"""Control of one round: cancellation, time limits, the owner's rules, and progress reports."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _REST_SLICE_S = 0.1
 
 @dataclass(frozen=True)
 class Step:
-    """A finished step of a round, for people who watch.
+    """Progress of a round after one step.
 
     Attributes:
         stage: ``train``, or ``forward N`` for chunk N of the frozen prefix.
-        step: Number of the step, from 1; rows done so far in a forward stage.
-        steps: Steps of the stage in all.
+        step: Number of the step, from 1; finished rows in a forward stage.
+        steps: Number of steps of the stage.
         loss: Mean training loss so far; NaN if the stage has none.
         step_ms: Time of the step in milliseconds.
     """
@@ -38,7 +38,7 @@ class Step:
 
 
 class ProgressSink(Protocol):
-    """Receiver of the steps of rounds."""
+    """Interface of a receiver of progress reports."""
 
     def step_done(self, job: Job, step: Step) -> None: ...
 
@@ -50,8 +50,8 @@ class RoundControl:
         job: The round's job; None outside of a federation.
         limits: Longest step (``max_step_s``) and longest round (``max_round_s``), in seconds; None has no limit.
         rules: The owner's rules, checked every few seconds; None allows everything.
-        progress: Receiver of finished steps.
-        cancelled: Event that ends the round once it is set.
+        progress: Receiver of finished steps; None for none.
+        cancelled: Event that ends the round once it is set; None creates one.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RoundControl:
             raise RoundAborted("the round ended before this device was done")
 
     def check(self) -> None:
-        """Check between two steps that the round may continue, and rest for the owner's share of the time.
+        """Check between two steps that the round may continue. Sleeps if the owner limits the share of working time.
 
         Raises:
             RoundAborted: The round was cancelled.
@@ -109,11 +109,11 @@ class RoundControl:
             time.sleep(min(left, _REST_SLICE_S))
 
     def worked(self, ms: float) -> None:
-        """Record the milliseconds of the last step."""
+        """Record the duration of the last step in milliseconds, for :meth:`check`."""
         self._worked_s = ms / 1e3
 
     def report(self, step: Step) -> None:
-        """Pass a finished step on to whoever watches."""
+        """Pass a finished step to the progress receiver, if there is one."""
         if self._progress is not None and self._job is not None:
             self._progress.step_done(self._job, step)
 

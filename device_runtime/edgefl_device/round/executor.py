@@ -1,7 +1,8 @@
-"""Execution of one round: its bundle is fetched and checked, the local data train, the update goes into the outbox.
+"""Execution of one round: download and check the bundle, train on the local data, store the update in the outbox.
 
-A server without a trusted key declares every size. So the unfolded size of a blob is compared with the ports of
-the graphs that read it, and these with the memory that the device offers, before anything is fetched, unfolded or loaded.
+A server without a trusted key declares every size. The decompressed size of a blob is therefore compared with the
+ports of the graphs that read it, and these with the memory that the device offers, before anything is downloaded,
+decompressed or loaded.
 """
 
 from __future__ import annotations
@@ -50,10 +51,10 @@ _SLACK = 2
 
 
 class RoundExecutor:
-    """Executes rounds of a device, one at a time, on the thread of the round.
+    """Executor of a device's rounds, one at a time, on the thread of the round.
 
     Args:
-        config: The device's configuration; ``memory_bytes`` is what a round may need over the idle process.
+        config: The device's configuration; ``memory_bytes`` is what a round may need above the idle process.
         engine: Engine that runs the graphs.
         data: The local samples.
         fetcher: Source of bundles and weights.
@@ -88,7 +89,11 @@ class RoundExecutor:
             self.tuner = tuner(store, config.memory_bytes, config.limits.max_blob_bytes)
 
     def execute(self, job: Job, control: RoundControl) -> None:
-        """Run one round, from the first blob to the outbox.
+        """Run one round, from the first download until the update is in the outbox.
+
+        Args:
+            job: The task, and the announcement's part for its tier.
+            control: Cancels the round, and receives its steps.
 
         Raises:
             RoundAborted: The round was cancelled.
@@ -161,12 +166,18 @@ class RoundExecutor:
             )
 
     def interrupt(self) -> None:
-        """Prepare for the end of the process while a round still runs: no running trial counts as a crash."""
+        """Prepare for the end of the process during a round, so that a running trial of a variant does not count as a
+        crash.
+        """
         if self.tuner is not None:
             self.tuner.interrupt()
 
     def check_memory(self, manifest: Manifest, graphs: Sequence[Graph]) -> None:
-        """Raise RoundDeclined if one of ``graphs`` needs more memory than this device offers, before any is loaded."""
+        """Check before loading that ``graphs`` need no more memory than this device offers.
+
+        Raises:
+            RoundDeclined: One of them needs more.
+        """
         offered = self.config.memory_bytes
         check_graphs(manifest, graphs, offered)
         largest = max(graphs, key=lambda graph: graph.planned_bytes)
@@ -181,7 +192,7 @@ class RoundExecutor:
             )
 
     def _store_update(self, job: Job, manifest: Manifest, result: RoundResult, loader: GraphLoader) -> None:
-        """Put the update and the carry into the store, and close the job, in one transaction."""
+        """Store the update in the outbox, store the carry, and close the job, in one transaction."""
         received, profiler = self._fetcher.take_received(), loader.profiler
         update = Update(
             run=job.run,
@@ -216,10 +227,11 @@ class RoundExecutor:
 
 
 def with_page(announced: Round, blobs: BlobSource, limits: Limits) -> Round:
-    """Return the announcement with all that it offers: a large one has its offers in a blob, the page.
+    """Return the announcement with all of its offers. A large announcement has them in a blob, the page, which is
+    downloaded.
 
     Raises:
-        BundleError: The page is larger than ``limits.max_manifest_bytes``, or cannot be fetched.
+        BundleError: The page is larger than ``limits.max_manifest_bytes``, or cannot be downloaded.
     """
     page = announced.pages
     if page is None:
@@ -236,7 +248,7 @@ def with_page(announced: Round, blobs: BlobSource, limits: Limits) -> Round:
 
 
 class LoadedParts:
-    """Parts of a bundle that read local files: its blobs, and its graphs with one input and one output.
+    """Parts of a bundle that decode local files: its blobs, and its graphs with one input and one output.
 
     Args:
         engine: Engine that runs the graphs.
@@ -250,11 +262,15 @@ class LoadedParts:
         self._blobs = blobs
 
     def blob(self, ref: BlobRef) -> bytes:
-        """Return a blob of the bundle."""
+        """Return the decompressed bytes of a blob."""
         return self._blobs.get(ref)
 
     def features(self, name: str) -> Callable[[Array], Array]:
-        """Load graph ``name``, and return it as a function of one array; BundleError if it has more inputs or outputs."""
+        """Load graph ``name`` and return it as a function from array to array.
+
+        Raises:
+            BundleError: It has more than one input or output.
+        """
         spec = self._manifest.graph(name)
         if len(spec.inputs) != 1 or len(spec.outputs) != 1:
             raise BundleError(
@@ -274,12 +290,20 @@ class LoadedParts:
 
 
 def check_manifest_ref(ref: BlobRef, limits: Limits) -> None:
-    """Raise RoundDeclined if the manifest itself is larger than ``limits.max_manifest_bytes``."""
+    """Check the size of a manifest before it is downloaded.
+
+    Raises:
+        RoundDeclined: It is larger than ``limits.max_manifest_bytes``.
+    """
     _check_sizes([ref], limits.max_manifest_bytes, "its manifest", "raise limits.max_manifest_bytes")
 
 
 def check_runtime(manifest: Manifest, engine: Engine) -> None:
-    """Raise RoundDeclined if a graph of the bundle needs a newer release of the engine's runtime than this device has."""
+    """Check that the engine's runtime is recent enough for the bundle.
+
+    Raises:
+        RoundDeclined: A graph needs a newer release.
+    """
     least = manifest.least_runtime
     if least and is_older(engine.version, least):
         raise RoundDeclined(
@@ -292,7 +316,16 @@ def check_runtime(manifest: Manifest, engine: Engine) -> None:
 
 
 def check_graphs(manifest: Manifest, graphs: Sequence[Graph], memory_bytes: int) -> None:
-    """Raise RoundDeclined if a blob, or all inputs or outputs of one of ``graphs``, exceed the offered memory."""
+    """Check the sizes that a manifest declares against the offered memory.
+
+    Args:
+        manifest: The bundle's manifest.
+        graphs: Graphs that will run.
+        memory_bytes: Memory that the device offers.
+
+    Raises:
+        RoundDeclined: A blob, or all inputs or all outputs of one graph, exceed it.
+    """
     most = max(memory_bytes, _LEAST_BYTES)
     remedy = "give it more (`edgefl device --memory`), or a tier that needs less"
     _check_sizes(manifest.blobs, most, "a blob of the bundle", remedy)
@@ -310,7 +343,11 @@ def check_graphs(manifest: Manifest, graphs: Sequence[Graph], memory_bytes: int)
 
 
 def check_weights(job: Job, manifest: Manifest) -> None:
-    """Raise RoundDeclined if a blob of weights unfolds to more than the graphs of the round could read of it."""
+    """Check the decompressed sizes of a round's weights before they are downloaded.
+
+    Raises:
+        RoundDeclined: A blob is larger than all weights that a graph of the round reads.
+    """
     read = max(
         (sum(_nbytes(port) for port in graph.inputs_of("weights")) for graph in manifest.of_round), default=0
     )
@@ -332,5 +369,5 @@ def _check_sizes(refs: Iterable[BlobRef], most: int, name: str, remedy: str) -> 
 
 
 def _nbytes(port: Port) -> int:
-    """Return the exact bytes of a port, also of shapes that no array has."""
+    """Return the bytes of a port exactly, even for shapes that are too large for an array."""
     return int(np.dtype(port.dtype).itemsize) * math.prod(port.shape)

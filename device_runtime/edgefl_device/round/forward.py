@@ -1,4 +1,4 @@
-"""Multi-step forward pass: the frozen prefix, chunk by chunk, into a record on disk."""
+"""Multi-step forward pass: runs the frozen prefix, chunk by chunk, and stores its activations on disk (the record)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from edgefl_device.round.job import Job
 
 
 def record_tag(job: Job) -> str:
-    """Return the tag of a record: run, model as it was put together, bundle (which cuts it) and rows."""
+    """Return the text that identifies a record's content: run, model version and weights, bundle, and number of rows."""
     model = f"model {job.model_version} as {job.weights}"
     return f"run {job.run}, {model}, bundle {job.bundle.sha256}, samples {job.samples}"
 
@@ -48,7 +48,8 @@ class MultiStepForward:
         self._folder = folder
 
     def record(self, job: Job, data: FittedData, control: RoundControl) -> ActivationRecord:
-        """Return the boundary activations, one row per sample. Chunks with a sealed record are not run again.
+        """Return the boundary activations, one row per sample. Chunks with a complete record from before a restart are
+        skipped.
 
         Raises:
             RoundAborted: The round was cancelled meanwhile.
@@ -67,7 +68,7 @@ class MultiStepForward:
         return source
 
     def _sealed(self, job: Job, data: FittedData) -> tuple[int, FittedData | ActivationRecord]:
-        """Return the first chunk to run and its source: the last sealed record, or the samples."""
+        """Return (index of the first chunk to run, its input): the last complete record, or the samples."""
         for index in reversed(range(len(self._loader.manifest.prefix))):
             try:
                 record = ActivationRecord.reopen(self._folder / f"record-{index}.bin", record_tag(job))
@@ -86,7 +87,9 @@ class MultiStepForward:
         data: FittedData,
         control: RoundControl,
     ) -> ActivationRecord:
-        """Fetch one chunk's units, run them over all rows in fixed groups, drop them."""
+        """Run one chunk over all rows in fixed groups and return its record. Its weights are downloaded and then
+        dropped.
+        """
         loader, profiler, rows, tag = self._loader, self._loader.profiler, len(data), record_tag(job)
         chunk = loader.manifest.prefix[index]
         spec = loader.manifest.graph(chunk.graph)
@@ -164,9 +167,9 @@ class _Meta(msgspec.Struct, frozen=True):
 
 
 class ActivationRecord:
-    """Rows of shape ``shape[1:]`` on disk; only rows that are read are ever in memory.
+    """Activations on disk, rows of shape ``shape[1:]``. Only rows that are read are in memory.
 
-    Read and written, not mapped: of a mapping, pages around each row become part of the process as well.
+    The file is read and written, not mapped, because pages around each mapped row would also become resident.
     """
 
     def __init__(self, path: Path, meta: _Meta) -> None:
@@ -176,8 +179,17 @@ class ActivationRecord:
 
     @classmethod
     def create(cls, path: Path, shape: tuple[int, ...], dtype: str, version: str) -> ActivationRecord:
-        """Return an empty record; it counts as written only after :meth:`seal`. StoreError if the disk has no room for
-        it."""
+        """Create an empty record at ``path`` with disk space for all rows. It is valid only after :meth:`seal`.
+
+        Args:
+            path: File of the record.
+            shape: (samples, *row).
+            dtype: Type of the entries.
+            version: Text that identifies the content (:func:`record_tag`).
+
+        Raises:
+            StoreError: The disk has no room for it.
+        """
         meta = _Meta(version, shape, dtype)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -197,7 +209,11 @@ class ActivationRecord:
 
     @classmethod
     def reopen(cls, path: Path, version: str) -> ActivationRecord:
-        """Return the sealed record at ``path``; StaleRecordError if it belongs to another model version or is not whole."""
+        """Open the sealed record at ``path``.
+
+        Raises:
+            StaleRecordError: It is missing, incomplete, or has another ``version``.
+        """
         try:
             meta = msgspec.msgpack.decode(_meta_path(path).read_bytes(), type=_Meta)
             whole = path.stat().st_size == meta.nbytes
@@ -209,7 +225,7 @@ class ActivationRecord:
         return cls(path, meta)
 
     def check(self, version: str) -> None:
-        """Raise StaleRecordError unless the record belongs to ``version``."""
+        """Raise StaleRecordError unless the record has this ``version``."""
         self._meta.check(version)
 
     @property
@@ -217,7 +233,11 @@ class ActivationRecord:
         return self._meta.shape
 
     def write(self, start: int, rows: Array) -> None:
-        """Write ``rows`` (n, *shape[1:]) as the record's rows from ``start`` on; StoreError if the disk is full."""
+        """Write ``rows``, shape (n, *row), as the rows from number ``start`` on.
+
+        Raises:
+            StoreError: The disk is full.
+        """
         rest = _bytes_of(np.ascontiguousarray(rows, self._meta.dtype))
         with self._writing():
             self._file.seek(start * self._meta.row_bytes)
@@ -225,7 +245,11 @@ class ActivationRecord:
                 rest = rest[self._file.write(rest) :]
 
     def seal(self) -> None:
-        """Flush the rows, then the tag that makes them valid. StoreError if the disk does not take them."""
+        """Write all rows to disk, then the tag that makes the record valid.
+
+        Raises:
+            StoreError: The disk does not accept them.
+        """
         with self._writing():
             os.fsync(self._file.fileno())
             _meta_path(self.path).write_bytes(msgspec.msgpack.encode(self._meta))
@@ -241,7 +265,11 @@ class ActivationRecord:
             ) from error
 
     def rows(self, indices: Array, version: str) -> Array:
-        """Return copies of the rows at ``indices``; StaleRecordError unless the record is of model ``version``."""
+        """Return copies of the rows at ``indices``.
+
+        Raises:
+            StaleRecordError: The record has another ``version``.
+        """
         self.check(version)
         picked: Array = np.empty((len(indices), *self.shape[1:]), self._meta.dtype)
         size, room = self._meta.row_bytes, _bytes_of(picked)
@@ -273,7 +301,7 @@ class ActivationRecord:
 
 
 def _bytes_of(array: Array) -> memoryview:
-    """Return the memory of a contiguous array, byte by byte."""
+    """Return the memory of a contiguous array as a view of bytes."""
     return array.reshape(-1).view(np.uint8).data
 
 

@@ -1,4 +1,4 @@
-"""Graphs of a bundle and the round's weights, brought in when a round needs them, and the costs of running them."""
+"""Graphs of a bundle and weights of a round, loaded when they are needed, and the time and memory of running them."""
 
 from __future__ import annotations
 
@@ -25,34 +25,38 @@ from edgefl_device.store.database import Checkpoint
 
 
 class BlobSource(Protocol):
-    """Source of blobs: the broker, a folder or memory."""
+    """Interface of a source of blobs: the broker, a folder or memory."""
 
     def get(self, ref: BlobRef) -> bytes: ...
 
     def get_all(self, refs: Sequence[BlobRef]) -> Iterable[bytes]:
-        """Bring all blobs here first, then return them one by one."""
+        """Make all blobs ``refs`` available, then return their decompressed bytes one by one."""
 
 
 class RoundStore(Protocol):
-    """Storage of a round's checkpoints, which outlives the process, and of the disk space beside them."""
+    """Interface of a round's persistent storage: checkpoints, and disk space for records."""
 
     def save_checkpoint(self, nonce: str, checkpoint: Checkpoint) -> None:
-        """Replace any other checkpoint, whole or not at all. Draws the tensors one by one."""
+        """Replace the stored checkpoint atomically. Its tensors are read one by one."""
 
     def checkpoint(self, nonce: str) -> Checkpoint | None:
         """Return the checkpoint of the task ``nonce``, or None."""
 
     def make_room_beside(self, nbytes: int) -> None:
-        """Free disk space for a file of ``nbytes``; StoreError if there can be none."""
+        """Free disk space for a file of ``nbytes``.
+
+        Raises:
+            StoreError: The limit of the store cannot be met.
+        """
 
 
 class RoundProfiler:
-    """Timings of one round by name, and the highest memory after a timed part.
+    """Times of one round by name, and the highest memory after a timed part.
 
     An engine keeps the memory of a step until its graph is dropped, so the memory after a step is the step's peak.
 
     Args:
-        engine: The engine whose own process counts too, above its idle memory; None if it has no process of its own.
+        engine: Engine whose own process counts too, above its idle memory; None if it has no process of its own.
     """
 
     def __init__(self, engine: Engine | None = None) -> None:
@@ -71,23 +75,25 @@ class RoundProfiler:
             self.most_bytes = max(self.most_bytes, anonymous_bytes() + used_bytes(self._engine))
 
     def median_ms(self, name: str) -> float:
-        """Return the median time of ``name``, 0 if it was never timed."""
+        """Return the median time of the calls of ``name`` in milliseconds, 0 if there was none."""
         # NumPy's median imports its masked arrays, which take more than 1 MB.
         ordered = sorted(self.times_ms.get(name, [0.0]))
         return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
 
     def total_ms(self, name: str) -> float:
-        """Return the time of all calls of ``name``."""
+        """Return the total time of the calls of ``name`` in milliseconds."""
         return sum(self.times_ms.get(name, [0.0]))
 
     def last_ms(self, name: str) -> float:
-        """Return the time of the last call of ``name``."""
+        """Return the time of the last call of ``name`` in milliseconds, 0 if there was none."""
         return self.times_ms.get(name, [0.0])[-1]
 
 
 @dataclass
 class WeightResidency:
-    """Units whose weights are in memory, the most that ever were (invariant I10), and every download (I11)."""
+    """Units whose weights are in memory, and their maximum number (invariant I10); all downloads, in order (invariant
+    I11).
+    """
 
     held: set[str] = field(default_factory=set)
     most: int = 0
@@ -95,14 +101,14 @@ class WeightResidency:
     elements: int = 0
 
     def hold(self, units: Sequence[str], weights: Arrays) -> None:
-        """Count ``weights`` of ``units`` as held."""
+        """Record that ``weights`` of ``units`` were downloaded and are in memory."""
         self.downloads.append(tuple(units))
         self.held.update(units)
         self.most = max(self.most, len(self.held))
         self.elements += sum(array.size for array in weights.values())
 
     def drop(self, units: Sequence[str]) -> None:
-        """Count ``units`` as dropped."""
+        """Record that the weights of ``units`` are no longer in memory."""
         self.held.difference_update(units)
 
 
@@ -133,20 +139,24 @@ class GraphLoader:
         self._blobs = blobs
 
     def load(self, name: str) -> LoadedGraph:
-        """Load graph ``name`` in the form that was chosen for this device."""
+        """Load graph ``name``, in the variant that was chosen for this device."""
         spec = self.manifest.graph(name)
         with self.profiler.timed("load"):
             artifact, threads = self.variants.artifact(spec)
             return self.engine.load(spec, artifact, threads)
 
     def run_once(self, name: str, feeds: Arrays, state: State) -> Outputs:
-        """Run a graph that no step repeats, and drop it."""
+        """Load graph ``name``, run it once, and drop it."""
         graph = self.load(name)
         with self.profiler.timed(name):
             return graph.run(feeds, state)
 
     def fetch_weights(self, job: Job, units: Sequence[str]) -> Arrays:
-        """Return the weights of ``units`` by global name; BundleError if the round announces none for a unit."""
+        """Return the current weights of ``units`` by global name.
+
+        Raises:
+            BundleError: The round announces no weights for a unit.
+        """
         lines = {unit: job.line(unit) for unit in units}
         missing = [unit for unit, line in lines.items() if not line]
         if missing:
@@ -166,7 +176,11 @@ class GraphLoader:
         return weights
 
     def weight_inputs(self, spec: Graph, weights: Arrays) -> Arrays:
-        """Return the ``weights`` inputs of a graph; BundleError if one is missing or has another shape."""
+        """Return the inputs of ``spec`` with role ``weights``, by port name.
+
+        Raises:
+            BundleError: One is missing in ``weights`` or has another shape.
+        """
         feeds: Arrays = {}
         for port in spec.inputs_of("weights"):
             if port.label not in weights:
@@ -179,12 +193,17 @@ class GraphLoader:
 
 
 def arrays_of_role(arrays: Arrays, role: str) -> Arrays:
-    """Return the arrays of one role, by label."""
+    """Return the arrays named ``<role>.<label>`` by label; others are left out."""
     return {name.partition(".")[2]: array for name, array in arrays.items() if name.partition(".")[0] == role}
 
 
 def check_port(port: Port, array: Array) -> None:
-    """Raise DataError (a batch) or BundleError if ``array`` has another shape or dtype than ``port``."""
+    """Check that ``array`` has the shape and dtype of ``port``.
+
+    Raises:
+        DataError: It does not, and the port is a batch.
+        BundleError: It does not, and the port has another role.
+    """
     if array.shape != port.shape or array.dtype != np.dtype(port.dtype):
         kind = DataError if port.role == "batch" else BundleError
         raise kind(

@@ -30,14 +30,15 @@ Features = Callable[[Array], Array]
 
 @dataclass(frozen=True, eq=False)
 class RoundInputs:
-    """All inputs but weights, state and carry: a pure function of the seed and the number of the step.
+    """Inputs of graphs except weights, state and carry: a pure function of the seed and the number of the step.
 
     Attributes:
         seed: Seed of the task.
         data: The local rows of the round.
         hyper: Scalars of the round by label.
-        draws: ``walk`` goes through shuffled data, ``draw`` draws each batch independently.
-        features: Replaces the samples where a frozen prefix has run over them; None feeds the samples.
+        draws: ``walk`` goes through shuffled data, ``draw`` draws each batch independently, ``length`` groups
+            samples of similar length.
+        features: Function from row numbers to the activations of a frozen prefix; None feeds the samples.
         edges: Lengths that have a shorter graph, ascending.
     """
 
@@ -58,12 +59,25 @@ class RoundInputs:
         hyper: Mapping[str, float],
         features: Features | None,
     ) -> RoundInputs:
-        """Return the inputs of a round of ``manifest`` for which the server announced the scalars ``hyper``."""
+        """Return the inputs of a round.
+
+        Args:
+            manifest: The bundle's manifest.
+            seed: Seed of the task.
+            data: The local rows of the round.
+            hyper: Announced scalars, which replace those of the manifest.
+            features: Activations of a frozen prefix; None if there is none.
+        """
         edges = {bucket.length for phase in manifest.phases for bucket in phase.shorter}
         return cls(seed, data, {**manifest.hyper, **hyper}, manifest.draws, features, tuple(sorted(edges)))
 
     def shared(self, spec: Graph, number: int) -> Arrays:
-        """Return the inputs that any function may read: scalars, facts about the data, and noise draw ``number``."""
+        """Return the inputs of ``spec`` that are not batches: scalars, facts about the data, and noise of draw
+        ``number``.
+
+        Raises:
+            BundleError: A scalar has no value.
+        """
         feeds = {port.name: self._fact(spec, port) for port in spec.inputs_of("data")}
         for port in spec.inputs_of("hyper"):
             if port.label not in self.hyper:
@@ -74,9 +88,13 @@ class RoundInputs:
         return feeds
 
     def batch(self, spec: Graph, step: int, shorter: Graph | None = None) -> Arrays:
-        """Return the batches of step ``step``, each stream's of its ports' size.
+        """Return the batch inputs of ``spec`` for step ``step``, without masks.
 
-        ``shorter`` replaces ``spec`` in this step: the batches are cut to its length, which drops padding only.
+        Args:
+            spec: The graph, whose ports define the size of each stream's batch.
+            step: Number of the step.
+            shorter: Graph for shorter samples that runs instead; batches are cut to its length, which removes
+                padding only.
         """
         ports = {} if shorter is None else {port.name: port for port in shorter.inputs_of("batch")}
         feeds: Arrays = {}
@@ -92,7 +110,7 @@ class RoundInputs:
         return feeds
 
     def longest_sample(self, spec: Graph, step: int) -> int:
-        """Return the tokens of the longest sample in the batches that ``spec`` reads in step ``step``."""
+        """Return the number of tokens of the longest sample in the batches of step ``step``."""
         streams = {port.label.partition(".")[0]: _batch_size(port) for port in spec.inputs_of("batch")}
         return max(
             int(self.data.lengths[self._drawn(int(stream), rows, step)].max())
@@ -109,7 +127,7 @@ class RoundInputs:
         return np.searchsorted(self.edges, self.data.lengths) if self.edges else None
 
     def masked_batch(self, spec: Graph, step: int) -> Arrays:
-        """Return the batch of step ``step`` of a pass over the data, with its mask."""
+        """Return the batch inputs of ``spec`` for batch ``step`` of one pass over the data, with masks."""
         feeds: Arrays = {}
         for port in spec.inputs_of("batch"):
             part, over = port.label.partition(".")[2], Pass(len(self.data), _batch_size(port))
@@ -121,7 +139,12 @@ class RoundInputs:
         return feeds
 
     def rows(self, port: Port, indices: Array) -> Array:
-        """Return the rows at ``indices`` as ``port`` reads them; BundleError if the data lack its part."""
+        """Return the part of the rows at ``indices`` that ``port`` reads.
+
+        Raises:
+            BundleError: The manifest lacks that input.
+            DataError: The rows have another shape or dtype.
+        """
         part = port.label.partition(".")[2]
         if part == "y":
             rows = self.data.labels(indices)
@@ -149,9 +172,15 @@ class RoundInputs:
 
 
 def check_complete(spec: Graph, feeds: Arrays, state: Collection[str] | None = None) -> Arrays:
-    """Return ``feeds``; BundleError if an input of ``spec`` is missing.
+    """Return ``feeds`` unchanged.
 
-    State inputs are checked against the names in ``state``, and not at all if it is None.
+    Args:
+        spec: The graph.
+        feeds: Its inputs by port name.
+        state: Names of the state that will be given; None does not check state inputs.
+
+    Raises:
+        BundleError: An input is missing.
     """
     missing = [
         port.name
@@ -168,7 +197,7 @@ def check_complete(spec: Graph, feeds: Arrays, state: Collection[str] | None = N
 
 
 def carry_inputs(spec: Graph, carry: Arrays) -> Arrays:
-    """Return the inputs that a graph reads of earlier rounds: zeros where nothing is left."""
+    """Return the inputs of ``spec`` with role ``carry``; zeros where ``carry`` has no array."""
     feeds: Arrays = {}
     for port in spec.inputs_of("carry"):
         feeds[port.name] = carry.get(port.label, np.zeros(port.shape, port.dtype))
@@ -177,7 +206,11 @@ def carry_inputs(spec: Graph, carry: Arrays) -> Arrays:
 
 
 def other_rows(data: FittedData, port: Port, indices: Array) -> Array:
-    """Return rows of an input beside x, or of the samples themselves; BundleError if the manifest lacks that input."""
+    """Return the rows at ``indices`` of a further input, or of the samples themselves.
+
+    Raises:
+        BundleError: The manifest lacks that input.
+    """
     name = port.label.partition(".")[2]
     if name == SAMPLE and name not in data.others:
         return data.rows(indices)
@@ -191,5 +224,5 @@ def other_rows(data: FittedData, port: Port, indices: Array) -> Array:
 
 
 def _batch_size(port: Port) -> int:
-    """Return the rows of a batch port; one for a scalar, which no batch fits."""
+    """Return the first dimension of a batch port; 1 for a scalar port."""
     return port.shape[0] if port.shape else 1

@@ -1,4 +1,4 @@
-"""Job of a device: a task and its announcement, as the store keeps them."""
+"""Job of a device: a task together with its announcement, in the form that the store keeps."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from edgefl.wire.mqtt.topics import NO_SHARD
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A task together with what the round's announcement says about its tier: enough to start, or to start again.
+    """Task and the announcement's part for its tier: all that is needed to start, or to start again.
 
     ``format`` is the format of the graphs in ``bundle``: the requested one, if the tier is offered in it. ``tries``
-    counts the processes, or engines, that began to work on it.
+    counts the processes or engines that began to work on the job.
     """
 
     run: str
@@ -39,9 +39,14 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, task: Task, announced: Round, format: str = "onnx") -> Job | None:
-        """Return the job of a task for an engine that runs ``format``, or None while the announcement is of other rounds
-        or does not offer the tier. If it offers it in other formats only, it is a job in one of these, for the device to
-        decline."""
+        """Return the job of a task, or None while the announcement is about other rounds or does not offer the tier.
+
+        Args:
+            task: The task.
+            announced: The announcement with all of its offers.
+            format: Format that the engine runs. If the tier is offered in others only, the job has one of these,
+                and the device then declines it.
+        """
         announcement = _announcement(announced, task.run, task.round, task.tier, format)
         if announcement is None:
             return None
@@ -59,22 +64,22 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def following(self, announced: Round, format: str = "onnx") -> Job | None:
-        """Return this job as ``announced`` describes its round now, or None as :meth:`of` does."""
+        """Return this job with the fields that ``announced`` has for its round now, or None as :meth:`of` does."""
         announcement = _announcement(announced, self.run, self.round, self.tier, format)
         return None if announcement is None else msgspec.structs.replace(self, **announcement)
 
     @property
     def content(self) -> tuple[str, dict[str, tuple[str, ...]]]:
-        """Digests of the bundle and of what makes up the units: with the same ones, work that was begun can continue."""
+        """Digests of the bundle and, by unit, of the weights. Begun work can continue while they stay equal."""
         return self.bundle.sha256, {
             name: tuple(ref.sha256 for ref in refs) for name, refs in sorted(self.units.items())
         }
 
     @property
     def weights(self) -> str:
-        """Names the weights that the round gives to devices: SHA-256 over the digests of what makes up the units.
+        """SHA-256 over the digests of all units: it identifies the weights that devices get.
 
-        The model version names the server's own weights, and the same ones may be announced with other patches.
+        The model version identifies the server's own weights, which may be announced with different patches.
         """
         whole = hashlib.sha256()
         for name, digests in self.content[1].items():
@@ -82,15 +87,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return whole.hexdigest()
 
     def line(self, unit: str) -> tuple[BlobRef, ...]:
-        """Return the unit's whole blob, and the patches to it in order; empty if the round does not announce it."""
+        """Return the blobs of a unit: its keyframe, then the patches in order; empty if the round does not announce it."""
         return self.units.get(unit, ())
 
     def is_open(self, announced: Round) -> bool:
-        """Return True if this job's round takes updates according to ``announced``."""
+        """Return True if this job's round accepts updates according to ``announced``."""
         return self.run == announced.run and self.round in announced.takes
 
     def is_replaced(self, task: Task | None) -> bool:
-        """Return True if the server has sent another ``task`` since: a device has one at a time."""
+        """Return True if ``task`` is a newer task of this run: a device has one task at a time."""
         return (
             task is not None
             and bool(task.nonce)
@@ -101,7 +106,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _announcement(announced: Round, run: str, number: int, tier: str, format: str) -> dict[str, Any] | None:
-    """Return the fields of a job that come from the announcement, or None if it is of other rounds or lacks the tier."""
+    """Return the job's fields that come from the announcement, or None if it is about other rounds or lacks the tier."""
     own = announced.at(number) if run == announced.run else None
     offered = announced.formats_of(tier)
     if own is None or not offered:
@@ -124,7 +129,7 @@ def encode_job(job: Job) -> bytes:
 
 
 def decode_job(data: bytes) -> Job | None:
-    """Return the job in ``data``; None if another release of the runtime wrote it and it cannot be read."""
+    """Return the job in ``data``; None if another release wrote it in another form."""
     try:
         return msgspec.msgpack.decode(data, type=Job)
     except MALFORMED:

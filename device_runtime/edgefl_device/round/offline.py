@@ -1,4 +1,4 @@
-"""Rounds without a broker, on a bundle and weights from memory or from files.
+"""Rounds without a broker, on a bundle and weights in memory or in files.
 
 ::
 
@@ -32,16 +32,16 @@ from edgefl_device.store.database import Checkpoint
 
 @dataclass(frozen=True)
 class MemoryBlobs:
-    """Blobs of a bundle, and weights by unit."""
+    """Blobs in memory, by SHA-256."""
 
     blobs: dict[str, bytes] = field(default_factory=dict)
 
     def get(self, ref: BlobRef) -> bytes:
-        """Return the blob ``ref``, unfolded."""
+        """Return the decompressed bytes of the blob ``ref``."""
         return decompress(ref, self.blobs[ref.sha256], Limits().max_blob_bytes)
 
     def get_all(self, refs: Sequence[BlobRef]) -> Iterator[bytes]:
-        """Return the blobs ``refs`` one by one."""
+        """Return the decompressed bytes of the blobs ``refs``, one by one."""
         return (self.get(ref) for ref in refs)
 
     def add(self, data: bytes) -> BlobRef:
@@ -52,21 +52,21 @@ class MemoryBlobs:
 
 
 class NoCheckpoints:
-    """Storage that keeps no checkpoint: the round begins again from its start."""
+    """Storage without checkpoints, so that an interrupted round starts from the beginning."""
 
     def save_checkpoint(self, nonce: str, checkpoint: Checkpoint) -> None:
         """Ignore the checkpoint."""
 
     def checkpoint(self, nonce: str) -> Checkpoint | None:
-        """Return None."""
+        """Return None: there is never a checkpoint."""
         return None
 
     def make_room_beside(self, nbytes: int) -> None:
-        """Do nothing: records are in a temporary folder."""
+        """Do nothing, because records are in a temporary folder."""
 
 
 class WatchedControl(RoundControl):
-    """Control of an offline round: passes steps to the user's function."""
+    """Control of an offline round, which passes steps to the user's function."""
 
     def __init__(self, watch: Callable[[Step], None]) -> None:
         super().__init__()
@@ -94,13 +94,13 @@ def train_round(
 
     Args:
         bundle: The compiled bundle of a tier.
-        weights: The model's weights by global names, or those that the server cuts out for the tier.
+        weights: The model's weights by global names, or the tier's part of them.
         data: The local samples.
         engine: Engine for the bundle's format.
         seed: Seed of batches and noise.
         hyper: Scalars that the server would announce; None: the manifest's.
-        carry: Arrays that the last round left, by label; None: zeros.
-        samples: Most rows to use; 0: all.
+        carry: Arrays of the previous round's carry, by label; None: zeros.
+        samples: Largest number of rows to use; 0: all.
         watch: Receives each finished step.
         tuner: Chooses variants of graphs; None: their own form.
 
@@ -134,12 +134,12 @@ def offline_job(
 
     Args:
         bundle: The compiled bundle of a tier.
-        weights: The model's weights by global names, or a tier's own.
+        weights: The model's weights by global names, or the tier's part of them.
         graphs: The graphs that will run.
         source: Origin of the weights, for errors.
         seed: Seed of batches and noise.
         hyper: Scalars that the server would announce; None: the manifest's.
-        samples: Most rows to use; 0: all.
+        samples: Largest number of rows to use; 0: all.
 
     Raises:
         BundleError: ``graphs`` read tensors that are not among the weights.
@@ -168,7 +168,11 @@ def offline_job(
 
 
 def read_weights(path: Path) -> Arrays:
-    """Return the weights in a file; DataError if it does not exist or holds none."""
+    """Return the tensors of a weights file by name.
+
+    Raises:
+        DataError: The file does not exist or is damaged.
+    """
     try:
         return tensors.load(path.read_bytes())
     except FileNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Scheduling of a device's rounds: which one to work on, the thread that does it, and the end of its work."""
+"""Scheduling of a device's rounds: chooses the round, runs it on a thread, and handles the thread's result."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PROGRESS_PERIOD_S = 0.2
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """End of a round's work, as its thread puts it into the inbox. ``error`` is None if an update is in the outbox."""
+    """Message of the round's thread at its end. ``error`` is None if an update is in the outbox."""
 
     job: Job
     error: Exception | None
@@ -41,7 +41,7 @@ class RoundOutcome:
 
 @dataclass(frozen=True)
 class PageOutcome:
-    """End of reading a page of an announcement: the round with all that it offers, or the error."""
+    """Message of the thread that read a page of an announcement: the round with all of its offers, or the error."""
 
     page: BlobRef
     announced: Round
@@ -52,9 +52,9 @@ AgentInbox = Inbox[Event | RoundOutcome | PageOutcome]
 
 
 class RoundScheduler:
-    """Runs one round at a time in a thread of its own; its methods are called on the agent's thread.
+    """Runs one round at a time on a thread of its own; its methods are called on the agent's thread.
 
-    The thread's end arrives in ``inbox`` as :class:`RoundOutcome` or :class:`PageOutcome`, and :meth:`finish` handles it.
+    At its end the thread puts :class:`RoundOutcome` or :class:`PageOutcome` into ``inbox``; then call :meth:`finish`.
 
     Args:
         executor: Runs a round.
@@ -103,7 +103,9 @@ class RoundScheduler:
     # -- messages of the server ------------------------------------------------------------------------------
 
     def announce(self, announced: Round) -> list[Decline]:
-        """Handle an announcement; return the declines to send."""
+        """Handle an announcement: cancel work on closed rounds, send stored updates again. Return the declines to
+        publish.
+        """
         if self.announced is None:
             self._resumed = not self.is_idle()
         self.announced = announced
@@ -113,12 +115,14 @@ class RoundScheduler:
         return self._answer()
 
     def assign(self, task: Task) -> list[Decline]:
-        """Handle a task; return the declines to send."""
+        """Handle a task, which replaces the previous one. Return the declines to publish."""
         self.task = task
         return self._answer()
 
     def _answer(self) -> list[Decline]:
-        """Send again what a server that speaks of a round may have lost: updates that wait, and declines."""
+        """Cancel useless work, send stored updates again, and return the declines to publish: the server may have lost
+        them.
+        """
         self._is_at_rest = False
         if self._is_over():
             self._cancelled.set()
@@ -127,7 +131,7 @@ class RoundScheduler:
         return self.declines()
 
     def declines(self) -> list[Decline]:
-        """Return the declines of the open rounds: they are sent again, as they have no acknowledgement."""
+        """Return the stored declines of the open rounds. They are published repeatedly, as they have no acknowledgement."""
         if self.announced is None:
             return []
         run = self.announced.run
@@ -141,15 +145,15 @@ class RoundScheduler:
 
     @property
     def is_busy(self) -> bool:
-        """True while a thread works, also one whose end was not handled yet."""
+        """True while a thread works, or has ended and :meth:`finish` was not called yet."""
         return self._thread is not None
 
     def is_idle(self) -> bool:
-        """Return True if nothing is worked on, and nothing waits to be sent."""
+        """Return True if no thread works, no job is stored, and the outbox is empty."""
         return self._thread is None and self._store.job() is None and not self._store.any_waits()
 
     def _is_over(self) -> bool:
-        """Return True if the work of the thread is of no use any more."""
+        """Return True if the result of the running thread is not needed any more."""
         job, announced = self._job, self.announced
         if self._reading is not None:
             return announced is None or announced.state != "open" or announced.pages != self._reading
@@ -158,18 +162,18 @@ class RoundScheduler:
         return not job.is_open(announced) or job.is_replaced(self.task)
 
     def round_without_us(self) -> Round | None:
-        """Return the open round, if this process was given no task so far."""
+        """Return the open round if this process has received no task so far, else None."""
         announced = self.announced
         idle = self.task is None and self._thread is None
         return announced if idle and announced is not None and announced.state == "open" else None
 
     def took_part(self) -> bool:
-        """Return True if this device had a task in the run, in this process or one before it."""
+        """Return True if the store's history has a task of the announced run, of this process or an earlier one."""
         run = self.announced.run if self.announced is not None else ""
         return any(past.run == run for past in self._store.history())
 
     def is_done(self) -> bool:
-        """Return True if the run that this device was part of is over, and nothing of it waits here."""
+        """Return True if the run in which this device took part is over and the outbox is empty."""
         announced = self.announced
         if announced is None or announced.state != "done":
             return False
@@ -180,7 +184,9 @@ class RoundScheduler:
     # -- work ------------------------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Start the open round that is ours, unless it is done, failed a moment ago, or is running."""
+        """Start work on the open round, if this device has a task in it that is neither done, running, nor failed just
+        now.
+        """
         announced = self.announced
         if self._stopping or self._thread is not None or self._is_at_rest or announced is None:
             return
@@ -211,7 +217,7 @@ class RoundScheduler:
         self._start(threading.Thread(target=self._run, args=(job,), name=f"round-{job.round}", daemon=True))
 
     def finish(self) -> list[Decline]:
-        """Handle the end of the thread, which arrived in the inbox; return the declines to send."""
+        """Handle the result of the ended thread: store a decline or report a failure. Return the declines to publish."""
         result, thread = self._result, self._thread
         if result is None or thread is None:
             return []
@@ -249,10 +255,10 @@ class RoundScheduler:
         return []
 
     def close(self, timeout_s: float) -> bool:
-        """Stop working, and wait for the thread.
+        """Cancel the work, and wait up to ``timeout_s`` seconds for the thread.
 
         Returns:
-            True if no thread is left; one in a longer step ends with the process.
+            True if no thread is left. A thread in a longer step ends with the process.
         """
         self._stopping = True
         self._cancelled.set()
@@ -266,7 +272,9 @@ class RoundScheduler:
         return True
 
     def next_job(self, announced: Round) -> Job | None:
-        """Return the job to work on, as ``announced`` describes it: one that was begun, else the task's."""
+        """Return the job to work on, with the fields of ``announced``: a begun one, else that of the task. None if there
+        is none.
+        """
         if (job := self._begun_job(announced)) is not None:
             return job
         job = Job.of(self.task, announced, self._format) if self.task is not None else None
@@ -276,7 +284,8 @@ class RoundScheduler:
         return self._counted(job, None)
 
     def _begun_job(self, announced: Round) -> Job | None:
-        """Return the job of a killed process or a failed attempt, as its round is announced now; drop it if that is over.
+        """Return the stored job of a killed process or failed attempt, as its round is announced now; drop it if that is
+        over.
 
         A server that was started again may announce the same round with other chunks, another bundle or another key.
         """
@@ -291,9 +300,10 @@ class RoundScheduler:
         return self._counted(now, job, fresh=now.content != job.content)
 
     def _counted(self, job: Job, stored: Job | None, *, fresh: bool = False) -> Job:
-        """Replace the ``stored`` job, and return the new one.
+        """Store ``job`` if it differs from ``stored``, with one more try for the first attempt of this process; return
+        it.
 
-        The first attempt of each process counts: a round that ends the process is not tried again and again.
+        Counting processes ensures that a round that crashes the process is not tried forever.
         """
         if stored is None or job.nonce not in self._begun:
             job = msgspec.structs.replace(job, tries=job.tries + 1)
@@ -303,7 +313,7 @@ class RoundScheduler:
         return job
 
     def _takes_part(self, announced: Round) -> bool:
-        """Return True if this device has work in the round, before it reads the offers."""
+        """Return True if this device has work in the round, decided before its offers are downloaded. Drops a stale job."""
         data, task = self._store.job(), self.task
         job = None if data is None else decode_job(data)
         if job is not None and job.is_open(announced) and not job.is_replaced(task):
@@ -322,7 +332,7 @@ class RoundScheduler:
         thread.start()
 
     def _run(self, job: Job) -> None:
-        """Work on one round, from the first blob to the outbox."""
+        """Execute one round on the worker thread, and put its outcome into the inbox."""
         executor = self.executor
         control = RoundControl(
             job,
@@ -356,7 +366,9 @@ class RoundScheduler:
     # -- failures --------------------------------------------------------------------------------------------
 
     def _decline(self, job: Job, declined: RoundDeclined) -> list[Decline]:
-        """Store a decline before it is sent: it is sent again until its round is over, and the job is never tried again."""
+        """Store a decline, and return the message. It is sent again until the round is over, and the job is never tried
+        again.
+        """
         past = PastRound(
             run=job.run,
             round=job.round,
@@ -381,7 +393,14 @@ class RoundScheduler:
                 drop_abandoned(self._store, self.announced, self._log)
 
     def _fail(self, key: str, number: int, tier: str, error: Exception) -> None:
-        """Report a failed attempt at what ``key`` names, a task or a page of round ``number``, and pause."""
+        """Report a failed attempt, and pause before the next one.
+
+        Args:
+            key: Nonce of the task, or digest of the page.
+            number: Number of the round.
+            tier: The device's tier.
+            error: Reason of the failure.
+        """
         reason = error.message if isinstance(error, EdgeflError) else f"{type(error).__name__}: {error}"
         self._retry_at[key] = time.monotonic() + self._limits.retry_pause_s
         self._progress.failed(number, tier, error)
@@ -393,7 +412,7 @@ class RoundScheduler:
 
 
 class ProgressMessages:
-    """Publisher of the steps of rounds, at most five a second or as the task says, and of failed attempts."""
+    """Publisher of the steps of rounds, at most five a second or as often as the task asks, and of failed attempts."""
 
     def __init__(self, session: SignedSession, topics: DeviceTopics, fetcher: Fetcher) -> None:
         self._session = session
@@ -402,7 +421,7 @@ class ProgressMessages:
         self._last = 0.0
 
     def step_done(self, job: Job, step: Step) -> None:
-        """Publish a step if it is time; the last one of a stage always, unless the server wants fewer messages."""
+        """Publish a step if it is time, or if it is the last of its stage and the task sets no slower rate."""
         now = time.monotonic()
         is_paced = job.progress_s > _PROGRESS_PERIOD_S
         is_last = step.step >= step.steps and not is_paced
@@ -411,7 +430,7 @@ class ProgressMessages:
             self._publish(job.round, job.tier, step)
 
     def failed(self, round: int, tier: str, error: Exception) -> None:
-        """Publish a failed attempt by its code; there is another one while the round is open."""
+        """Publish the code of a failed attempt. The round is tried again while it is open."""
         self._publish(round, tier, Step(f"{FAILED}{failure_code(error)}", 0, 0, float("nan"), 0.0))
 
     def _publish(self, round: int, tier: str, step: Step) -> None:
@@ -431,5 +450,5 @@ class ProgressMessages:
 
 
 def decline_message(past: PastRound) -> Decline:
-    """Return the message of a decline. Its details, which may hold paths and values of the data, stay here."""
+    """Return the message of a stored decline, without its details: they may contain paths and values of the data."""
     return Decline(round=past.round, nonce=past.nonce, reason=past.reason)

@@ -1,4 +1,4 @@
-"""Local training of one round, for any manifest. The trainer knows graphs, roles and ports, and no method by name."""
+"""Local training of one round, for any manifest: works with graphs, roles and ports, not with particular algorithms."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class RoundResult:
     """Result of a round: arrays by name, with the shapes and dtypes of the bundle's ports.
 
     Attributes:
-        update: What is sent to the server.
-        masks: Arrays of the update that are packed bits, each with its number of entries.
-        carry: What is kept on the device until the next round.
-        metrics: Means over the steps that report them, and those of ``finish`` as they are.
-        samples: Local rows that were used.
+        update: Arrays that are sent to the server.
+        masks: Number of entries of those arrays of the update that are packed bits.
+        carry: Arrays that stay on the device for the next round.
+        metrics: Means over the steps that report them, and those of ``finish`` unchanged.
+        samples: Number of local rows used.
     """
 
     update: Arrays
@@ -54,7 +54,7 @@ class LocalTrainer:
 
     Args:
         loader: Loader of the bundle's graphs and of the round's weights.
-        store: Storage of checkpoints: killed and run again with the same one, a round resumes where it was.
+        store: Storage of checkpoints. With the same storage, a killed round resumes at its last checkpoint.
         folder: Folder of the records of a frozen prefix.
         checkpoint_steps: Steps between two checkpoints.
     """
@@ -171,7 +171,7 @@ class LocalTrainer:
         return round_result(manifest, arrays, sums, phase_steps, len(data))
 
     def _weights_and_carry(self, job: Job, graph: str, carry: Arrays) -> Arrays:
-        """Return the inputs that a graph reads of the round's weights and of the previous round."""
+        """Return the inputs of ``graph`` with roles ``weights`` (downloaded if needed) and ``carry``."""
         spec = self.loader.manifest.graph(graph)
         feeds: Arrays = {}
         if spec.inputs_of("weights"):
@@ -181,7 +181,7 @@ class LocalTrainer:
         return feeds | carry_inputs(spec, carry)
 
     def _tensors(self, state: State) -> Iterator[tuple[str, Array]]:
-        """Yield the tensors of the state, each copied only when it is drawn."""
+        """Yield name and array of each tensor of the state, copied out of the engine one by one."""
         for name, value in state.items():
             yield from self.loader.engine.read_state({name: value}).items()
 
@@ -195,8 +195,8 @@ def round_result(
         manifest: The bundle's manifest.
         arrays: Outputs of its ``finish`` graph.
         sums: Sums of the steps' metrics.
-        steps: Steps that were made in each phase.
-        samples: Local rows that were used.
+        steps: Number of steps made in each phase.
+        samples: Number of local rows used.
     """
     update = manifest.graph(manifest.finish).outputs_of("update")
     last = {name: float(value) for name, value in arrays_of_role(arrays, "metric").items()}
@@ -210,7 +210,13 @@ def round_result(
 
 
 def mean_metrics(manifest: Manifest, sums: Mapping[str, float], steps: Sequence[int]) -> dict[str, float]:
-    """Return the mean of each metric over the steps that report it, where ``steps`` of each phase were made."""
+    """Return the mean of each metric over the steps whose graph reports it.
+
+    Args:
+        manifest: The bundle's manifest.
+        sums: Sums of the steps' metrics.
+        steps: Number of steps made in each phase.
+    """
     reporting = dict.fromkeys(sums, 0)
     for phase, made in zip(manifest.phases, steps, strict=True):
         for label in {port.label for port in manifest.graph(phase.graph).outputs_of("metric")} & sums.keys():
@@ -219,7 +225,7 @@ def mean_metrics(manifest: Manifest, sums: Mapping[str, float], steps: Sequence[
 
 
 def _steps_made(steps: Sequence[int], done: int) -> list[int]:
-    """Return the steps made in each phase when ``done`` are made in all."""
+    """Return the number of steps made in each phase (with ``steps`` in full) when ``done`` are made in total."""
     made = []
     for count in steps:
         made.append(min(count, done))

@@ -1,1 +1,1 @@
-"""An engine in a process of its own, which may little: its crash costs an attempt at a round, and no more."""
+"""Engine in a separate process with few rights, so that its crash costs only one attempt at a round."""

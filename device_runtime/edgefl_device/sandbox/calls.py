@@ -71,7 +71,13 @@ Instruction = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class SeccompMachine:
-    """A processor as seccomp names it, its column in the tables above, and the numbers of calls that depend on arguments."""
+    """Processor architecture as seccomp names it.
+
+    Attributes:
+        audit: The kernel's constant for the architecture.
+        column: Its column in the tables above.
+        seccomp: Number of the call of this name, like the fields below.
+    """
 
     audit: int
     column: int
@@ -83,7 +89,7 @@ class SeccompMachine:
     fcntl: int
 
     def refused(self) -> tuple[int, ...]:
-        """Return the numbers of the calls that are refused whatever their arguments are."""
+        """Return the numbers of the calls that are refused with any arguments."""
         rows = (row.split() for group in _GROUPS for row in group.split(","))
         return tuple(int(row[self.column]) for row in rows if row[self.column] != "-")
 
@@ -95,14 +101,15 @@ MACHINES = {
 
 
 def filter_program(machine: SeccompMachine) -> bytes:
-    """Return the seccomp filter for this process as the kernel reads it."""
+    """Return the seccomp filter for ``machine`` in the kernel's binary form."""
     return b"".join(struct.pack("=HBBI", *each) for each in _instructions(machine))
 
 
 def _instructions(machine: SeccompMachine) -> Iterator[Instruction]:
     """Yield the filter's instructions.
 
-    clone3 keeps its flags in memory, which a filter cannot read. The filter reports it as missing: libraries then use clone.
+    clone3 passes its flags in memory, which a filter cannot read. The filter reports it as missing: libraries then
+    use clone.
     """
     yield (_LOAD, 0, 0, 4)  # the processor
     yield (_JUMP_EQUAL, 1, 0, machine.audit)
@@ -125,7 +132,7 @@ def _instructions(machine: SeccompMachine) -> Iterator[Instruction]:
 
 
 def _on(call: int, argument: int, test: Instruction) -> Iterator[Instruction]:
-    """Allow ``call`` only if its argument passes ``test``."""
+    """Yield instructions that allow ``call`` only if its argument passes ``test``."""
     yield (_JUMP_EQUAL, 0, 4, call)
     yield (_LOAD, 0, 0, argument)
     yield test
@@ -134,7 +141,7 @@ def _on(call: int, argument: int, test: Instruction) -> Iterator[Instruction]:
 
 
 def _unless(call: int, argument: int, value: int) -> Iterator[Instruction]:
-    """Refuse ``call`` if its argument is ``value``; restore the number of the call."""
+    """Yield instructions that refuse ``call`` if its argument is ``value``, and else load the call's number again."""
     yield (_JUMP_EQUAL, 0, 4, call)
     yield (_LOAD, 0, 0, argument)
     yield (_JUMP_EQUAL, 0, 1, value)

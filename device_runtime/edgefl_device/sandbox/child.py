@@ -1,4 +1,4 @@
-"""The engine's process: ``python -m edgefl_device.sandbox.child``, spoken to over its standard input and output."""
+"""The engine's process: ``python -m edgefl_device.sandbox.child``, controlled over its standard input and output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOOK_S = 1.0
 
 
 class EngineServer:
-    """Answers one word after the other until the line ends."""
+    """Server of one engine: handles one message after the other until the pipe closes."""
 
     def __init__(self, line: Any, engine: Any) -> None:
         self._line = line
@@ -104,7 +104,7 @@ def _contiguous(array: Any) -> Any:
 
 
 def _first(read_end: int) -> messages.OpenEngine:
-    """Return the first message, read without numpy, whose threads must not begin before the process is confined."""
+    """Read the first message without numpy, whose threads must not start before the process is confined."""
     length = int.from_bytes(_exactly(read_end, 8), "little")
     return msgspec.msgpack.decode(_exactly(read_end, length), type=messages.OpenEngine)
 
@@ -120,8 +120,11 @@ def _exactly(read_end: int, count: int) -> bytes:
 
 
 def _end_with(parent: int) -> None:
-    """End with the agent, also in a step without end. The kernel's own way means the thread that started this process, and
-    the agent has one for each round."""
+    """Exit when the process ``parent`` (the agent) has ended, even during an endless step.
+
+    The kernel's own mechanism (PDEATHSIG) depends on the thread that started this process, and the agent has a new
+    one for each round.
+    """
     while os.getppid() == parent:
         time.sleep(_LOOK_S)
     os._exit(1)

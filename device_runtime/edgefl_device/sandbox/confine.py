@@ -1,13 +1,15 @@
-"""Takes from this process what an engine does not need: memory without end, files, the network, other programs.
+"""Confinement of the current process to what an engine needs: limits on memory, files, network and other programs.
 
-Everything here works without privileges. Missing features of the system are returned, for a report, and all others are used.
+All of it works without privileges. Features that the system lacks are returned for a report; all others are used.
 
 * Resource limits (any Unix): address space, processor time, open files, size of written files, no core dumps.
-* Landlock (Linux 5.13): of the file system it reads what Python and libraries are made of, and writes in one folder; from
-  6.7 on no TCP, from 6.12 on no signals to other processes.
+* Landlock (Linux 5.13): the process reads only Python and libraries, and writes only in one folder. From 6.7 on no
+  TCP,
+from 6.12 on no signals to other processes.
 * A process of root becomes the user 65534.
-* seccomp (Linux on x86-64 and AArch64): no sockets, no other programs, no effect on other processes, no memory that the
-  limits do not count, no change of a file's attributes (:mod:`edgefl_device.sandbox.calls`).
+* seccomp (Linux on x86-64 and AArch64): no sockets, no other programs, no effect on other processes, no memory that
+  the
+limits do not count, no change of a file's attributes (:mod:`edgefl_device.sandbox.calls`).
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ _SET_FILTER, _ALL_THREADS = 1, 1
 
 @dataclass(frozen=True, kw_only=True)
 class Confinement:
-    """Rights of the process. Sizes in bytes, ``cpu_s`` in seconds; 0 sets no limit.
+    """Rights of a confined process. Sizes are in bytes, ``cpu_s`` in seconds; 0 sets no limit.
 
     ``writable`` is the folder for files of a step, ``readable`` lists more files to read, such as a binding's folder.
     """
@@ -73,7 +75,14 @@ class Confinement:
 
 
 def confine(wanted: Confinement) -> tuple[str, ...]:
-    """Confine this process for good, before other threads begin; return the rights that the system cannot take away."""
+    """Confine this process irrevocably. Call it before other threads begin.
+
+    Args:
+        wanted: Rights that remain.
+
+    Returns:
+        The protections that this system does not support, each with the reason.
+    """
     steps: tuple[tuple[str, Callable[[Confinement], None]], ...] = (
         ("resource limits", _limit_resources),
         ("a file system that is read only, and no TCP (Landlock)", _restrict_files),
@@ -132,11 +141,10 @@ def _restrict_files(wanted: Confinement) -> None:
 
 
 def _read_by_libraries(more: Iterable[str]) -> list[str]:
-    """Return the folders of Python, its packages and the system's libraries, and the facts that these read about the
-    processor.
+    """Return the folders of Python, its packages and system libraries, and the files that describe the processor.
 
-    Not what else modules are looked for in: that may be the folder in which the agent was started, or a checkout, and
-    keys and data lie below.
+    The rest of ``sys.path`` is left out: it may be the agent's working folder or a checkout, with keys and data
+    below.
     """
     system = (
         "/usr",
@@ -153,7 +161,7 @@ def _read_by_libraries(more: Iterable[str]) -> list[str]:
 
 
 def _of_python() -> Iterator[str]:
-    """Return Python's own modules and libraries, and the folders of installed packages, which hold nothing else."""
+    """Yield the folders of Python's modules and libraries, and of installed packages."""
     yield str(Path(os.__file__).parent)
     for prefix in (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix):
         yield from (str(Path(prefix) / name) for name in ("lib", "lib64"))
@@ -161,7 +169,7 @@ def _of_python() -> Iterator[str]:
 
 
 def _of_packages() -> Iterator[str]:
-    """Return the packages that an engine's process needs, wherever they are, and nothing next to them."""
+    """Yield the folders of the packages that an engine's process imports, wherever they are installed."""
     for name in _PACKAGES:
         spec = importlib.util.find_spec(name)
         if spec is None:
@@ -182,10 +190,10 @@ def _allow(rules: int, path: str, rights: int) -> None:
 
 
 def _leave_root(wanted: Confinement) -> None:
-    """Become an unprivileged user if this process is root's. Root could read the environment of every process.
+    """If this process runs as root, become an unprivileged user: root could read the environment of every process.
 
-    One capability stays: to read what file modes forbid, because Python's packages may lie in root's home. Landlock bounds
-    what that opens.
+    One capability stays, to read files despite their mode, because Python's packages may be in root's home. Landlock
+    limits what it opens.
     """
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return
@@ -220,7 +228,11 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _call(number: int, *arguments: int | bytes | None) -> int:
-    """Make a system call that has no name in libc; OSError if it fails."""
+    """Make a system call by number, for calls without a function in libc.
+
+    Raises:
+        OSError: It fails, or the system is not Linux.
+    """
     if sys.platform != "linux":
         raise OSError(f"not on {sys.platform}")
     syscall = ctypes.CDLL(None, use_errno=True).syscall

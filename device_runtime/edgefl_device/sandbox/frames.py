@@ -4,7 +4,7 @@
 
     8 bytes: length of the head, little-endian | head | bytes of each array, one after the other
 
-How many bytes follow is known from the manifest's ports on both sides: neither believes the other's numbers.
+Both sides compute the number of following bytes from the manifest's ports, so neither trusts the other's numbers.
 """
 
 from __future__ import annotations
@@ -27,24 +27,32 @@ _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ, Linux
 
 
 class PipeClosed(Exception):
-    """The other side is gone, or broke the protocol."""
+    """The other side closed the pipe or violated the protocol."""
 
 
 class TookTooLong(Exception):
-    """Nothing came in time, or nothing was taken."""
+    """The deadline passed before all bytes were read or written."""
 
 
 @dataclass
 class EnginePipe:
-    """Two ends of pipes. With a deadline ``until`` (``time.monotonic``) reads and writes raise TookTooLong after it; the end
-    to write to must not block then."""
+    """Reading end and writing end of two pipes.
+
+    ``until`` is a deadline (``time.monotonic``) after which reads and writes raise TookTooLong; the writing end must
+    then be non-blocking.
+    """
 
     read_end: int
     write_end: int
     until: float | None = None
 
     def send(self, head: bytes, arrays: Iterable[Array] = ()) -> None:
-        """Send a head and arrays; PipeClosed if the other side is gone."""
+        """Write one frame: ``head``, then the bytes of ``arrays``.
+
+        Raises:
+            PipeClosed: The other side is gone.
+            TookTooLong: The deadline passed.
+        """
         try:
             self._write(memoryview(len(head).to_bytes(8, "little") + head))
             for array in arrays:
@@ -59,7 +67,7 @@ class EnginePipe:
                 data = data[os.write(self.write_end, data) :]
 
     def head(self) -> bytes:
-        """Return the next head; PipeClosed if the other side is gone."""
+        """Read and return the head of the next frame. Raises like :meth:`send`."""
         room = bytearray(8)
         self.fill(memoryview(room))
         length = int.from_bytes(room, "little")
@@ -70,13 +78,13 @@ class EnginePipe:
         return bytes(data)
 
     def array(self, dtype: str, shape: tuple[int, ...]) -> Array:
-        """Return the next array."""
+        """Read and return the next array of a frame; the caller knows its type and shape. Raises like :meth:`send`."""
         array: Array = np.empty(shape, dtype)
         self.fill(memory_of(array))
         return array
 
     def fill(self, room: memoryview) -> None:
-        """Read so many bytes."""
+        """Read exactly as many bytes as fit into ``room``. Raises like :meth:`send`."""
         while room:
             self._wait([self.read_end], [])
             try:
@@ -95,7 +103,7 @@ class EnginePipe:
 
 
 def widen(end: int) -> None:
-    """Widen a pipe for a batch, if the system can: fewer turns between the two processes."""
+    """Enlarge a pipe's buffer to the size of a batch if the system can, for fewer switches between the processes."""
     with suppress(ImportError, OSError):
         import fcntl
 
@@ -103,5 +111,5 @@ def widen(end: int) -> None:
 
 
 def memory_of(array: Array) -> memoryview:
-    """Return the memory of a contiguous array, byte by byte."""
+    """Return the memory of a contiguous array as a view of bytes."""
     return array.reshape(-1).view(np.uint8).data if array.size else memoryview(b"")

@@ -1,4 +1,4 @@
-"""Messages between an agent and its engine's process. State stays with the engine, and has numbers here."""
+"""Messages between an agent and its engine's process. State stays in the process; messages refer to tensors by number."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from edgefl_device.sandbox.confine import Confinement
 
 
 class OpenEngine(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The first word: which engine, and what it may."""
+    """First message: the engine to open, and the rights of its process."""
 
     engine: str
     threads: int
@@ -19,7 +19,7 @@ class OpenEngine(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class EngineOpened(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Facts about the opened engine. ``missing``: rights that the system cannot take away."""
+    """Answer with facts about the opened engine. ``missing`` lists protections that the system does not support."""
 
     name: str
     version: str
@@ -29,7 +29,7 @@ class EngineOpened(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class LoadGraph(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Load a graph; so many bytes of it follow. It is called ``number`` from now on."""
+    """Request to load a graph, which is called ``number`` from now on; its ``nbytes`` bytes follow."""
 
     number: int
     graph: Graph
@@ -38,20 +38,22 @@ class LoadGraph(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class RunGraph(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Run a graph on state by the names of its ports; its other inputs follow, in the order of its ports."""
+    """Request to run graph ``number``. ``state`` maps port names to tensors; the other inputs follow in the order of
+    ports.
+    """
 
     number: int
     state: dict[str, int]
 
 
 class Ran(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The state after a run; its other outputs follow, in the order of its ports."""
+    """Answer to RunGraph: new state by port name. The other outputs follow in the order of ports."""
 
     state: dict[str, int]
 
 
 class Read(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Send the tensors of a state."""
+    """Request for the content of state tensors."""
 
     state: dict[str, int]
 
@@ -63,30 +65,30 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tensors(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Tensors follow, in this order."""
+    """Descriptions of tensors, whose bytes follow in this order; a request to create state, or the answer to Read."""
 
     tensors: tuple[Tensor, ...]
 
 
 class Written(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The state that was made of tensors."""
+    """Answer with the numbers of newly created state tensors."""
 
     state: dict[str, int]
 
 
 class Drop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Forget state and graphs; nothing is answered."""
+    """Request to free state tensors and graphs; it has no answer."""
 
     state: tuple[int, ...]
     graphs: tuple[int, ...]
 
 
 class GraphLoaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """It was done."""
+    """Answer that a graph was loaded."""
 
 
 class EngineError(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """It was not. ``code``: the exit code of an expected error, 0 for one of the engine's own."""
+    """Answer that a request failed. ``code`` is the exit code of an expected error, 0 for one of the engine's own."""
 
     code: int
     text: str

@@ -1,6 +1,6 @@
-"""An engine whose graphs run in another process: how it is started, what it is asked, and how it ended.
+"""Engine whose graphs run in another process: its start, its requests, and its end.
 
-The process is started when it is needed and ended at rest.
+The process starts when it is needed and ends when the device is idle.
 """
 
 from __future__ import annotations
@@ -67,8 +67,10 @@ _END_S = 1.0
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """Return the command ``python -m module arguments``; nothing is imported from the working folder (``-P``): a graph
-    may have written there. Our packages are found as here, also where only this process knows the way to them."""
+    """Return the command line of ``python -m module arguments`` with the packages of this process.
+
+    ``-P`` excludes the working folder from imports, because a graph may have written there.
+    """
     ways = [str(Path(os.path.abspath(str(file))).parents[2]) for file in (__file__, wire.__file__)]
     begin = (
         f"import runpy, sys; sys.path[:0] = [each for each in {list(dict.fromkeys(ways))!r} if each not in sys.path]; "
@@ -78,8 +80,10 @@ def command(module: str, *arguments: str) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment without the agent's variables, which may hold a password, but with those of Python and
-    libraries. Relative paths keep their meaning."""
+    """Return the environment for an engine's process: variables of Python and libraries, with absolute paths.
+
+    The agent's other variables are left out, because they may contain a password.
+    """
     kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
     ways = os.environ.get("PYTHONPATH", "")
     if ways:
@@ -88,7 +92,7 @@ def environment() -> dict[str, str]:
 
 
 class Complaints:
-    """Last lines of a process's standard error. A thread reads them, so that the process never blocks."""
+    """Last lines of a process's standard error, read by a thread so that the process never blocks."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -102,7 +106,7 @@ class Complaints:
                 self._end = (self._end + piece)[-_MOST_BYTES:]
 
     def last(self) -> str:
-        """Return the last error line of a finished process; "" if there is none."""
+        """Return the last error output of a finished process in one line; "" if there is none."""
         words = " ".join(self.lines())
         return printable(words[-_MOST_WORDS:])
 
@@ -130,14 +134,24 @@ _decoder = msgspec.msgpack.Decoder(EngineAnswer)
 
 
 class EngineFailed(RuntimeError):
-    """An engine's own error, in its words."""
+    """An engine's own error, with its text."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxSettings:
-    """``engine``, ``threads`` and ``most_threads`` as :func:`edgefl_device.engine.open_engine` takes them; ``pages``
-    is the folder for what graphs keep on the disk. ``step_s``: the longest call. ``memory_bytes``, ``file_bytes`` and
-    ``cpu_s`` bound the process; ``readable``: more files that it may read."""
+    """Settings of an engine's process.
+
+    Attributes:
+        engine: Name of the engine.
+        threads: Threads of a graph.
+        most_threads: Most threads of a graph, as in :func:`edgefl_device.engine.open_engine`.
+        pages: Folder for values that graphs keep on disk; None for none.
+        step_s: Longest call in seconds.
+        memory_bytes: Memory that the device offers to training; 0: without limit.
+        file_bytes: Largest file; 0: without limit.
+        cpu_s: Processor time of the process in seconds; 0: without limit.
+        readable: Further files that it may read.
+    """
 
     engine: str
     threads: int = 1
@@ -174,7 +188,7 @@ class SandboxSettings:
 
 
 class EngineProcess:
-    """One process of the engine. What is said to it is said by one thread at a time: the agent's worker."""
+    """One process of the engine. One thread at a time, the agent's worker, may call its methods."""
 
     def __init__(self, settings: SandboxSettings) -> None:
         import subprocess  # most devices wait without a process: they are to be small
@@ -213,8 +227,18 @@ class EngineProcess:
     def ask(
         self, word: EngineRequest, arrays: list[Array] | None = None, *, within_s: float = 0.0
     ) -> EngineAnswer:
-        """Return the answer to a message. Errors of the engine are raised; RoundDeclined if the process ended, or took
-        too long."""
+        """Send a message and return the answer.
+
+        Args:
+            word: The request.
+            arrays: Arrays that follow it.
+            within_s: Longest time in seconds; 0: that of a step.
+
+        Raises:
+            RoundDeclined: The process has ended, or took too long and was ended.
+            EngineFailed: The engine reports an error of its own.
+            EdgeflError: The engine reports an expected error, raised with its type.
+        """
         if self.ended:
             raise RoundDeclined(CRASHED, self.ended)
         self._line.until = time.monotonic() + (within_s or self._step_s)
@@ -233,14 +257,18 @@ class EngineProcess:
         return answer
 
     def array(self, dtype: str, shape: tuple[int, ...]) -> Array:
-        """Return the next array of an answer."""
+        """Read and return the next array that follows an answer.
+
+        Raises:
+            RoundDeclined: The process has ended, or took too long and was ended.
+        """
         try:
             return self._line.array(dtype, shape)
         except (PipeClosed, TookTooLong, ValueError, TypeError, MemoryError) as error:
             raise self.over(error) from error
 
     def over(self, error: Exception) -> RoundDeclined:
-        """End it, and say how it ended."""
+        """Stop the process and return the RoundDeclined to raise; its text names timeout, lack of memory, or the exit."""
         with contextlib.suppress(Exception):
             self.process.wait(0.5 if isinstance(error, PipeClosed) else 0.0)
         code = self.process.poll()
@@ -263,7 +291,7 @@ class EngineProcess:
         return self._graphs
 
     def hold(self, number: int, dtype: str, shape: tuple[int, ...]) -> Remote:
-        """Return a handle of a state tensor in the process, which is dropped there with the handle."""
+        """Return a handle of state tensor ``number``. When the handle is garbage, the process frees the tensor."""
         remote = Remote(self, number, np.dtype(dtype).str, tuple(shape))
         weakref.finalize(remote, self._gone.append, number)
         return remote
@@ -272,7 +300,7 @@ class EngineProcess:
         self._gone_graphs.append(number)
 
     def used_bytes(self) -> int:
-        """Return the anonymous memory above that of the idle process, 0 if the system does not report it."""
+        """Return the anonymous memory above that of the idle process; 0 if the system does not report it."""
         return max(0, status_bytes("RssAnon", self.process.pid) - self._idle_bytes)
 
     def end(self) -> None:
@@ -295,8 +323,7 @@ class EngineProcess:
 
 @dataclass(eq=False)
 class Remote:
-    """A tensor of the state, in the engine's process. ``dtype`` and ``shape`` are what it has to have by the manifest, or by
-    what it was made of; ``dtype`` as ``numpy.dtype.str``."""
+    """Handle of a state tensor in the engine's process, with the expected dtype (``numpy.dtype.str``) and shape."""
 
     process: EngineProcess
     number: int
@@ -304,7 +331,7 @@ class Remote:
     shape: tuple[int, ...]
 
     def told(self, name: str) -> Tensor:
-        """Return the description that an answer must have."""
+        """Return the description of this tensor that an answer must contain."""
         return Tensor(name=name, dtype=self.dtype, shape=self.shape)
 
 
@@ -322,7 +349,7 @@ def _signal(number: int) -> str:
 
 
 def _make_empty(path: Path) -> None:
-    """Make a folder, without files of an earlier process."""
+    """Create the folder ``path`` if needed, and delete files of an earlier process in it."""
     import shutil
 
     try:
@@ -339,7 +366,7 @@ def _make_empty(path: Path) -> None:
 
 
 class SandboxedEngine:
-    """Runs the graphs of another engine in a process that may little. Results are the same to the last bit."""
+    """Engine whose graphs run in a separate process with few rights. Results have the same bits as in this process."""
 
     def __init__(self, settings: SandboxSettings) -> None:
         self._settings = settings
@@ -391,11 +418,11 @@ class SandboxedEngine:
         return self._settings.confinement()
 
     def used_bytes(self) -> int:
-        """Return the anonymous memory of the process above its idle self; 0 if there is none."""
+        """Return the anonymous memory of the process above its idle memory; 0 if no process runs."""
         return self._process.used_bytes() if self._process is not None else 0
 
     def rest(self) -> None:
-        """Give back what waiting does not need: the process. The next round starts another."""
+        """End the process, if one runs. The next call starts another."""
         if self._process is not None:
             self._process.end()
             self._process = None
@@ -407,7 +434,7 @@ class SandboxedEngine:
 
 
 class SandboxedGraph:
-    """A graph in the engine's process."""
+    """Graph loaded in the engine's process."""
 
     def __init__(self, process: EngineProcess, graph: Graph, number: int) -> None:
         self._process = process
@@ -435,23 +462,23 @@ class SandboxedGraph:
 
 
 def rest(engine: Engine) -> None:
-    """Let an engine in a process of its own end that."""
+    """End the process of ``engine``, if it is a SandboxedEngine."""
     if isinstance(engine, SandboxedEngine):
         engine.rest()
 
 
 def missing(engine: Engine) -> tuple[str, ...]:
-    """Return the rights that the system cannot take from an engine's own process, and why."""
+    """Return the protections that the system does not support for the engine's process, each with the reason."""
     return engine.missing if isinstance(engine, SandboxedEngine) else ()
 
 
 def confinement(engine: Engine) -> Confinement | None:
-    """Return the rights of processes that run graphs for ``engine``; None for those of this process."""
+    """Return the rights of processes that run graphs for ``engine``; None for the rights of this process."""
     return engine.confinement if isinstance(engine, SandboxedEngine) else None
 
 
 def used_bytes(engine: Engine | None) -> int:
-    """Return the anonymous memory of an engine's own process above its idle self; 0 if it has none."""
+    """Return the anonymous memory of the engine's process above its idle memory; 0 if it has no process of its own."""
     return engine.used_bytes() if isinstance(engine, SandboxedEngine) else 0
 
 
@@ -466,7 +493,7 @@ def _fitting(port: Port, array: Array) -> Array:
 
 
 def _state_numbers(process: EngineProcess, state: Mapping[str, Any]) -> dict[str, int]:
-    """Return the numbers of state tensors; RoundDeclined for state of a process that ended."""
+    """Return the numbers of state tensors by port. RoundDeclined if they belong to a process that has ended."""
     if any(value.process is not process for value in state.values()):
         raise RoundDeclined(CRASHED, "the engine's process ended, and with it what it had computed")
     return {name: value.number for name, value in state.items()}
@@ -475,9 +502,19 @@ def _state_numbers(process: EngineProcess, state: Mapping[str, Any]) -> dict[str
 def open_sandboxed(
     name: str, threads: int, most_threads: int, *, pages: Path, memory_bytes: int, limits: Limits
 ) -> SandboxedEngine:
-    """Return the engine ``name``; ConfigError as of :func:`edgefl_device.engine.open_engine`.
+    """Start a confined process with the engine ``name``, and return the engine.
 
-    ``pages`` is the one folder that its process writes in, ``memory_bytes`` what the device offers to training.
+    Args:
+        name: ``onnx`` or ``executorch``.
+        threads: Threads of a graph.
+        most_threads: Most threads of a graph; 0: as many as ``threads``.
+        pages: The only folder that the process can write in.
+        memory_bytes: Memory that the device offers to training.
+        limits: Limits of time and disk space.
+
+    Raises:
+        ConfigError: There is no such engine, or it cannot be opened.
+        RoundDeclined: The process ends while it opens the engine.
     """
     if name not in ENGINES or not 1 <= threads <= MOST_THREADS:
         raise ConfigError(
@@ -499,7 +536,8 @@ def open_sandboxed(
 
 def _read_by(name: str) -> tuple[str, ...]:
     """Return the files that the engine reads besides its package. Builds them first: a confined process starts no
-    compiler."""
+    compiler.
+    """
     if name != "executorch":
         return ()
     from edgefl_device.engine.executorch.build import binding, find_wheel

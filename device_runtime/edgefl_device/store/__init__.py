@@ -1,1 +1,1 @@
-"""The device's store: blobs, checkpoints and carry in one SQLite file."""
+"""The device's store: one SQLite file with all state that survives a restart."""

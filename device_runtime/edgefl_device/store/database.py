@@ -1,6 +1,6 @@
-"""The device's store: one SQLite file with blobs, the open job, its checkpoint, the outbox, carry and history.
+"""The device's store: one SQLite file with blobs, the open job, its checkpoint, the outbox, carries and history.
 
-Everything that a killed agent needs to resume is here; each method is one transaction.
+It contains everything that a killed agent needs to resume. Each method is one transaction.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ CREATE TABLE IF NOT EXISTS owner(name TEXT PRIMARY KEY, value TEXT NOT NULL);
 
 
 class StoreFile:
-    """The database in ``folder`` with the tables of ``schema``, and its transactions. Thread-safe.
+    """SQLite database in ``folder`` with the tables of ``schema``. Thread-safe; one process at a time.
 
-    StoreError if it is somebody else's than ``federation``'s and ``device``'s, is in use, or cannot be used.
+    Raises:
+        StoreError: It belongs to another device or federation, is in use, or cannot be used.
     """
 
     def __init__(self, folder: Path, schema: str, *, federation: str, device: str) -> None:
@@ -80,7 +81,7 @@ class StoreFile:
             raise StoreError(f"{self.folder / FILE} cannot be opened: {error}; {_remedy(error)}") from error
 
     def _check_layout(self, path: Path) -> None:
-        """Raise StoreError if another release wrote the file in another layout."""
+        """Raise StoreError if another release wrote the file with another layout."""
         [(layout,)] = self._db.execute("PRAGMA user_version").fetchall()
         new = not self._db.execute("SELECT 1 FROM sqlite_master").fetchall()
         if layout != _LAYOUT and not (new and layout == 0):
@@ -93,7 +94,7 @@ class StoreFile:
         self._db.execute(f"PRAGMA user_version={_LAYOUT}")
 
     def _own(self, claim: dict[str, str]) -> None:
-        """Store the owner; StoreError if there is another one."""
+        """Store device and federation as the owner. StoreError if the store has another owner."""
         owner: dict[str, str] = dict(self._all("SELECT name, value FROM owner"))
         if any(value and owner.get(name, value) != value for name, value in claim.items()):
             self._db.close()
@@ -116,7 +117,7 @@ class StoreFile:
 
     @contextmanager
     def _transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
-        """Open a transaction; ``durable`` waits for the disk, so that it survives a power cut too."""
+        """Open a transaction. ``durable`` waits for the disk, so that the changes survive a power failure."""
         with self._lock:
             if durable:
                 self._db.execute("PRAGMA synchronous=FULL")
@@ -151,14 +152,14 @@ class StoreFile:
 
 
 def _remedy(error: Exception) -> str:
-    """Return what to do: a full disk damages no store, and room does not repair a damaged one."""
+    """Return advice for an error: free space for a full disk, else move a damaged file away."""
     if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL:
         return "free some space there, or give the device a folder on another disk by `store`"
     return "move it away to start afresh if it is damaged"
 
 
 def _locked(folder: Path) -> FolderLock:
-    """Lock the folder. Waits a little: an agent that is being stopped may still finish its step."""
+    """Lock the folder, waiting a short time for an agent that is stopping. StoreError if it stays locked."""
     try:
         return FolderLock(folder, patience_s=_LOCK_PATIENCE_S)
     except FolderHeld as held:
@@ -170,12 +171,23 @@ def _locked(folder: Path) -> FolderLock:
 
 
 def as_bytes(value: object) -> bytes:
-    """Return a blob of SQLite as bytes."""
+    """Return a value of SQLite, text or blob, as bytes."""
     return value.encode() if isinstance(value, str) else bytes(value)  # type: ignore[call-overload]
 
 
 def facts_in(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """Return the facts ``names`` of the store in ``folder``, {} if there is no store. StoreError if it cannot be read."""
+    """Read facts of another agent's store without locking it.
+
+    Args:
+        folder: Folder of the store.
+        names: Names of the facts.
+
+    Returns:
+        Those facts that exist, by name; {} if there is no store.
+
+    Raises:
+        StoreError: The store cannot be read.
+    """
     path = folder / FILE
     if not path.exists():
         return {}
@@ -192,9 +204,9 @@ def facts_in(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
 
 
 def insert(db: sqlite3.Connection, table: str, row: Mapping[str, object], data: Sequence[Piece]) -> None:
-    """Insert ``row`` with the pieces of its column ``data``, one after the other.
+    """Insert ``row`` and the column ``data``, whose pieces are written one after the other.
 
-    ``data`` is the last column: SQLite builds a row with its zeros in memory unless they come at its end.
+    ``data`` must be the table's last column: only then SQLite does not build a row with its zeros in memory.
     """
     marks = ", ".join("?" * len(row))
     made = db.execute(
@@ -222,10 +234,13 @@ _PIECE_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Training state after ``step`` local steps; ``sums`` are running metric sums, ``basis`` says what the training began
-    with beside the task.
+    """Training state after ``step`` local steps.
 
-    ``tensors`` are names and arrays, made one at a time and to be walked once: hold on to none that is not needed.
+    Attributes:
+        step: Number of steps made.
+        sums: Running sums of metrics.
+        tensors: Names and arrays of the state. They are produced one at a time and can be iterated once.
+        basis: Text that identifies what the training began with besides the task, such as its carry.
     """
 
     step: int
@@ -236,7 +251,10 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class StoredCarry:
-    """Carry in the store. ``name`` is "<run>/<algorithm>/<tier>"; ``waits``: its update was not acknowledged yet."""
+    """Entry of a carry in the store.
+
+    ``name`` is ``<run>/<algorithm>/<tier>``. ``waits``: True if its update is not acknowledged yet.
+    """
 
     id: int
     name: str
@@ -279,8 +297,16 @@ ChunkRef = tuple[BlobRef, int]
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """An update that waits for the server's word. ``data`` is an encoded Update; ``ask``: it is offered before it goes;
-    ``shard``: below which topics."""
+    """Update in the outbox.
+
+    Attributes:
+        run: Name of the run.
+        round: Number of the round.
+        nonce: Nonce of the task.
+        data: The encoded Update.
+        ask: True if the update is offered first, and its chunks are sent on request.
+        shard: Number of the aggregation worker whose topics it is published on.
+    """
 
     run: str
     round: int
@@ -291,7 +317,7 @@ class Outgoing(msgspec.Struct, frozen=True):
 
 
 class PastRound(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the device's history."""
+    """Entry of the device's history: the outcome of one task."""
 
     run: str
     round: int
@@ -308,7 +334,7 @@ class PastRound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Store(StoreFile):
-    """One agent's memory on disk. Thread-safe.
+    """Persistent state of one agent. Thread-safe.
 
     It belongs to the device and federation that first opened it, and to one process at a time.
     """
@@ -323,7 +349,7 @@ class Store(StoreFile):
     # -- blobs -----------------------------------------------------------------------------------------------
 
     def missing(self, refs: Sequence[BlobRef]) -> list[ChunkRef]:
-        """Return the chunks of ``refs`` that are not stored yet, in their order. A blob of no bytes always is."""
+        """Return the chunks of ``refs`` that are not stored, in order. An empty blob has no chunk to store."""
         here: dict[str, set[int]] = {ref.sha256: set() for ref in refs}
         names = list(here)
         for first in range(0, len(names), _MOST_NAMES):
@@ -345,11 +371,11 @@ class Store(StoreFile):
         return [index for _, index in self.missing([ref])]
 
     def put_chunk(self, ref: BlobRef, index: int, data: bytes) -> None:
-        """Keep one checked chunk."""
+        """Store one verified chunk."""
         self.put_chunks([((ref, index), data)])
 
     def put_chunks(self, chunks: Sequence[tuple[ChunkRef, bytes]]) -> None:
-        """Keep checked chunks, all or none."""
+        """Store verified chunks, all or none."""
         now = time.time()
         with self._transaction() as db:
             blobs = [(ref.sha256, ref.size, now) for (ref, _), _ in chunks]
@@ -358,7 +384,11 @@ class Store(StoreFile):
             db.executemany("INSERT OR REPLACE INTO chunks VALUES(?, ?, ?)", rows)
 
     def make_room(self, needed: list[BlobRef]) -> None:
-        """Drop the least recently used blobs until ``needed`` fit; StoreError if they never can."""
+        """Drop the least recently used blobs until ``needed`` fit into the limit.
+
+        Raises:
+            StoreError: They exceed the limit by themselves.
+        """
         keep = {ref.sha256: ref.size for ref in needed}
         if sum(keep.values()) > self._limit:
             raise StoreError(
@@ -372,13 +402,16 @@ class Store(StoreFile):
             _touch(db, keep)
 
     def touch(self, refs: Sequence[BlobRef]) -> None:
-        """Mark blobs as used, so that others are dropped first."""
+        """Mark blobs as recently used, so that others are dropped first."""
         with self._transaction() as db:
             _touch(db, [ref.sha256 for ref in refs])
 
     def make_room_beside(self, nbytes: int) -> None:
-        """Drop the least recently used blobs until a file of ``nbytes`` fits into the folder, which a round keeps there
-        beside this store; StoreError if it never can."""
+        """Drop the least recently used blobs until a file of ``nbytes`` in the store's folder fits into the limit.
+
+        Raises:
+            StoreError: It exceeds the limit together with the other files of rounds there.
+        """
         beside = self._beside_bytes() + nbytes
         if beside > self._limit:
             raise StoreError(
@@ -391,7 +424,9 @@ class Store(StoreFile):
             self._drop_oldest(db, beside, ())
 
     def _drop_oldest(self, db: sqlite3.Connection, nbytes: int, keep: Collection[str]) -> None:
-        """Drop the least recently used blobs, but those to ``keep``, until the others and ``nbytes`` fit."""
+        """Drop the least recently used blobs, except those in ``keep``, until the others and ``nbytes`` fit into the
+        limit.
+        """
         rows = db.execute("SELECT sha256, size FROM blobs ORDER BY used_at").fetchall()
         others = [(sha256, size) for sha256, size in rows if sha256 not in keep]
         used = nbytes + sum(size for _, size in others)
@@ -402,7 +437,7 @@ class Store(StoreFile):
             used -= size
 
     def _beside_bytes(self) -> int:
-        """Return the bytes in the folder besides the store: records, and bundles that are measured."""
+        """Return the bytes of other files in the folder that count: records, and bundles that are being measured."""
         files = [*self.folder.glob("record-*"), *self.folder.glob("profile/**/*")]
         sizes = 0
         for file in files:
@@ -411,7 +446,7 @@ class Store(StoreFile):
         return sizes
 
     def add_traffic(self, day: str, nbytes: int) -> None:
-        """Add bytes to the traffic of ``day``; other days are dropped."""
+        """Add ``nbytes`` to the traffic of ``day``, and delete the counts of other days."""
         with self._transaction() as db:
             db.execute("DELETE FROM traffic WHERE day != ?", (day,))
             db.execute(
@@ -420,12 +455,12 @@ class Store(StoreFile):
             )
 
     def traffic(self, day: str) -> int:
-        """Return the bytes that went over the link on ``day``."""
+        """Return the bytes sent and received on ``day``."""
         rows = self._all("SELECT bytes FROM traffic WHERE day = ?", day)
         return int(rows[0][0]) if rows else 0
 
     def blob(self, ref: BlobRef) -> bytes:
-        """Return the whole blob, unchecked; fewer bytes than ``ref.size`` if chunks are missing."""
+        """Return the stored bytes of a blob, unverified; fewer than ``ref.size`` if chunks are missing."""
         whole = io.BytesIO()  # one chunk after the other, in memory once
         with self._reading() as db:
             for (data,) in db.execute("SELECT data FROM chunks WHERE sha256 = ? ORDER BY idx", (ref.sha256,)):
@@ -439,7 +474,7 @@ class Store(StoreFile):
     # -- the open round --------------------------------------------------------------------------------------
 
     def open_job(self, data: bytes, *, fresh: bool = False) -> None:
-        """Store the current job, before any work; ``fresh`` drops what was computed for it."""
+        """Store the current job before work on it begins. ``fresh`` deletes the checkpoint."""
         with self._transaction() as db:
             if fresh:
                 db.execute("DELETE FROM checkpoint")
@@ -454,7 +489,7 @@ class Store(StoreFile):
             db.execute("DELETE FROM checkpoint")
 
     def save_checkpoint(self, nonce: str, checkpoint: Checkpoint) -> None:
-        """Replace the checkpoint, whole or not at all; its tensors are drawn and written one after the other."""
+        """Replace the checkpoint atomically. Its tensors are produced and written one after the other."""
         with self._transaction() as db:
             db.execute("DELETE FROM checkpoint")
             db.execute(
@@ -469,8 +504,10 @@ class Store(StoreFile):
                 del array, data  # or they would live on while the next one is made
 
     def checkpoint(self, nonce: str) -> Checkpoint | None:
-        """Return the checkpoint of this task. Its tensors are read as they are drawn: StoreError if it was replaced by
-        then."""
+        """Return the checkpoint of the task ``nonce``, or None.
+
+        Its tensors are read during iteration, which raises StoreError if the checkpoint was replaced meanwhile.
+        """
         heads = self._all("SELECT step, sums, basis FROM checkpoint WHERE nonce = ?", nonce)
         if not heads:
             return None
@@ -498,9 +535,13 @@ class Store(StoreFile):
         carry_name: str,
         data: Sequence[Piece] = (),
     ) -> None:
-        """Move a computed update into the outbox and end its job, in one durable step: it is never lost.
+        """Move a computed update into the outbox, store its carry and end its job, in one durable transaction.
 
-        ``data``: the encoded update in pieces, replaces ``outgoing.data``. Nothing is joined in memory.
+        Args:
+            outgoing: The update.
+            carry: Encoded carry, also in pieces; None if the round has none.
+            carry_name: ``<run>/<algorithm>/<tier>``.
+            data: The encoded update in pieces, which replaces ``outgoing.data`` and is never joined in memory.
         """
         body = data or [outgoing.data]
         fields = {key: value for key, value in msgspec.structs.asdict(outgoing).items() if key != "data"}
@@ -516,7 +557,11 @@ class Store(StoreFile):
             db.execute("DELETE FROM checkpoint")
 
     def outgoing(self) -> Outgoing | None:
-        """Return the oldest waiting update; StoreError for one that cannot be read, which is dropped."""
+        """Return the oldest update in the outbox, or None.
+
+        Raises:
+            StoreError: It cannot be read; it has been dropped.
+        """
         rows = self._all("SELECT rowid FROM outbox ORDER BY rowid LIMIT 1")
         if not rows:
             return None
@@ -542,9 +587,9 @@ class Store(StoreFile):
         return self._one("SELECT nonce FROM outbox WHERE nonce = ?", nonce) is not None
 
     def settle(self, past: PastRound) -> None:
-        """Move an acknowledged update from the outbox to the history, in one step.
+        """Move an acknowledged update from the outbox to the history, in one transaction.
 
-        Unless the server accepted it, the carry that its round left goes with it.
+        If the server did not accept it, the carry of its round is deleted too.
         """
         with self._transaction() as db:
             if past.outcome != "accepted":
@@ -553,7 +598,7 @@ class Store(StoreFile):
             self._remember(db, past)
 
     def decline(self, past: PastRound) -> None:
-        """Move the open job to the history as declined, in one durable step."""
+        """Move the open job to the history as declined, in one durable transaction, and delete its checkpoint."""
         with self._transaction(durable=True) as db:
             self._remember(db, past)
             db.execute("DELETE FROM job")
@@ -571,12 +616,14 @@ class Store(StoreFile):
     # -- facts -----------------------------------------------------------------------------------------------
 
     def fact(self, name: str) -> bytes | None:
-        """Return the value under ``name``, or None."""
+        """Return the stored value of the fact ``name``, or None."""
         return self._one("SELECT value FROM facts WHERE name = ?", name)
 
     def keep_fact(self, name: str, value: bytes, *, durable: bool = True) -> None:
-        """Replace the value under ``name``. ``durable``: at once; else with the next thing that is, such as a
-        round that is begun."""
+        """Replace the value of the fact ``name``.
+
+        ``durable``: wait for the disk. False leaves it to the next durable transaction, such as the end of a round.
+        """
         with self._transaction(durable=durable) as db:
             db.execute("INSERT OR REPLACE INTO facts VALUES(?, ?)", (name, value))
 
@@ -587,7 +634,7 @@ class Store(StoreFile):
         return self._one("SELECT data FROM choices WHERE key = ?", key)
 
     def keep_choice(self, key: str, data: bytes) -> None:
-        """Replace an encoded tuning result."""
+        """Replace the encoded tuning result under ``key``, and delete the oldest results beyond a limit."""
         with self._transaction() as db:
             db.execute("DELETE FROM choices WHERE key = ?", (key,))
             db.execute("INSERT INTO choices(key, data) VALUES(?, ?)", (key, data))
@@ -602,7 +649,7 @@ class Store(StoreFile):
     # -- what is carried from round to round -----------------------------------------------------------------
 
     def carries(self) -> list[StoredCarry]:
-        """Return the carries of all runs, algorithms and tiers, oldest first."""
+        """Return the entries of all carries, of any run, algorithm and tier, oldest first."""
         waits = "EXISTS(SELECT 1 FROM outbox WHERE outbox.nonce = carries.nonce)"
         rows = self._all(f"SELECT id, name, nonce, round, {waits} FROM carries ORDER BY id")
         return [
@@ -610,7 +657,7 @@ class Store(StoreFile):
         ]
 
     def carry(self, carry: StoredCarry) -> bytes | None:
-        """Return the bytes of a carry; None if its update was rejected meanwhile."""
+        """Return the bytes of a carry; None if it was deleted because its update was rejected."""
         return self._one("SELECT data FROM carries WHERE id = ?", carry.id)
 
     def drop_carries(self, carries: Iterable[StoredCarry]) -> None:
@@ -629,7 +676,7 @@ class Store(StoreFile):
         return msgspec.msgpack.decode(data, type=PastRound) if data else None
 
     def declined(self, run: str, number: int) -> list[PastRound]:
-        """Return the declined tasks of a round."""
+        """Return the history entries of the declined tasks of one round."""
         return [
             past
             for past in self.history()
