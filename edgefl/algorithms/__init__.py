@@ -1,7 +1,7 @@
-"""Local algorithms as pure functions of named tensors, and what the author of one needs.
+"""Local algorithms as pure functions of named tensors, and the parts from which users build their own.
 
-``edgefl.algorithms.FedProx(mu=0.1)`` names an algorithm with its options. One of your own is a function that returns an
-:class:`Algorithm`; all that it is made of is here (docs/tutorials/new-method.md), and :func:`own` names it.
+``edgefl.algorithms.FedProx(mu=0.1)`` is an algorithm with its options. Your own algorithm is a function that returns an
+:class:`Algorithm`; all its parts are here (docs/tutorials/new-method.md), and :func:`own` makes it usable in a federation.
 """
 
 from __future__ import annotations
@@ -114,9 +114,10 @@ __getattr__ = lazily_from(
 
 
 def build(name: str, objective: Objective, **options: object) -> Algorithm:
-    """Return the algorithm ``name`` for ``objective``.
+    """Return the algorithm ``name`` with ``options`` for ``objective``.
 
-    Raises ConfigError, listing the alternatives, for a wrong name or option.
+    Raises:
+        ConfigError: The name or an option is wrong. The text lists the alternatives.
     """
     # Here, because the models need this package's contract and no algorithm.
     from edgefl.algorithms import catalog

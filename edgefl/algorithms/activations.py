@@ -1,9 +1,9 @@
-"""Storage of activations between the forward and the backward pass in half precision.
+"""Half-precision storage of activations between the forward and the backward pass.
 
-Rounding is part of the function: torch, the exported graphs and the simulator compute the same. The forward pass uses exact
-values; gradients read the stored ones::
+Rounding is part of the function: torch, the exported graphs and the simulator compute the same. The forward pass uses
+exact values; gradients read the stored values::
 
-    stored(algorithm, "float16").phases[0].function      # the same ports, half the bytes that wait
+    stored(algorithm, "float16").phases[0].function      # the same ports, half the bytes of saved activations
 
 Rounding is not differentiated, and gradients themselves are float32, so the loss needs no scaling.
 """
@@ -26,26 +26,27 @@ from edgefl.errors import ConfigError
 from edgefl.submodels.channels.trace import plain_attention
 
 LEAST_ENTRIES = 1 << 13
-"""Size below which values stay as they are: they take little memory, and their sums would take long."""
+"""Number of entries below which values are not rounded: they need little memory, and many small ops take long."""
 
 _aten = torch.ops.aten
 _OF_BATCH = frozenset({"batch", "noise"})
 # Views whose schema does not say so.
 _SAME_MEMORY = frozenset({_aten._unsafe_view.default, _aten.reshape.default})
-# Their gradients may look for the maxima again, so that they must read in the forward pass what will be left then.
+# Their gradients may search for the maxima again, so the forward pass must read the stored values, too.
 _POOLS = frozenset({_aten.max_pool2d_with_indices.default, _aten.max_pool3d_with_indices.default})
 
 
 def stored(algorithm: Algorithm, activations: str) -> Algorithm:
-    """Return ``algorithm`` with steps that store large values of a batch for their backward passes.
+    """Return ``algorithm`` with steps that store large values computed from a batch in ``activations`` for their backward
+    passes.
 
     Args:
         algorithm: Algorithm.
-        activations: ``float32``, unchanged, or ``float16``. In float16 numbers beyond 65,504 become infinite, and those
-            below 6e-8 zero.
+        activations: ``float32``: return ``algorithm`` itself. ``float16``: numbers beyond 65,504 become infinite, and
+            those below 6e-8 zero.
 
     Raises:
-        ConfigError: ``activations`` is anything else.
+        ConfigError: ``activations`` is neither of the two.
     """
     if activations not in get_args(Activations):
         raise ConfigError(
@@ -87,11 +88,11 @@ class _SavedView:
 
 
 class _Storing(TorchDispatchMode):
-    """Dispatch mode below autograd. Ops of a backward pass read the stored form of values computed from the batch."""
+    """Dispatch mode below autograd: ops of a backward pass read the stored form of values that depend on the batch."""
 
     def __init__(self, batch: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        # Whether an op has made the tensor; others depend on no batch, such as weights.
+        # True: an op computed the tensor. Tensors without an entry, such as weights, depend on no batch.
         self._made: Any = WeakTensorKeyDictionary()
         self._parts: Any = WeakTensorKeyDictionary()
         self._left: Any = WeakTensorKeyDictionary()
@@ -118,6 +119,7 @@ class _Storing(TorchDispatchMode):
         return type(value)(map(self._read, value)) if isinstance(value, list | tuple) else value
 
     def _of(self, tensor: Tensor) -> Tensor:
+        """Return the stored form of ``tensor``, or ``tensor`` itself if it is small, no float, or not from the batch."""
         part = self._parts.get(tensor)
         if part is not None:  # one store for a value and all views of it
             whole = self._of(part.whole)
@@ -132,7 +134,7 @@ class _Storing(TorchDispatchMode):
         return left
 
     def _note(self, func: Any, given: tuple[Any, Any], results: Any) -> None:
-        """Record the results that depend on the batch, and those that are views of others."""
+        """Record which ``results`` depend on the batch, and which are views of an argument."""
         if not any(each in self._made for each in _tensors(given)):
             return
         viewed = given[0][0] if func.is_view or func in _SAME_MEMORY else None
@@ -146,7 +148,7 @@ class _Storing(TorchDispatchMode):
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """Return the tensors in nested lists, tuples and dictionaries."""
+    """Return the tensors in nested lists, tuples and dictionaries, in order."""
     if isinstance(value, Tensor):
         return [value]
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()

@@ -59,13 +59,18 @@ PERSONAL = "personal"
 
 
 def build(name: str, objective: Objective, **options: object) -> Algorithm:
-    """Return the algorithm ``name`` for ``objective``.
+    """Return the algorithm ``name`` with ``options`` for ``objective``.
 
-    Every algorithm takes the option ``personal``, which adds the graph of
-    :func:`edgefl.algorithms.personal.personalize.adapted`. It is off by default, because each bundle gets a graph more.
+    Every algorithm has the option ``personal``, a step size. It adds the graph of
+    :func:`edgefl.algorithms.personal.personalize.adapted`. It is off by default, because it makes each bundle larger.
+
+    Args:
+        name: Name in the catalog, or ``package.module:factory`` or ``path/to/file.py:factory`` of the user's own factory.
+        objective: Objective of a tier.
+        options: Options by name.
 
     Raises:
-        ConfigError: The name or an option is unknown. The error lists the alternatives.
+        ConfigError: The name or an option is wrong. The text lists the alternatives.
     """
     factory = factory_of(name, "algorithm") if ":" in name else ALGORITHMS.get(name)
     if factory is None:
@@ -103,11 +108,13 @@ def build(name: str, objective: Objective, **options: object) -> Algorithm:
 def own(factory: Callable[..., Any], **options: object) -> AlgorithmChoice:
     """Return an algorithm of your own: ``factory(objective, **options)`` returns an :class:`edgefl.algorithms.Algorithm`.
 
-    The factory is a function at the top level of a file, which the server's process loads again.
+    Args:
+        factory: Function at the top level of a file, which the server's process imports again.
+        options: Options of the factory, by name.
 
     Raises:
-        ConfigError: it is not (a lambda, a function inside another one, one that was typed into an interpreter), or it has
-            no such option, or one of another type.
+        ConfigError: ``factory`` cannot be imported (a lambda, a function inside another one, or one typed into an
+            interpreter), or an option is unknown or has another type.
     """
     address = address_of(factory, "an algorithm")
     check_options(factory.__name__, factory, options)

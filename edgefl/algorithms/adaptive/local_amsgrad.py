@@ -37,6 +37,19 @@ def local_amsgrad(
     The last step divides by the new vhat, which no device knows, so a device sends x_i before it, with m_i and v_i. The
     server averages v_i into vhat alone and m_i into the step alone, so both stay in the device's carry, and start at 0
     without one. vhat = ``eps`` > 0 at first. There is no bias correction.
+
+    Args:
+        objective: Objective.
+        batch: Samples per local step.
+        steps: Local steps per round.
+        lr: Step size, a scalar of the round; above 0.
+        beta1: Decay of m, in [0, 1).
+        beta2: Decay of v, in [0, 1).
+        eps: Initial and smallest vhat, above 0.
+        eval_batch: Batch of the evaluation. Default: ``batch``.
+
+    Raises:
+        ConfigError: A number is out of range.
     """
     counts("algorithm 'local_amsgrad'", batch=batch, steps=steps)
     above_zero("algorithm 'local_amsgrad'", lr=lr, eps=eps)
@@ -54,7 +67,7 @@ def local_amsgrad(
 
 
 class _AmsGrad:
-    """Device side of the algorithm."""
+    """Device side of Federated AMSGrad: its ``start``, direction and ``finish``, with their ports."""
 
     def __init__(self, objective: Objective, steps: int, beta1: float, beta2: float, eps: float) -> None:
         self.objective, self.steps = objective, steps
@@ -65,7 +78,9 @@ class _AmsGrad:
         self.step_ports = self.moments | prefixed("state.scale", specs) | {"state.moves": SCALAR}
 
     def start(self, tensors: Tensors) -> Tensors:
-        """Return the weights, the device's m and v, sqrt(vhat), and the number of steps that move the weights."""
+        """Return the state of the first step: weights, the device's m and v, sqrt(vhat), and the number of steps that move
+        weights.
+        """
         vhat = received_state(tensors, "vhat", self.objective)
         state = prefixed("state.m", select(tensors, "carry.m"))
         state |= prefixed("state.v", select(tensors, "carry.v"))
@@ -75,7 +90,10 @@ class _AmsGrad:
         return state | {"state.moves": moves}
 
     def direction(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
-        """Return m / sqrt(vhat), or 0 in the last step of the round, and the new m and v."""
+        """Return the direction m / sqrt(vhat) by name, and the new state with m and v.
+
+        In the last step of the round it is 0.
+        """
         scale, moves = select(tensors, "state.scale"), tensors["state.moves"]
         m, v = select(tensors, "state.m"), select(tensors, "state.v")
         m = {name: self.beta1 * m[name] + (1 - self.beta1) * g for name, g in grads.items()}
@@ -85,14 +103,17 @@ class _AmsGrad:
         return {name: share * m[name] / scale[name] for name in m}, left
 
     def finish(self, tensors: Tensors) -> Tensors:
-        """Return ``update.*``, ``update.m/*`` and ``update.v/*``; m and v stay in the carry."""
+        """Return ``update.*``, ``update.m/*`` and ``update.v/*``, and m and v as the carry."""
         m, v = select(tensors, "state.m"), select(tensors, "state.v")
         update = packed(self.objective, tensors) | prefixed("update", beside("m", m) | beside("v", v))
         return update | prefixed("carry.m", m) | prefixed("carry.v", v)
 
 
 def _synchronised(before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:
-    """Return the step that ends a round. State m becomes 0, so that entries that no device sends next do not move."""
+    """Return the server's step that ends a round.
+
+    It sets state m to 0, so that entries which no device sends next do not move.
+    """
     after: Tensors = {}
     for name, old in state_of(before, "vhat").items():
         m, vhat = mean[f"m/{name}"], torch.maximum(old, mean[f"v/{name}"])

@@ -31,8 +31,18 @@ def naive_adaptive(
         x <- x - lr g / sqrt(v),  0/0 := 0
 
     and x is averaged every ``steps`` steps. Dividing by v removes the weight of devices with large gradients. So the models
-    may move away from every stationary point of the mean objective, for any lr and beta. ConfigError for numbers out of
-    range.
+    may move away from every stationary point of the mean objective, for any lr and beta.
+
+    Args:
+        objective: Objective.
+        batch: Samples per local step.
+        steps: Local steps per round.
+        lr: Step size, a scalar of the round; above 0.
+        beta: Decay of v, a scalar of the round, in [0, 1).
+        eval_batch: Batch of the evaluation. Default: ``batch``.
+
+    Raises:
+        ConfigError: A number is out of range.
     """
     positive("naive_adaptive: lr", lr)
     if not 0 <= beta < 1:

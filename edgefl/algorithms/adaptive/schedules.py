@@ -1,8 +1,8 @@
 """Step sizes and momentum parameters of recursive-momentum methods, per iteration, in double precision.
 
-``eta(t)`` is the step size of iteration t = 0, 1, 2, ...; t = 0 is the first step, in the opening exchange. ``alpha(t)`` is
-the weight of the fresh gradient at t >= 1. If it depends on the step size, it uses that of t - 1, because alpha is fixed
-before the step that it belongs to.
+``eta(t)`` is the step size of iteration t = 0, 1, 2, ...; t = 0 is the first step, in the opening exchange. ``alpha(t)``
+is the weight of the fresh gradient at t >= 1. A schedule may compute it from the step size of t - 1, but not of t, because
+alpha is fixed before the step of its iteration.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DecayUnit = Literal["iteration", "epoch"]
 
 
 class Steps(Protocol):
-    """Schedule of eta_t and alpha_t."""
+    """Interface of a schedule of eta_t and alpha_t."""
 
     def eta(self, t: int) -> float: ...
     def alpha(self, t: int) -> float: ...
@@ -25,7 +25,11 @@ class Steps(Protocol):
 
 @dataclass(frozen=True)
 class Constant:
-    """eta_t = ``size``, alpha_t = ``fresh``."""
+    """Schedule with eta_t = ``size`` and alpha_t = ``fresh`` for every t.
+
+    Raises:
+        ConfigError: ``size`` is not above 0, or ``fresh`` is outside (0, 1].
+    """
 
     size: float
     fresh: float
@@ -43,13 +47,14 @@ class Constant:
 
 @dataclass(frozen=True)
 class Decaying:
-    """eta_t = ``size`` / (``w`` + ``sigma``^2 u)^(1/3), where u = t, or the epoch of iteration t, counted from 0.
+    """Schedule with eta_t = ``size`` / (``w`` + ``sigma``^2 u)^(1/3), where u = t, or the epoch of iteration t, counted
+    from 0.
 
-    alpha_t = ``fresh``, or with ``c`` min(1, c eta_{t-1}^2), STEM's own coupling. FAFED's language model has size = rho h =
-    1, w = sigma = 1, by iteration; STEM's has size = 20, by epoch. An epoch has ``epoch_steps`` iterations.
+    alpha_t = ``fresh``. With ``c`` it is STEM's own coupling, min(1, c eta_{t-1}^2). FAFED's language model has size = rho
+    h = 1, w = sigma = 1, by iteration; STEM's has size = 20, by epoch. An epoch has ``epoch_steps`` iterations.
 
     Raises:
-        ConfigError: Epochs have no length, or a number is not above 0.
+        ConfigError: ``unit`` is "epoch" without ``epoch_steps``, or a number is out of range.
     """
 
     size: float
@@ -121,7 +126,7 @@ class Theory:
 
     @property
     def scale(self) -> float:
-        """h of the schedule."""
+        """The number h of the schedule: ``h``, or N^(2/3) / L."""
         return self.devices ** (2 / 3) / self.smoothness if self.h is None else self.h
 
     @property
@@ -131,7 +136,7 @@ class Theory:
 
     @property
     def flat(self) -> float:
-        """1728 L^3 q^3 h^3. eta is constant while t + w stays below it."""
+        """Bound 1728 L^3 q^3 h^3. eta is constant while t + w is below it."""
         return 1728 * (self.smoothness * self.steps * self.scale) ** 3
 
     def eta(self, t: int) -> float:
@@ -142,7 +147,7 @@ class Theory:
 
 
 def positive(name: str, value: float) -> None:
-    """Raise ConfigError unless ``value`` is a finite number above 0."""
+    """Raise ConfigError, with the option's ``name``, unless ``value`` is a finite number above 0."""
     if not (value > 0 and math.isfinite(value)):
         raise ConfigError(
             f"{name} is a finite number above 0, found {value}; choose one", name=name, value=value
@@ -150,7 +155,7 @@ def positive(name: str, value: float) -> None:
 
 
 def share(name: str, value: float) -> None:
-    """Raise ConfigError unless ``value`` lies in (0, 1]."""
+    """Raise ConfigError, with the option's ``name``, unless ``value`` lies in (0, 1]."""
     if not 0 < value <= 1:
         raise ConfigError(
             f"{name}, the weight of the fresh gradient, lies above 0 and at most at 1, found {value}; 1 is plain SGD",

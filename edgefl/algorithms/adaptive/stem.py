@@ -40,13 +40,26 @@ def stem(
 
     Every ``steps`` iterations m and x are averaged, and that iteration steps with the averages.
 
-    ``schedule``: "constant"; "decaying" eta_t = lr / (w + sigma^2 t)^(1/3) (lr is the paper's kbar) with constant alpha;
-    "original" the same with alpha_{t+1} = c eta_t^2, at most 1. With ``decay_unit`` "epoch" t counts epochs of
-    ``epoch_steps`` iterations. ``opening_steps``, ``clip`` and ``ext`` are as in
-    :func:`~edgefl.algorithms.adaptive.fafed.fafed`.
+    Args:
+        objective: Objective.
+        batch: Samples per local step.
+        steps: Iterations per exchange.
+        lr: Step size eta, or kbar of the paper in a decaying ``schedule``.
+        alpha: Weight of the fresh gradient, in (0, 1].
+        schedule: "constant". "decaying": eta_t = lr / (w + sigma^2 t)^(1/3) with constant alpha. "original": the same with
+            alpha_{t+1} = c eta_t^2, at most 1.
+        w: Offset of a decaying schedule.
+        sigma: Factor of t in a decaying schedule.
+        c: Factor of "original", which requires it.
+        decay_unit: Unit of t: "iteration", or "epoch" of ``epoch_steps`` iterations.
+        epoch_steps: Iterations of an epoch.
+        opening_steps: As in :func:`~edgefl.algorithms.adaptive.fafed.fafed`.
+        clip: As in ``fafed``.
+        ext: As in ``fafed``.
+        eval_batch: Batch of the evaluation. Default: ``batch``.
 
     Raises:
-        ConfigError: A number is out of range.
+        ConfigError: A number is out of range, or ``c`` is missing.
     """
     if schedule == "original" and c is None:
         raise ConfigError(

@@ -8,9 +8,9 @@ Iteration t of device i, with ONE batch and one dropout mask for both gradients,
     x_{t+1} = x_t - eta_t m / A
 
 An exchange has the iterations t = (r-1) q + 1 .. r q. The device sends x_t, m and v *before* the step of the last one. The
-server makes that step for all with the averages: v first, A = sqrt(v) + rho from it, and then x - eta_t m / A. A is constant
-until the next exchange. The device keeps x_{t-1}: after an exchange that is its OWN earlier x_t, not the average (fafed.md
-8.3). The opening exchange is iteration 0: gradients at x_0, and the first step.
+server makes that step for all devices with the averages: v first, A = sqrt(v) + rho from it, and then x - eta_t m / A. A
+is constant until the next exchange. The device keeps x_{t-1}: after an exchange that is its OWN earlier x_t, not the
+average (fafed.md 8.3). The opening exchange is iteration 0: gradients at x_0, and the first step.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ devices is correct for each entry even if they train parts of different size.
 
 
 def known(what: str, value: str) -> None:
-    """Raise ConfigError unless ``value`` is a second moment."""
+    """Raise ConfigError unless ``value`` is one of :data:`SecondMoment`. ``what`` is the algorithm, for the text."""
     if value not in get_args(SecondMoment):
         raise ConfigError(
             f"{what}: second_moment is {value!r}; set it to one of {', '.join(get_args(SecondMoment))}",
@@ -58,7 +58,7 @@ def known(what: str, value: str) -> None:
 
 
 def fresh(kind: SecondMoment, grads: Tensors) -> Tensors:
-    """Return the term that one gradient adds to v, in the shape of each tensor: its squares, or their sum."""
+    """Return the term that a gradient adds to v, by name, in the shape of each tensor: its squares, or their sum or mean."""
     squares = {name: grad.square() for name, grad in grads.items()}
     if kind == "elementwise":
         return squares
@@ -69,29 +69,36 @@ def fresh(kind: SecondMoment, grads: Tensors) -> Tensors:
 
 
 def updated(kind: SecondMoment, v: Tensors, grads: Tensors, beta: Tensor) -> Tensors:
-    """Return v after a gradient."""
+    """Return the second moment after one gradient, by name.
+
+    Args:
+        kind: Form of the second moment.
+        v: Second moment before, by name.
+        grads: Gradient by name.
+        beta: Decay of v, () or unused for "adagrad_norm".
+    """
     new = fresh(kind, grads)
     if kind == "adagrad_norm":
         return {name: v[name] + new[name] for name in new}
     return {name: beta * v[name] + (1 - beta) * new[name] for name in new}
 
 
-# What devices run in STEM and FAFED: recursive momentum, its opening gradient, and what they keep and send.
+# Device side of STEM and FAFED: recursive momentum, its opening gradient, carry and update.
 
 
 def scaled(v: Tensor, rho: float | Tensor) -> Tensor:
-    """Return A = sqrt(v) + rho. Clamps v at 0, because rounding may have left it below."""
+    """Return A = sqrt(v) + rho by tensor. v is clamped at 0, because rounding may have left it below."""
     return v.clamp_min(0.0).sqrt() + rho
 
 
 @dataclass(frozen=True)
 class Recursion:
-    """Device functions of an exchange and of the opening one, with the equations of this module.
+    """Device functions of the repeated exchange and of the opening exchange, with the equations of this module.
 
     ``batch``, ``steps`` (q), ``opening_steps``, ``second_moment`` (None: A = 1) and ``clip`` are constants of the graphs.
     eta, alpha, beta, rho and ext are scalars, so all schedules share one graph. ``state`` holds ``weights``, ``previous``
-    (x_{t-1}), ``m``, ``v``, ``scale`` (A), ``etas`` and ``alphas`` (q,), and ``step`` () int64, the index of this iteration
-    in these.
+    (x_{t-1}), ``m``, ``v``, ``scale`` (A), ``etas`` and ``alphas`` (q,), and ``step`` () int64, the index of this
+    iteration in ``etas`` and ``alphas``.
     """
 
     objective: Objective
@@ -113,13 +120,15 @@ class Recursion:
 
     @property
     def moved(self) -> dict[str, TensorSpec]:
-        """Specs of the trained tensors."""
+        """Specs of the trained tensors, by name."""
         return trained_specs(self.objective)
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
     def open(self) -> Function:
-        """Return ``start`` of the opening exchange: the weights, and a sum of gradients of zero."""
+        """Return the function ``start`` of the opening exchange: its outputs are the weights, and zeros for the sum of
+        gradients.
+        """
 
         def fn(given: Tensors) -> Tensors:
             state = begun(self.objective, given)
@@ -129,7 +138,7 @@ class Recursion:
         return Function("start", fn, weight_ports(self.objective))
 
     def gather(self) -> Function:
-        """Return the step that adds one batch to the sum of gradients at x_0. Moving statistics stay as they are."""
+        """Return the step that adds one batch to the sum of gradients at x_0. Moving statistics do not change."""
 
         def fn(given: Tensors) -> Tensors:
             weights, total = select(given, "state.weights"), select(given, "state.m")
@@ -141,7 +150,10 @@ class Recursion:
         return Function("gather", fn, ports)
 
     def opened(self) -> Function:
-        """Return ``finish`` of the opening exchange: it sends the mean gradient, and keeps x_0 as x_{t-1}."""
+        """Return the function ``finish`` of the opening exchange.
+
+        It sends the mean gradient, and stores x_0 in the carry as x_{t-1}.
+        """
 
         def fn(given: Tensors) -> Tensors:
             mean = {name: total / self.opening_steps for name, total in select(given, "state.m").items()}
@@ -154,8 +166,9 @@ class Recursion:
     # -- every other exchange --------------------------------------------------------------------------------------
 
     def start(self) -> Function:
-        """Return ``start``: m and v of the server, the device's own x_{t-1}, and A, which is constant until the next
-        exchange.
+        """Return the function ``start`` of the repeated exchange.
+
+        Its outputs are the server's x, m and v, the device's own x_{t-1}, A, and the step sizes of all iterations.
         """
 
         def fn(given: Tensors) -> Tensors:
@@ -168,7 +181,7 @@ class Recursion:
             # Once for the round: a step that read 2 q scalars would take as long as feeding them does.
             etas = [given[f"hyper.eta.{k}"] for k in range(1, self.steps)]
             alphas = [given[f"hyper.alpha.{k}"] for k in range(1, self.steps + 1)]
-            # The last iteration's step is the server's: x_t stays.
+            # The server takes the step of the last iteration, so the device does not move x_t.
             coefficients = {
                 "etas": torch.stack([*etas, torch.zeros_like(alphas[0])]),
                 "alphas": torch.stack(alphas),
@@ -185,7 +198,7 @@ class Recursion:
         return Function("start", fn, ports | ({"hyper.rho": SCALAR} if self.adaptive else {}))
 
     def train(self) -> Function:
-        """Return one iteration. The move of the last one is left to the server."""
+        """Return the step of one iteration. The last iteration computes m and v, but the server moves the weights."""
 
         def fn(given: Tensors) -> Tensors:
             weights, gates = select(given, "state.weights"), select(given, "state.gate")
@@ -203,7 +216,7 @@ class Recursion:
         return Function("train", fn, self._train_ports())
 
     def finish(self) -> Function:
-        """Return ``finish``: it sends x_t, m and v, and keeps x_t as x_{t-1}."""
+        """Return the function ``finish``. It sends x_t, m and v, and stores x_t in the carry as x_{t-1}."""
 
         def fn(given: Tensors) -> Tensors:
             update = packed(self.objective, given)
@@ -219,7 +232,7 @@ class Recursion:
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def _estimates(self, given: Tensors, new: Tensors, old: Tensors) -> tuple[Tensors, Tensors]:
-        """Return m, and the new ``state.m.*`` and ``state.v.*``. Only the gradient at the new point enters v."""
+        """Return m by name, and the new ``state.m.*`` and ``state.v.*``. Only the gradient at the new point enters v."""
         before, ext = select(given, "state.m"), given["hyper.ext"]
         past = 1 - _picked(given["state.alphas"], given["state.step"])
         m = {name: new[name] + past * (before[name] - ext * old[name]) for name in self.moved}
@@ -230,7 +243,7 @@ class Recursion:
         return m, state
 
     def _moved(self, given: Tensors, here: Tensors, m: Tensors) -> Tensors:
-        """Return x_{t+1}, which is x_t in the last iteration."""
+        """Return x_{t+1} by name. In the last iteration it is x_t."""
         if self.steps == 1:
             return here
         eta = _picked(given["state.etas"], given["state.step"])
@@ -240,6 +253,7 @@ class Recursion:
         }
 
     def _kept(self, given: Tensors) -> Tensors:
+        """Return the weights as the carry for the next exchange."""
         return prefixed("carry.previous", {name: given[f"state.weights.{name}"] for name in self.moved})
 
     def _train_ports(self) -> dict[str, TensorSpec]:
@@ -253,7 +267,7 @@ class Recursion:
 
 
 def _picked(values: Tensor, step: Tensor) -> Tensor:
-    """Return the entry of this step out of the values (q,)."""
+    """Return the entry of ``values`` (q,) at the index ``step`` (), as a scalar ()."""
     return values.gather(0, step.reshape(1)).reshape(())
 
 
@@ -262,17 +276,27 @@ FirstStep = Literal["preconditioned", "plain"]
 
 @dataclass(frozen=True)
 class Storm:
-    """One method of the family on an objective.
+    """One method of the family, STEM or FAFED, on an objective.
 
     Attributes:
+        name: Name of the algorithm.
+        objective: Objective of a tier.
+        schedule: Step sizes and momentum parameters.
+        batch: Samples per iteration.
         steps: Iterations q of an exchange.
-        opening_steps: Batches of the opening gradient.
+        opening_steps: Batches of the opening gradient. None: ``steps``.
+        eval_batch: Batch of the evaluation. None: ``batch``.
         clip: Norm over all tensors that a gradient is scaled down to. The factor comes from the gradient at the new point
             and scales both, because two factors would break the cancellation in their difference (fafed.md 8.11).
         ext: Factor of the old gradient, 1 in the paper. Public code of FAFED has 0.95 for images and 1 for its language
             model. At 0, m is a heavy ball.
-        adaptive: beta and rho. Empty if A = 1.
-        announced: Options of the method that decide ``schedule``.
+        adaptive: Scalars beta and rho. Empty: A = 1.
+        first_step: "plain": the step from x_0 is not divided by A.
+        second_moment: Form of v, if ``adaptive``.
+        announced: Names of the method's options that decide ``schedule``.
+
+    Raises:
+        ConfigError: A number is out of range.
     """
 
     name: str
@@ -305,7 +329,7 @@ class Storm:
             )
 
     def algorithm(self) -> Algorithm:
-        """Return the repeated exchange, with the opening one before it."""
+        """Return the algorithm of the repeated exchange, with the opening exchange before it."""
         device, state = self._device, dict.fromkeys(self._device.shared, 0.0)
         check = evaluate(self.objective, self.eval_batch or self.batch)
         opening = Algorithm(
@@ -351,7 +375,7 @@ class Storm:
         return {**etas, **alphas, "ext": self.ext, **self.adaptive}
 
     def _unfolded(self, update: Tensors) -> Tensors:
-        """Return the update with v_0, which is the mean of squares and not the square of a mean."""
+        """Return the update with v_0 added, because v_0 is the mean of squares and not the square of a mean."""
         if not self.adaptive:
             return update
         return update | beside("v", fresh(self.second_moment, state_of(update, "m")))
@@ -364,7 +388,7 @@ class Storm:
 
 
 def stepped(mean: Tensors, eta: float, rho: float | None) -> Tensors:
-    """Return x - eta m / A for every x that has an m. A = sqrt(v) + rho, or 1 without ``rho``."""
+    """Return x - eta m / A for every tensor x that has an m, by name. A = sqrt(v) + rho, or 1 if ``rho`` is None."""
     v = state_of(mean, "v")
     return {
         name: mean[name] - eta * (m if rho is None else m / scaled(v[name], rho))

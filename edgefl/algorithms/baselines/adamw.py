@@ -36,6 +36,21 @@ def adamw(
 
     Decay acts on kernels only, not on biases, norms and embeddings. m, v and t are new in every round. With ``keep`` a
     device continues with its own, at the price of two models in its store.
+
+    Args:
+        objective: Objective.
+        batch: Samples per local step.
+        steps: Local steps per round.
+        lr: Default of ``hyper.lr``.
+        beta1: Decay of m, in [0, 1).
+        beta2: Decay of v, in [0, 1).
+        eps: Number added to the root, above 0.
+        weight_decay: Decay of kernels.
+        keep: True: the device stores m, v and t and continues with them in its next round.
+        eval_batch: Batch of the evaluation. Default: ``batch``.
+
+    Raises:
+        ConfigError: A number is out of range.
     """
     counts("algorithm 'adamw'", batch=batch)
     at_least_zero("algorithm 'adamw'", steps=steps, lr=lr, weight_decay=weight_decay)
@@ -55,7 +70,10 @@ def adamw(
 
 @dataclass(frozen=True, eq=False)
 class _AdamW:
-    """Device functions. ``mass1`` and ``mass2`` are 1 - beta^t, the means of t ones, so a new optimizer's state is zeros."""
+    """Device side of AdamW: its ``start``, direction and ``finish``, with their ports.
+
+    ``mass1`` and ``mass2`` are 1 - beta^t, the means of t ones, so a new optimizer's state is zeros.
+    """
 
     objective: Objective
     beta1: float
@@ -72,7 +90,7 @@ class _AdamW:
         return prefixed(f"{role}.adam", self.specs)
 
     def start(self, tensors: Tensors) -> Tensors:
-        """Return the weights, and the stored optimizer or zeros."""
+        """Return the state of the first step: the weights, and the stored optimizer state or zeros."""
         state = begun(self.objective, tensors)
         # Of the scalars too, so that models in float64 are trained in it.
         dtype = dtype_of(self.objective, state)
@@ -80,7 +98,9 @@ class _AdamW:
         return state | prefixed("state.adam", {name: value.to(dtype) for name, value in adam.items()})
 
     def direction(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
-        """Return the quotient of the corrected moments plus the decay, and the new moments."""
+        """Return the direction, the quotient of the corrected moments plus the decay, by name, and the new optimizer
+        state.
+        """
         old, weights = select(tensors, "state.adam"), select(tensors, "state.weights")
         new = {
             f"mass{n}": beta * old[f"mass{n}"] + (1 - beta) for n, beta in ((1, self.beta1), (2, self.beta2))
@@ -95,5 +115,5 @@ class _AdamW:
         return along, prefixed("state.adam", new)
 
     def kept(self, tensors: Tensors) -> Tensors:
-        """Return ``update.*``, and the optimizer for the next round."""
+        """Return ``update.*``, and the optimizer state as the carry: the function ``finish`` if ``keep`` is set."""
         return packed(self.objective, tensors) | prefixed("carry.adam", select(tensors, "state.adam"))

@@ -26,6 +26,17 @@ def fedavg(
     ``y <- y - lr g(y; B)``, ``steps`` times from the round's weights; ``x <- mean y``. It is ``sgd`` without momentum and
     without decay (fafed.md 3.1). ``clip``: g is scaled down to this norm over all tensors, ``g min(1, clip / |g|)``
     (fafed.md 4.4).
+
+    Args:
+        objective: Objective.
+        batch: Samples per local step.
+        steps: Local steps per round.
+        lr: Default of ``hyper.lr``.
+        clip: Norm over all tensors to which g is scaled down. None: no limit.
+        eval_batch: Batch of the evaluation. Default: ``batch``.
+
+    Raises:
+        ConfigError: A number is out of range.
     """
     counts("algorithm 'fedavg'", batch=batch)
     at_least_zero("algorithm 'fedavg'", steps=steps, lr=lr)
@@ -58,6 +69,18 @@ def fedavg_update(
     ``clip`` is :func:`fedavg`'s. Training does not depend on ``alpha``. Every batch is drawn anew from the stream of
     per_fedavg's outer batch, so both see the same samples. Both have the same ``lr`` by default (one beta for all,
     per_fedavg.md 3.3).
+
+    Args:
+        objective: Objective.
+        batch: Samples per local step, and of the adapting step.
+        steps: Local steps per round.
+        lr: Default of ``hyper.lr``.
+        alpha: Step size of the adapting step, default of ``hyper.alpha``.
+        clip: As in :func:`fedavg`.
+        eval_batch: Batch of the evaluation. Default: ``batch``.
+
+    Raises:
+        ConfigError: A number is out of range.
     """
     algorithm = fedavg(objective, batch=batch, steps=steps, lr=lr, clip=clip, eval_batch=eval_batch)
     return replace(adapted(algorithm, objective, alpha=alpha), name="fedavg_update", draws="draw")
@@ -78,6 +101,19 @@ def fedavg_matched(
 
     The control for per_fedavg at equal rounds, which takes 2 (FO) or 4 (HF) gradients in each of ``steps`` steps
     (per_fedavg.md 5). ``alpha`` and ``clip`` are :func:`fedavg_update`'s.
+
+    Args:
+        objective: Objective.
+        batch: Samples per local step, and of the adapting step.
+        steps: Steps of the per_fedavg to match.
+        factor: Gradients of each of these steps: 2 (FO) or 4 (HF).
+        lr: Default of ``hyper.lr``.
+        alpha: Step size of the adapting step, default of ``hyper.alpha``.
+        clip: As in :func:`fedavg`.
+        eval_batch: Batch of the evaluation. Default: ``batch``.
+
+    Raises:
+        ConfigError: A number is out of range.
     """
     counts("algorithm 'fedavg_matched'", factor=factor)
     algorithm = fedavg_update(

@@ -24,6 +24,18 @@ def fedprox(
 
     ``y <- y - lr (g(y; B) + mu (y - x))`` with ``x`` the weights that the round began with; ``mu`` = 0 is FedAvg.
     ``clip``: g alone, without the pull, is scaled down to this norm over all tensors.
+
+    Args:
+        objective: Objective.
+        batch: Samples per local step.
+        steps: Local steps per round.
+        lr: Default of ``hyper.lr``.
+        mu: Weight of the proximal term, a constant of the graphs.
+        clip: Norm over all tensors to which g is scaled down. None: no limit.
+        eval_batch: Batch of the evaluation. Default: ``batch``.
+
+    Raises:
+        ConfigError: A number is out of range.
     """
     counts("algorithm 'fedprox'", batch=batch)
     at_least_zero("algorithm 'fedprox'", steps=steps, lr=lr, mu=mu)

@@ -27,6 +27,16 @@ def local(
     loss of the devices' own models in the metrics of their steps. A user's own model is in its carry, as ``model.<name>``.
     For its accuracy, call ``evaluate`` with these as ``weights.<name>`` on that user's test samples. A simulation can do
     that; a server, which receives no carry, cannot.
+
+    Args:
+        objective: Objective.
+        batch: Samples per local step.
+        steps: Local steps per round.
+        lr: Default of ``hyper.lr``.
+        eval_batch: Batch of the evaluation. Default: ``batch``.
+
+    Raises:
+        ConfigError: A number is out of range.
     """
     counts("algorithm 'local'", batch=batch)
     at_least_zero("algorithm 'local'", steps=steps, lr=lr)

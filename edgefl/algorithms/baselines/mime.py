@@ -22,15 +22,19 @@ from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, finish, he
 
 
 def accumulate(objective: Objective, batch: int) -> Function:
-    """Return the phase over the data that sums the per-sample gradients at ``state.weights``.
+    """Return the phase function that adds up the per-sample gradients at ``state.weights``, one batch per call.
 
-    ``state.full.*`` grows by the gradients where ``batch.0.mask`` is 1, and ``state.seen`` by their number or weight.
-    :func:`mean_of` is the mean over all samples afterwards. Weights and moving statistics do not change. It is a training
-    pass: batch norm normalizes by the batch, including the rows that fill up the last one. So with batch norm the result
-    depends on the division into batches.
+    It adds the gradients of rows whose ``batch.0.mask`` is 1 to ``state.full.*``, and their number or weight to
+    ``state.seen``. After a pass over the data, :func:`mean_of` returns the mean over all samples. Weights and moving
+    statistics do not change. It is a training pass: batch norm normalizes by the batch, including the rows that fill up
+    the last one. So with batch norm the result depends on the division into batches.
+
+    Args:
+        objective: Objective.
+        batch: Rows of a batch.
 
     Raises:
-        ModelError: The loss reduces a batch itself, so rows that fill one up would count.
+        ModelError: The loss reduces a batch itself, so that rows without a mask could not be left out.
     """
     out = output_spec(objective.suffix, objective.boundary)
     check_separable(objective.loss, out, "the gradient of all local samples (mimeadam, mimelite)")
@@ -56,24 +60,24 @@ def accumulate(objective: Objective, batch: int) -> Function:
 
 
 def full_ports(objective: Objective) -> dict[str, TensorSpec]:
-    """Return the state of :func:`accumulate`."""
+    """Return the specs of the state of :func:`accumulate`: ``state.full.*`` and ``state.seen``."""
     return prefixed("state.full", trained_specs(objective)) | {"state.seen": SCALAR}
 
 
 def none_yet(objective: Objective, state: Tensors) -> Tensors:
-    """Return the state before the first batch, in the dtype of ``state.weights.*``."""
+    """Return zeros for the state of :func:`accumulate`, in the dtype of ``state.weights.*``."""
     dtype = dtype_of(objective, state)
     return {name: spec.zeros(dtype) for name, spec in full_ports(objective).items()}
 
 
 def mean_of(tensors: Tensors) -> Tensors:
-    """Return the mean gradient over the accumulated samples, by name."""
+    """Return the mean gradient over the accumulated samples, by name, from ``state.full.*`` and ``state.seen``."""
     return {name: total / tensors["state.seen"] for name, total in select(tensors, "state.full").items()}
 
 
 @dataclass(frozen=True)
 class _Masked:
-    """A loss times ``mask`` (B,). If samples have weights, the weights are multiplied too."""
+    """Loss multiplied by ``mask`` (B,). If samples have weights, the weights are multiplied, too."""
 
     loss: Loss
     mask: Tensor
@@ -113,6 +117,20 @@ def mimeadam(
 
     Both gradients use one batch and one draw of noise. m = 0 and v = tau^2 at first, as in FedAdam. If a round has only some
     of the devices, c is the mean over those of its first exchange.
+
+    Args:
+        objective: Objective.
+        batch: Samples per local step.
+        steps: Local steps per round.
+        lr: Default of ``hyper.lr``.
+        beta1: Decay of m, in [0, 1).
+        beta2: Decay of v, in [0, 1). Only the server reads it.
+        tau: Number added to sqrt(v), and root of the initial v; above 0.
+        eval_batch: Batch of the evaluation. Default: ``batch``.
+
+    Raises:
+        ConfigError: A number is out of range.
+        ModelError: The loss reduces a batch itself.
     """
     adam = _checked("mimeadam", objective, batch, steps, lr, beta1, beta2, tau)
     evaluated = evaluate(objective, eval_batch or batch)
@@ -153,6 +171,8 @@ def mimelite(
     A device computes its full gradient c_i at the round's x. Then it repeats ``y <- y - lr ((1 - beta1) g(y; B) + beta1 m) /
     (sqrt(v) + tau)`` ``steps`` times, and sends y and c_i. The server updates m and v (``beta2``) with c = mean c_i, as in
     MimeAdam.
+
+    Arguments and errors as in :func:`mimeadam`.
     """
     adam = _checked("mimelite", objective, batch, steps, lr, beta1, beta2, tau)
     return Algorithm(
@@ -188,7 +208,10 @@ def _checked(
 
 @dataclass(frozen=True, eq=False)
 class _Adam:
-    """Functions of both algorithms, and the server's step. ``state.pull`` and ``state.scale`` are constants of a round."""
+    """Device functions of MimeAdam and MimeLite, and the server's step.
+
+    ``state.pull`` and ``state.scale`` are constants of a round.
+    """
 
     objective: Objective
     beta1: float
@@ -205,12 +228,12 @@ class _Adam:
         return prefixed("state.anchor", trained_specs(self.objective))
 
     def gathering(self, tensors: Tensors) -> Tensors:
-        """Return the weights, and an empty sum of gradients."""
+        """Return the state before the full gradient: the weights, and an empty sum of gradients."""
         state = begun(self.objective, tensors)
         return state | none_yet(self.objective, state)
 
     def start_corrected(self, tensors: Tensors) -> Tensors:
-        """Return x for the second gradient, and the pull (1 - beta1) c + beta1 m."""
+        """Return the state of the first step: weights, x for the second gradient, and the pull (1 - beta1) c + beta1 m."""
         c, state = received_state(tensors, "c", self.objective), begun(self.objective, tensors)
         weights = select(state, "state.weights")
         anchor = prefixed("state.anchor", {name: weights[name] for name in c})
@@ -218,7 +241,7 @@ class _Adam:
         return state | anchor | prefixed("state.pull", pull) | self._scale(tensors)
 
     def start_lite(self, tensors: Tensors) -> Tensors:
-        """Return the state with the pull beta1 m."""
+        """Return the state of the first step: weights, the pull beta1 m, and an empty sum of gradients."""
         pull = prefixed("state.pull", self._momentum(tensors))
         state = begun(self.objective, tensors)
         return state | pull | self._scale(tensors) | none_yet(self.objective, state)
@@ -230,7 +253,7 @@ class _Adam:
         return self.plain(tensors, {name: g - old[name] for name, g in grads.items()})
 
     def plain(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
-        """Return ((1 - beta1) g + pull) / (sqrt(v) + tau)."""
+        """Return the direction ((1 - beta1) g + pull) / (sqrt(v) + tau) by name, and no other state."""
         pull, scale = select(tensors, "state.pull"), select(tensors, "state.scale")
         return {n: ((1 - self.beta1) * g + pull[n]) / scale[n] for n, g in grads.items()}, {}
 
@@ -239,11 +262,11 @@ class _Adam:
         return prefixed("update", beside("c", mean_of(tensors)))
 
     def both(self, tensors: Tensors) -> Tensors:
-        """Return the model and the full gradient."""
+        """Return ``update.*``, the trained model, and ``update.c/*``, the device's full gradient."""
         return packed(self.objective, tensors) | self.send_gradient(tensors)
 
     def server(self, name: str) -> ServerOpt:
-        """Return the server optimizer that updates m and v with the round's c."""
+        """Return the server optimizer that updates the states m and v with the round's c. ``name`` is its name."""
 
         def step(_before: Tensors, mean: Tensors, _hyper: Scalars) -> Tensors:
             c, m, v = (state_of(mean, state) for state in ("c", "m", "v"))

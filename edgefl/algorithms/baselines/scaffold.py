@@ -40,6 +40,18 @@ def scaffold(
     differs from c by the lost share.
 
     ``clip``: g alone, before the correction, is scaled down to this norm over all tensors.
+
+    Args:
+        objective: Objective.
+        batch: Samples per local step.
+        steps: Local steps per round, K.
+        lr: Default of ``hyper.lr``; above 0.
+        eta_g: Step size of the server; above 0.
+        clip: Norm over all tensors to which g is scaled down. None: no limit.
+        eval_batch: Batch of the evaluation. Default: ``batch``.
+
+    Raises:
+        ConfigError: A number is out of range.
     """
     counts("algorithm 'scaffold'", batch=batch, steps=steps)
     above_zero("algorithm 'scaffold'", lr=lr, eta_g=eta_g)
@@ -60,7 +72,7 @@ def scaffold(
 
 
 class _Scaffold:
-    """Device side of the algorithm."""
+    """Device side of SCAFFOLD: its ``start``, direction and ``finish``, with their ports."""
 
     def __init__(self, objective: Objective, steps: int) -> None:
         self.objective, self.steps = objective, steps
@@ -70,7 +82,7 @@ class _Scaffold:
         )
 
     def start(self, tensors: Tensors) -> Tensors:
-        """Return the weights, and the correction c - c_i of every step."""
+        """Return the state of the first step: the weights, and the correction c - c_i of every step."""
         c, own = received_state(tensors, "c", self.objective), select(tensors, "carry.control")
         return begun(self.objective, tensors) | prefixed("state.correction", {n: c[n] - own[n] for n in c})
 
@@ -79,7 +91,7 @@ class _Scaffold:
         return {name: g + correction[name] for name, g in grads.items()}, {}
 
     def finish(self, tensors: Tensors) -> Tensors:
-        """Return ``update.*`` and ``update.c/*``. ``carry.control.*`` becomes c_i."""
+        """Return ``update.*``, ``update.c/*``, and ``carry.control.*``, the new c_i."""
         objective = self.objective
         left = select(tensors, "state.weights")
         x = select(begun(objective, tensors), "state.weights")

@@ -31,8 +31,8 @@ def sgd(
 ) -> Algorithm:
     """SGD with momentum, fresh buffers every round (EmbracingFL Algorithm 2 on the trained suffix).
 
-    Per trained tensor w with buffer v: ``v <- momentum*v + (g + weight_decay*w)``, ``w <- w - hyper.lr*v``. Without momentum
-    there are no buffers.
+    Per trained tensor w with buffer v: ``v <- momentum*v + (g + weight_decay*w)``, ``w <- w - hyper.lr*v``. Without
+    momentum there are no buffers.
 
     Args:
         objective: Objective.
@@ -41,12 +41,18 @@ def sgd(
         lr: Default of ``hyper.lr``.
         momentum: Momentum of the buffers.
         weight_decay: Decay of conv and dense kernels (embracingfl.md 8, row 12).
-        decay_all: Decay every trained tensor.
-        masked_loss: Set logits of classes without local samples to 0 in training (HeteroFL).
-        self_distillation: Weight of :class:`SelfDistillation` (FjORD).
+        decay_all: True: decay every trained tensor.
+        masked_loss: True: set logits of classes without local samples to 0 in training (HeteroFL).
+        self_distillation: Weight of :class:`SelfDistillation` (FjORD). None: off.
         temperature: Temperature of the distillation.
-        clip: Norm over all tensors to which g is scaled down, ``g min(1, clip / |g|)``, before decay and momentum.
+        clip: Norm over all tensors to which g is scaled down, ``g min(1, clip / |g|)``, before decay and momentum. None:
+            no limit.
         eval_batch: Batch of the evaluation. Default: ``batch``.
+
+    Raises:
+        ConfigError: ``clip`` is not above 0.
+        ModelError: The loss cannot be combined with ``masked_loss`` or ``self_distillation``, or a number of the latter is
+            out of range.
     """
     check_clip("algorithm 'sgd'", clip)
     if masked_loss:
@@ -94,7 +100,7 @@ def _step(
             if momentum:
                 v = velocity[name] = momentum * velocity[name] + v
             new[name] = w - tensors["hyper.lr"] * v
-        if momentum or weight_decay:  # which move entries that have no gradient
+        if momentum or weight_decay:  # these move entries without a gradient
             new = objective.carrier.confine(new, weights, select(tensors, "state.gate"))
         state = prefixed("state.weights", weights | new | moved) | prefixed("state.momentum", velocity)
         return state | {"metric.loss": loss, "metric.correct": correct}

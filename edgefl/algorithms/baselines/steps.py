@@ -1,4 +1,4 @@
-"""Local step of most baselines: a gradient, a direction computed from it, and a move against the direction."""
+"""Local step of most baselines: a gradient, a direction computed from it, and a step of the weights along it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def descent(
 ) -> Function:
     """Return the step ``y <- y - hyper.lr * direction(g(y; batch.0))`` of every trained tensor.
 
-    Moving statistics are updated by the pass. If a submodel holds single entries of a tensor, only those move.
+    The pass updates moving statistics. If a submodel holds single entries of a tensor, only those move.
 
     Args:
         objective: Objective.
         batch: Samples per step.
-        direction: Computes the direction from the gradient.
-        ports: Inputs of the direction besides the weights.
-        clip: Norm to which g is :func:`clipped` first.
+        direction: Function from the step's inputs and the gradient to the direction and other new state.
+        ports: Inputs of ``direction`` besides the weights.
+        clip: Norm to which g is :func:`clipped` first. None: no limit.
     """
 
     def fn(tensors: Tensors) -> Tensors:
@@ -53,9 +53,11 @@ def descent(
 
 
 def clipped(clip: float | None, *gradients: Tensors) -> tuple[Tensors, ...]:
-    """Return all gradients times min(1, clip / ||first||), the norm over all tensors. Without ``clip`` they are unchanged.
+    """Return all ``gradients`` times min(1, clip / ||first||), the norm over all tensors.
 
-    One factor for all: two gradients whose difference matters stay comparable (fafed.md 8.11).
+    If ``clip`` is None, return them unchanged.
+
+    All have the same factor, so that the difference of two gradients remains meaningful (fafed.md 8.11).
     """
     if clip is None:
         return gradients
@@ -64,13 +66,15 @@ def clipped(clip: float | None, *gradients: Tensors) -> tuple[Tensors, ...]:
 
 
 def check_clip(what: str, clip: float | None) -> None:
-    """Raise ConfigError, naming ``what`` has the option, unless ``clip`` is None or a finite number above 0."""
+    """Raise ConfigError unless ``clip``, an option of ``what``, is None or a finite number above 0."""
     if clip is not None:
         above_zero(what, clip=clip)
 
 
 def weight_ports(objective: Objective, *states: str) -> dict[str, TensorSpec]:
-    """Return the ports ``weights.*``: the payload, and the server's ``states`` of the trained tensors."""
+    """Return the specs of ``weights.*``: the payload, and the tensors of the server's ``states`` for the trained
+    parameters.
+    """
     ports = prefixed("weights", objective.carrier.payload)
     for name in states:
         ports |= prefixed("weights", beside(name, trained_specs(objective)))
@@ -78,15 +82,15 @@ def weight_ports(objective: Objective, *states: str) -> dict[str, TensorSpec]:
 
 
 def received_state(tensors: Tensors, state: str, objective: Objective) -> Tensors:
-    """Return ``weights.<state>/*`` by the name of the parameter."""
+    """Return the tensors ``weights.<state>/*`` of the server's ``state``, by the name of the parameter."""
     return {name: tensors[f"weights.{state}/{name}"] for name in objective.trainable}
 
 
 def root(second: Tensor, least: float = 0.0) -> Tensor:
-    """Return the root of a second moment, clamped at ``least``, because rounding may have left it below."""
+    """Return the square root of ``second``, clamped at ``least`` first, because rounding may have left it below."""
     return second.clamp_min(least).sqrt()
 
 
 def trained_specs(objective: Objective) -> dict[str, TensorSpec]:
-    """Return the spec of every trained tensor."""
+    """Return the spec of every trained tensor, by name."""
     return {name: objective.weights[name] for name in objective.trainable}

@@ -38,7 +38,7 @@ Curvature = Callable[[Tensors, Tensors, Tensors, int], Tensors]
 
 @dataclass(frozen=True)
 class BatchRows:
-    """Rows of the outer batch D', of each inner batch D and of each Hessian batch D''."""
+    """Numbers of rows of the outer batch D', of each inner batch D and of each Hessian batch D''."""
 
     outer: int
     inner: int
@@ -144,7 +144,11 @@ def _chosen(name: str, value: str, known: tuple[str, ...]) -> str:
 
 
 def _reach(objective: Objective, delta: float | None, delta0: float | None) -> dict[str, float]:
-    """Return the one scalar that decides h, by name."""
+    """Return ``delta`` or ``delta0`` by name, the scalar that decides h.
+
+    Raises:
+        ConfigError: Both are given, or the number is not above 0.
+    """
     if delta is not None and delta0 is not None:
         raise ConfigError(
             f"{WHAT}: delta is {delta!r} and delta0 is {delta0!r}; set the absolute step, delta, or the scale-free one, "
@@ -162,7 +166,7 @@ def _reach(objective: Objective, delta: float | None, delta0: float | None) -> d
 
 
 def _curvature(objective: Objective, mode: str, reach: str) -> Curvature | None:
-    """Return the function for H v, or None if it is not needed."""
+    """Return the function that computes H v, or None in mode "fo". ``reach`` is the name of the scalar that decides h."""
     if mode == "fo":
         return None
     if mode == "exact":
@@ -185,7 +189,7 @@ def _step(
     offset: int,
     reach: tuple[str, ...],
 ) -> Function:
-    """Return the local step. From inner step j, the Hessian's stream is 2j + ``offset``."""
+    """Return the local step. The batch of the Hessian of inner step j is stream 2j + ``offset``."""
 
     def fn(tensors: Tensors) -> Tensors:
         weights, alpha = select(tensors, "state.weights"), tensors["hyper.alpha"]

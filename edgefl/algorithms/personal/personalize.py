@@ -19,16 +19,18 @@ ALPHA = "alpha"
 
 
 def personalize(objective: Objective, batch: int) -> Function:
-    """Return u <- u - hyper.alpha * g(u, batch.0), g the mean gradient of ``objective``, from ``weights.*`` to
-    ``weights.*``.
+    """Return the function of one adapting step u <- u - hyper.alpha * g(u, batch.0), from ``weights.*`` to ``weights.*``.
 
-    The tensors are a round's payload, as ``evaluate`` reads them, so the result can be evaluated, and stepped from again. In
-    a submodel chosen by importance the held values move; mask and thresholds stay. It is a training step: dropout draws from
-    ``noise.*``, batch norm normalizes by the batch, and the pass updates its moving statistics. With alpha = 0 no tensor
-    changes. ``metric.loss`` is the loss of the batch before the step.
+    g is the mean gradient of ``objective``. The tensors are a round's payload, as ``evaluate`` reads them, so the result
+    can be evaluated, and adapted again. In a submodel chosen by importance the held values move; mask and thresholds stay.
+    It is a training step: dropout reads ``noise.*``, batch norm normalizes by the batch, and the pass updates its moving
+    statistics. With alpha = 0 no tensor changes. ``metric.loss`` is the loss of the batch before the step. Momentum, decay
+    and the codec of local training are not used.
 
-    ``objective`` must be the one of the algorithm's ``evaluate``, so that binary or sparse weights are adapted as they are
-    read. Momentum, decay and the codec of local training are not used.
+    Args:
+        objective: Objective of the algorithm's ``evaluate``, so that binary or sparse weights are adapted as they are
+            evaluated.
+        batch: Samples of the batch.
     """
     carrier = objective.carrier
 
@@ -40,7 +42,7 @@ def personalize(objective: Objective, batch: int) -> Function:
         for name in objective.buffers:
             stepped[name] = torch.where(alpha > 0, moved[name], weights[name])
         packed = carrier.pack(weights | stepped, gates)
-        # What an update leaves out, such as masks and frozen tensors, is as it came.
+        # Tensors that an update leaves out, such as masks and frozen ones, are returned as received.
         adapted = {name: packed.get(name, payload[name]) for name in carrier.payload}
         return prefixed("weights", adapted) | {"metric.loss": loss}
 
@@ -56,11 +58,16 @@ STEP = 0.01
 def adapted(algorithm: Algorithm, objective: Objective, *, alpha: float = STEP) -> Algorithm:
     """Return ``algorithm`` with ``personalize``: one SGD step of size ``hyper.alpha`` on a batch of the training's size.
 
-    Training and updates do not change; a bundle gains one graph.
+    Training and updates do not change. A bundle gets one more graph.
+
+    Args:
+        algorithm: Algorithm without ``personalize``.
+        objective: Objective of its ``evaluate``.
+        alpha: Default of ``hyper.alpha``, at least 0.
 
     Raises:
-        ConfigError: The algorithm has such a graph, or its evaluation transforms the weights, which a plain step would not
-            fit.
+        ConfigError: The algorithm has ``personalize`` or a scalar ``alpha``, or its evaluation transforms the weights, so
+            that a plain step would adapt another model.
     """
     what = f"algorithm {algorithm.name!r}"
     at_least_zero(what, alpha=alpha)

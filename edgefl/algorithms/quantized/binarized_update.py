@@ -27,10 +27,12 @@ UploadMode = Literal["resample_final", "last_forward", "det_sign"]
 
 @dataclass(frozen=True, eq=False)
 class Binarized:
-    """Binarized tensors of ``objective`` (``parts.coded``), and their step sizes.
+    """Binarized tensors of ``objective`` (``parts.coded``) and their step sizes, with the names of the state that holds
+    them.
 
     ``state.change.*`` is m; ``state.scale`` and ``state.log_scale`` are alpha' and alpha_e, [groups]; ``hyper.rho`` is the
-    learning speed of alpha. Unless ``learned``, alpha is norm_inf(m), without state.
+    learning speed of alpha. If ``learned`` is False, alpha is norm_inf(m), without state. ``bounds`` are the smallest and
+    the largest learned alpha.
     """
 
     objective: Objective
@@ -40,31 +42,32 @@ class Binarized:
     bounds: tuple[float, float] | None = None
 
     def specs(self, names: Iterable[str]) -> dict[str, TensorSpec]:
+        """Return the specs of the weights ``names``, by name."""
         return {name: self.objective.weights[name] for name in names}
 
     @cached_property
     def ports(self) -> dict[str, TensorSpec]:
-        """Ports of the frozen weights, the gates, and m."""
+        """Specs of the frozen weights, the gates, and m, by port."""
         return held_ports(self.objective) | prefixed("state.change", self.specs(self.objective.trainable))
 
     @property
     def size_state(self) -> dict[str, TensorSpec]:
-        """State of learned step sizes."""
+        """Specs of the state of learned step sizes, by port. {} if they are not learned."""
         each = TensorSpec((self.groups.count,))
         return {"state.scale": each, "state.log_scale": each} if self.learned else {}
 
     @property
     def size_ports(self) -> dict[str, TensorSpec]:
-        """Inputs of :meth:`step_sizes` besides m."""
+        """Specs of the inputs of :meth:`step_sizes` besides m, by port."""
         return self.size_state | ({"hyper.rho": TensorSpec(())} if self.learned else {})
 
     def size(self, tensors: Tensors) -> StepSize:
-        """Return the formula of learned step sizes."""
+        """Return the formula of learned step sizes, with ``hyper.rho`` of ``tensors``."""
         return StepSize(tensors["hyper.rho"], self.bounds)
 
     @property
     def sent_ports(self) -> dict[str, TensorSpec]:
-        """State for the last step's draw and step sizes, if the upload sends them."""
+        """Specs of the state that holds the last step's draw and step sizes, by port, for uploads that send them."""
         size = sum(packed_bytes(entries) for entries in self.entries.values())
         codes = TensorSpec((size,), torch.uint8, below=256)
         return {"state.sent.scales": TensorSpec((self.groups.count,)), "state.sent.codes": codes}
@@ -75,12 +78,17 @@ class Binarized:
         return {name: math.prod(self.objective.weights[name].shape) for name in self.parts.coded}
 
     def mean_sizes(self, m: Tensors, held: Tensors) -> Tensor:
-        """Return ||m||_1 / d of each group, [groups], over the entries that the tier holds (eq. 13)."""
+        """Return ||m||_1 / d of each group, [groups] (eq. 13).
+
+        Args:
+            m: Change of each tensor, by name.
+            held: Masks of the entries that the tier holds. Tensors without a mask are held whole.
+        """
         counts = {name: self._count(name, held, m[name].dtype) for name in self.parts.coded}
         return self._norms(m) / self.groups.sums(counts).clamp(min=1.0)
 
     def step_sizes(self, tensors: Tensors) -> Tensor:
-        """Return alpha, [groups].
+        """Return alpha, [groups], from ``state.change.*`` and the state of learned step sizes.
 
         It is 0 for a group with m = 0, and NaN if m is not finite, so that the server rejects the update.
         """
@@ -104,7 +112,10 @@ class Binarized:
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """``finish`` of FedBAT: signs of one draw with their step sizes, other tensors as float32, moving statistics."""
+    """Function ``finish`` of FedBAT, with its ports and form.
+
+    It sends the signs of one draw with their step sizes, other trained tensors as float32, and moving statistics.
+    """
 
     update: Binarized
     codec: Codec
@@ -113,7 +124,7 @@ class Upload:
 
     @property
     def last_draw(self) -> bool:
-        """True if the steps store their draw."""
+        """True if ``finish`` sends the draw of the last step, which the steps then store."""
         return self.mode == "last_forward"
 
     @cached_property
@@ -145,7 +156,7 @@ class Upload:
         return prefixed("update", arrays(self.form, packed, [scales, *others]))
 
     def _drawn(self, tensors: Tensors, base: Tensors) -> tuple[Tensor, Tensors]:
-        """Return alpha [groups], and codes by name: 1.0 for +, 0.0 for -."""
+        """Return alpha [groups], and the codes of each tensor by name: 1.0 for +, 0.0 for -."""
         if self.last_draw:
             return tensors["state.sent.scales"], self._kept(tensors["state.sent.codes"])
         names, m, alpha = (
@@ -164,6 +175,7 @@ class Upload:
         return alpha, parted(codes, {name: m[name] for name in names})
 
     def _kept(self, packed: Tensor) -> Tensors:
+        """Return the codes of the stored draw, by name, in the shapes of the weights."""
         codes, start = {}, 0
         for name, entries in self.update.entries.items():
             shape = self.update.objective.weights[name].shape

@@ -39,6 +39,16 @@ def binary(
     ``clip`` only where |W| <= 1. Other tensors and activations do not change. The update holds W itself; the codec decides
     its encoding.
 
+    Args:
+        objective: Objective.
+        batch: Samples per local step.
+        steps: Local steps per round.
+        lr: Default of ``hyper.lr``.
+        momentum: As in ``sgd``.
+        weight_decay: As in ``sgd``.
+        clip: True: entries with |W| > 1 get no gradient.
+        eval_batch: Batch of the evaluation. Default: ``batch``.
+
     Raises:
         ModelError: The submodel is chosen by importance.
     """
@@ -56,7 +66,11 @@ def binary(
 
 
 def binarized(objective: Objective, *, clip: bool = False) -> Objective:
-    """Return ``objective`` with binary kernels. Raises ModelError as :func:`binary` does."""
+    """Return ``objective`` with layers that read binary kernels. ``clip``: entries with |W| > 1 get no gradient.
+
+    Raises:
+        ModelError: The submodel is chosen by importance, or has no trained kernel.
+    """
     carrier = objective.carrier
     if isinstance(carrier, Thresholded):
         raise ModelError(
@@ -76,7 +90,7 @@ def binarized(objective: Objective, *, clip: bool = False) -> Objective:
 
 @dataclass(frozen=True, eq=False)
 class BinaryCarrier(Carrier):
-    """Carrier ``inner`` whose ``kernels`` are read as binary weights. Payload and update equal ``inner``'s."""
+    """Carrier ``inner`` whose ``kernels`` the layers read as binary weights. Payload and update equal ``inner``'s."""
 
     inner: Carrier
     kernels: frozenset[str]
@@ -109,7 +123,7 @@ class BinaryCarrier(Carrier):
     ) -> Tensors:
         """Return the weights that layers read.
 
-        Binarizes first, because ``inner`` sets dropped entries to 0, which no binary weight is.
+        Kernels become binary before ``inner`` sets dropped entries to 0, because no binary weight is 0.
         """
         read = {name: self._binary(w) if name in self.kernels else w for name, w in weights.items()}
         return self.inner.effective(read, gates, noise, training=training)
@@ -132,7 +146,7 @@ class BinaryCarrier(Carrier):
 
 
 class _BinarizeWeights(torch.autograd.Function):
-    """mean|W| sign(W) with a straight-through gradient."""
+    """Function mean|W| sign(W) with a straight-through gradient."""
 
     generate_vmap_rule = True
 

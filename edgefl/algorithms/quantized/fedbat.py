@@ -143,7 +143,10 @@ def _bounds(alpha_range: tuple[float, float] | None) -> tuple[float, float] | No
 
 @dataclass(frozen=True, eq=False)
 class _FedBATSteps:
-    """``start`` and the steps. None returns the trained tensors of ``state.weights``, because they are frozen."""
+    """Functions ``start`` and the two kinds of steps, with their ports.
+
+    No function returns the trained tensors of ``state.weights``, because they are frozen.
+    """
 
     update: Binarized
     batch: int
@@ -152,7 +155,7 @@ class _FedBATSteps:
     keeps_draw: bool
 
     def start(self, tensors: Tensors) -> Tensors:
-        """Return w as received, and m = 0."""
+        """Return the state of the first step: w as received, m = 0, and zeros for step sizes and the stored draw."""
         objective = self.update.objective
         state = begun(objective, tensors)
         weights = select(state, "state.weights")
@@ -166,7 +169,7 @@ class _FedBATSteps:
 
     @property
     def ports(self) -> dict[str, TensorSpec]:
-        """Inputs of a warm-up step."""
+        """Specs of the inputs of a warm-up step, by port."""
         objective = self.update.objective
         ports = self.update.ports | batch_ports(objective, self.batch)
         if self.momentum:
@@ -175,7 +178,7 @@ class _FedBATSteps:
         return ports | prefixed("data", objective.facts) | noise | {"hyper.lr": SCALAR}
 
     def warm_up(self, tensors: Tensors) -> Tensors:
-        """Take one step in full precision, and return alpha' of the result."""
+        """Return the state after one step in full precision, with alpha' of the new m."""
         m = select(tensors, "state.change")
         grads, state = self._gradient(tensors, m)
         state |= self._descended(tensors, m, grads)
@@ -193,7 +196,7 @@ class _FedBATSteps:
         return self.ports | self.update.size_ports | noise
 
     def binarize(self, tensors: Tensors) -> Tensors:
-        """Take one step through S. Both gradients are taken at the (m, alpha) before the step."""
+        """Return the state after one step through S. The gradients by m and alpha are taken before the step."""
         update, m = self.update, select(tensors, "state.change")
         alpha = update.step_sizes(tensors)
         of, signs = update.groups.spread(alpha), self._signs(tensors, m, alpha)
@@ -213,7 +216,7 @@ class _FedBATSteps:
         return state
 
     def _signs(self, tensors: Tensors, m: Tensors, alpha: Tensor) -> Tensors:
-        """Return the draw of each binarized tensor, 0 for entries that the tier does not hold."""
+        """Return the draw of each binarized tensor, +1, -1, or 0 for entries that the tier does not hold."""
         masks = self.update.objective.carrier.held(select(tensors, "state.gate"))
         signs = {}
         for name, size in self.update.groups.spread(alpha).items():
@@ -222,10 +225,10 @@ class _FedBATSteps:
         return signs
 
     def _gradient(self, tensors: Tensors, change: Tensors) -> tuple[Tensors, Tensors]:
-        """Return g by name at W = w + ``change``, and the moving statistics and metrics of the pass."""
+        """Return g by name at W = w + ``change``, and the moving statistics and metrics of the pass by port."""
         objective, weights = self.update.objective, select(tensors, "state.weights")
         at = weights | {name: weights[name] + change[name] for name in objective.trainable}
-        # The objective takes noise that it does not know for tensors of the layers.
+        # The objective passes unknown noise to the layers, so the noise of the draw must not be among it.
         own = set(prefixed("noise", self.update.specs(self.update.parts.coded)))
         others = {name: tensor for name, tensor in tensors.items() if name not in own}
         loss, correct, grads, moved = gradient(objective, at, others)
@@ -234,11 +237,11 @@ class _FedBATSteps:
         return grads, prefixed("state.weights", moved) | {"metric.loss": loss, "metric.correct": correct}
 
     def _descended(self, tensors: Tensors, m: Tensors, grads: Tensors) -> Tensors:
-        """Return m after a step along ``grads``, and its velocity."""
+        """Return ``state.change.*`` (m) and ``state.momentum.*`` after a step along ``grads``."""
         velocity = select(tensors, "state.momentum")
         if self.momentum:
             velocity = grads = {name: self.momentum * velocity[name] + grads[name] for name in m}
         new = {name: m[name] - tensors["hyper.lr"] * grads[name] for name in m}
-        if self.momentum or self.weight_decay:  # which move entries that have no gradient
+        if self.momentum or self.weight_decay:  # these move entries without a gradient
             new = self.update.objective.carrier.confine(new, m, select(tensors, "state.gate"))
         return prefixed("state.change", new) | prefixed("state.momentum", velocity)

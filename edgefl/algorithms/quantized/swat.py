@@ -90,14 +90,23 @@ def swat(
 
 @dataclass(frozen=True)
 class Top:
-    """Selection of the largest ``share`` of a weight's entries and, for gradients, of an input's."""
+    """Selection of the largest entries.
+
+    Attributes:
+        share: Share of the entries that are selected.
+        activations: True: the gradient of a weight reads the selected entries of the layer's input.
+        inference: True: inference reads the selected entries of the weight.
+    """
 
     share: float
     activations: bool = True
     inference: bool = True
 
     def of(self, tensor: Tensor) -> Tensor:
-        """Return ``tensor`` with zeros except for its largest magnitudes, detached from gradients."""
+        """Return ``tensor`` with 0 for all but its entries of largest magnitude, detached from gradients.
+
+        Ties are all kept.
+        """
         tensor = tensor.detach()
         size = tensor.abs()
         count = max(1, Sparse(self.share).kept(size.numel()))
@@ -107,7 +116,10 @@ class Top:
         return torch.where(size >= least, tensor, torch.zeros(()))
 
     def apply(self, product: Product, layer: SparseLayer, x: Tensor) -> Tensor:
-        """Return the output of ``layer``, with the gradients of :func:`swat`."""
+        """Return the output of ``layer`` for ``x``, with the gradients of :func:`swat`.
+
+        ``product`` is its linear function.
+        """
         weight, bias = layer.weight, layer.bias
         if not layer.training:
             return product(x, self.of(weight) if self.inference else weight, bias)
@@ -119,7 +131,10 @@ class Top:
 
 
 class _TopProduct(torch.autograd.Function):
-    """``product`` of x and the top of the weight, with the gradients at the top of x and the top of the weight."""
+    """Product of x and ``top``, the largest entries of the weight.
+
+    The gradient by the weight reads ``read`` instead of x.
+    """
 
     generate_vmap_rule = True
 
@@ -137,7 +152,7 @@ class _TopProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Any:
-        # The product itself comes out once more, unused: exporting drops it.
+        # vjp also computes the product again, which is not used: exporting removes it.
         back: Callable[[Tensor], tuple[Tensor, ...]] = torch.func.vjp(
             lambda x, weight, bias=None: ctx.product(x, weight, bias), *ctx.saved_tensors
         )[1]
@@ -182,7 +197,11 @@ _LAYERS: dict[type[nn.Module], type[SparseLayer]] = {
 
 
 def sparsely(objective: Objective, top: Top) -> Objective:
-    """Return ``objective`` with its trained layers of these types replaced by their sparse counterparts."""
+    """Return ``objective`` with its trained linear and convolution layers replaced by sparse ones.
+
+    Raises:
+        ModelError: It has no such layer.
+    """
     suffix = skeleton(objective.suffix, training=objective.suffix.training)
     layers = [layer for layer in suffix.modules() if type(layer) in _LAYERS and _weight(layer).requires_grad]
     if not layers:
@@ -221,5 +240,5 @@ def _inference(trained: Objective) -> Function:
 
 
 def _weight(layer: nn.Module) -> nn.Parameter:
-    # No parameter of this layer where it is tied to one of another.
+    # If the weight is tied to that of another layer, it is no parameter of this one.
     return cast(nn.Parameter, layer.weight)

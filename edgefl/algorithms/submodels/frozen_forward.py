@@ -1,4 +1,4 @@
-"""One chunk of the multi-step forward pass: EmbracingFL Algorithm 1 (embracingfl.md 2.4)."""
+"""Forward pass of one chunk of frozen units, in several steps: EmbracingFL Algorithm 1 (embracingfl.md 2.4)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from edgefl.wire.bundle.manifest import SAMPLE
 
 
 def chunk_forward(units: nn.Sequential, sample: TensorSpec, *, batch: int = 32) -> Function:
-    """Return the forward pass of frozen units on a group of rows: ``weights.*`` and ``batch.0.*`` -> ``record.x``.
+    """Return the forward pass of frozen units on a group of rows: from ``weights.*`` and ``batch.0.*`` to ``record.x``.
 
-    ``batch.0.x`` is (batch, *sample); other inputs are the ones that the units read. Nothing is trained or changed
+    ``batch.0.x`` is (batch, *sample); the units may read other inputs, too. Nothing is trained or changed
     (embracingfl.md 2.7): global batch norm uses its moving statistics, static batch norm uses the statistics of exactly
-    these rows, and dropout is off. Tied weights that a later unit holds are read by its name for them.
+    these rows, and dropout is off. Tied weights that a later unit holds have the name that they have there.
 
     Args:
         units: Consecutive frozen units.
@@ -56,13 +56,14 @@ def multi_step_forward(
     x: Tensor,
     others: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
-    """Return the record of all rows of ``x``, one row per sample, in order (EmbracingFL Algorithm 1).
+    """Return the record of all rows of ``x``: the result of the last chunk, one row per sample, in order (EmbracingFL
+    Algorithm 1).
 
     Rows pass in consecutive groups of the chunk's batch. The last group is filled by wrap-around (rows 0, 1, ...), which
     matters for static batch norm.
 
     Args:
-        chunks: Results of :func:`chunk_forward`.
+        chunks: Results of :func:`chunk_forward`, in order.
         weights: Tensors by global name.
         x: Samples (n, *sample).
         others: Inputs besides x, by name.

@@ -36,6 +36,16 @@ def multi_exit(
     default of ``hyper.kd_weight``, which the server announces after a quarter of the rounds, and 0 before. With a weight of
     0 the graphs have neither the scalar nor the divergence, and this is ``sgd``.
 
+    Args:
+        objective: Objective of a model with early exits.
+        batch: Samples per local step.
+        steps: Local steps per round.
+        lr: Default of ``hyper.lr``.
+        momentum: As in ``sgd``.
+        weight_decay: As in ``sgd``.
+        kd_weight: Weight of distillation. None: the model's own.
+        eval_batch: Batch of the evaluation. Default: ``batch``.
+
     Raises:
         ModelError: The model has no exits.
     """
@@ -64,7 +74,7 @@ def multi_exit(
 
 
 def _late(weight: float) -> Schedule:
-    """Return a schedule without distillation until the share BEGIN of the rounds has passed."""
+    """Return the schedule that announces 0 until the share BEGIN of the rounds has passed, and ``weight`` from then on."""
 
     def at(position: int, rounds: int) -> Scalars:
         return {WEIGHT: weight if position >= BEGIN * rounds - 1e-9 else 0.0}
