@@ -1,5 +1,4 @@
 """SCAFFOLD: local steps corrected by the difference between the device's gradients and the mean (Karimireddy et al.
-
 2020).
 """
 

@@ -184,7 +184,6 @@ def importance(
     relative: bool = False,
 ) -> Importance:
     """The ``gamma`` of the entries with the largest magnitude, selected again in each round (FIARSE, Wu et al.
-
     2024; fiarse.md 2.3).
 
     Train them with algorithm ``tcbgd``.

@@ -368,7 +368,6 @@ def width(
     widths: Sequence[float] = WIDTHS,
 ) -> Width:
     """The slice of ``ratio`` of the channels, or of about ``gamma`` of the parameters (HeteroFL, Diao et al.
-
     2021; fiarse.md 3).
 
     Args:
