@@ -1,4 +1,4 @@
-"""Reports of the server to people: each thing once, or at intervals, however often it happens."""
+"""Reporter of events to people. It limits repetition: each fact is reported once, or at intervals."""
 
 from __future__ import annotations
 
@@ -86,7 +86,10 @@ class EventReporter:
         self._failed_round = 0
 
     def emit(self, event: events.Event) -> None:
-        """Pass an event to the listener. A listener that raises loses this event only; one that is gone ends the run."""
+        """Pass an event to the listener.
+
+        An exception of the listener is ignored. A broken pipe sets :attr:`is_open` to False, which ends the run.
+        """
         try:
             self._listener.emit(event)
             if isinstance(event, events.DeviceSeen) and event.stage == events.REPORTED:
@@ -125,7 +128,9 @@ class EventReporter:
         self.emit(started)
 
     def check_announcement(self, message: Round | None) -> None:
-        """Warn if hosted brokers would refuse the first announcement; later ones are about as large."""
+        """Emit a warning if hosted brokers would refuse the announcement because of its size. None: there is no
+        announcement.
+        """
         size = len(encode(message)) if message is not None else 0
         if not self._spec.message_limit and size > HOSTED_BYTES:
             self._warn(
@@ -134,7 +139,9 @@ class EventReporter:
             )
 
     def report_denied(self, topic: str, text: str) -> None:
-        """Report a topic that the broker denies, once a kind of topic. The session tries again: rights may be granted."""
+        """Emit a warning that the broker denies a topic, once per kind of topic. The session retries, as rights may be
+        granted.
+        """
         kind = _ONE_OF_MANY.sub("", topic)
         if kind not in self._denied:
             self._denied.add(kind)
@@ -310,7 +317,7 @@ class EventReporter:
         )
 
     def count_hello(self, device: str) -> None:
-        """Warn once about a device that connects again and again."""
+        """Count a hello of a device, and emit a warning once if the device reconnects often in a short time."""
         times = self._hellos.get(device, ())
         if len(times) == _HELLOS:
             return
@@ -346,7 +353,7 @@ class EventReporter:
         self.emit(events.DeviceSeen(device=device, **fields))
 
     def note_stage(self, device: str, stage: str) -> None:
-        """Remember what a device does in its round, for :meth:`report_awaited`."""
+        """Store the stage of a device in its round, for :meth:`report_awaited`."""
         self._stages[device] = self._clock(), stage
 
     def _report_failure(self, device: str, number: int, reason: str) -> None:
@@ -379,7 +386,9 @@ class EventReporter:
             self.emit(events.DeviceLost(device=name, tier=device.tier, round=number, until=until))
 
     def _grace(self, state: State, name: str) -> tuple[int, float]:
-        """Return the round that waits for an offline device, and the time until which it does; (0, 0) if none does."""
+        """Return (round, epoch seconds): the round that waits for an offline device, and until when; (0, 0.0) if none
+        waits.
+        """
         current = state.round if state.phase == "open" else None
         task = current.assignments.get(name) if current is not None else None
         if current is None or task is None or task.status != "open":

@@ -45,12 +45,12 @@ class UpdateLayout:
     """Layout of a tier's updates in a round.
 
     Attributes:
-        form: Arrays that the codec sends.
+        form: Encoding of the arrays.
         manifest: Manifest of the tier's bundle.
-        mask_bits: Most bits that the masks of an update may unpack to.
+        mask_bits: Largest number of bits that the masks of an update may have.
         sent: Regions of the global model that the sent tensors cover, by name.
         averaged: Regions of the tensors that are averaged.
-        unfolds: True if the averaged tensors are computed from the sent ones.
+        unfolds: True if the server computes the averaged tensors from the sent ones.
     """
 
     form: Form
@@ -63,14 +63,14 @@ class UpdateLayout:
 
 @dataclass(frozen=True)
 class CheckedUpdate:
-    """Update with valid names, shapes, dtypes and values: as it was sent, and as it is added to the sums."""
+    """Validated update: ``sent`` are its arrays as received, ``added`` the arrays for the sums."""
 
     sent: CheckedArrays
     added: CheckedArrays
 
 
 class StartWeights(Protocol):
-    """Model that devices begin with (:class:`edgefl_server.rounds.RoundModel`)."""
+    """Model from which devices began (:class:`edgefl_server.rounds.RoundModel`)."""
 
     @property
     def received(self) -> Arrays:
@@ -124,11 +124,11 @@ class RoundAggregation:
         return _UpdateSizes(header, payload + header + _MESSAGE_BYTES, float32_bytes(pieces.shapes))
 
     def max_update_bytes(self, tier: str) -> int:
-        """Return the largest update that a device of ``tier`` has a reason to send, in bytes."""
+        """Return the size limit of an update of ``tier`` in bytes; no valid update is larger."""
         return self._sizes[tier].maximum
 
     def float32_bytes(self, tier: str) -> int:
-        """Return the bytes of an update's tensors if they were float32."""
+        """Return the size in bytes of an update's tensors in float32."""
         return self._sizes[tier].float32
 
     def fits(self, opened: OpenRound, nbytes: int) -> bool:
@@ -137,11 +137,15 @@ class RoundAggregation:
         return sum(count * self.max_update_bytes(tier) for tier, count in holders.items()) <= nbytes
 
     def weight(self, claimed: int) -> int:
-        """Return the weight of an update that claims ``claimed`` samples."""
+        """Return the weight of an update that claims ``claimed`` samples: at most the cap of the round."""
         return min(claimed, self.spec.weight_cap)
 
     def check(self, update: Update) -> CheckedUpdate:
-        """Check the tensors of an update. Raises UpdateRejected if they are not what its tier sends."""
+        """Validate the tensors of an update and return them as received and as they are added.
+
+        Raises:
+            UpdateRejected: If they are not what the tier sends.
+        """
         return self.check_sent(update.tier, update.tensors, update.round)
 
     def check_sent(self, tier: str, sent_bytes: bytes, number: int) -> CheckedUpdate:
@@ -176,7 +180,7 @@ class RoundAggregation:
 
 @dataclass(frozen=True)
 class _UpdateSizes:
-    """Sizes of a tier's updates in bytes: of the header at most, of the whole at most, and of the tensors in float32."""
+    """Sizes of a tier's updates in bytes: largest header, largest message, and tensors in float32."""
 
     header: int
     maximum: int

@@ -1,7 +1,8 @@
 """Rounds of a run: the coordinator's state and actions, the current model, and the aggregation of the open round.
 
-The order of the writes makes ``kill -9`` harmless at any instant: journal an update, then acknowledge it; write a round's
-checkpoint, then journal its end, then announce the next round; announce a round, then clear the weights of the last.
+The order of the writes makes ``kill -9`` harmless at any time. An update is journaled, then acknowledged. The
+checkpoint of a round is written, then its end is journaled, then the next round is announced. After an announcement
+the old weights are cleared.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _Published = list[BlobRef]
 
 
 class AnotherConfiguration(ConfigError):
-    """A folder holds a run with other settings, or other code, than the server has."""
+    """The folder holds a run that was begun with other settings or other code."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ class RoundDriver:
     # -- begin and resumption --------------------------------------------------------------------------------
 
     def _begin_run(self) -> ModelVersion:
-        """Publish the initial model, then journal the run: a run that cannot be published must not be resumed."""
+        """Save and publish the initial model, then journal the run. A run that cannot be published must not be resumed."""
         self._checkpoints.save(0, self._spec.initial)
         model = self._load_model(0)
         self.announcements.publish(model)
@@ -236,9 +237,9 @@ class RoundDriver:
         return state
 
     def resume(self, state: State) -> None:
-        """Continue from ``state``, also with a round that a killed process left open.
+        """Continue from ``state``. If it has an open round, its journaled updates are added to new sums.
 
-        The journaled updates of the round are added to new sums. Workers add their own.
+        Workers add the updates of their own shards.
         """
         self.state = state
         if (opened := state.round) is None:
@@ -251,7 +252,7 @@ class RoundDriver:
     # -- events ----------------------------------------------------------------------------------------------
 
     def flush(self) -> ReceiveResult:
-        """Journal the updates that wait, and add them to the sums. Nothing happens between rounds."""
+        """Journal the buffered updates and add them to the sums. Return their replies; empty if no round is open."""
         aggregation = self.aggregation
         if aggregation is None or not self._receiver.has_batch:
             return ReceiveResult()
@@ -261,16 +262,17 @@ class RoundDriver:
             return ReceiveResult()
 
     def dispatch(self, event: states.Event, *, settle: bool = True) -> None:
-        """Let the coordinator take a step, and perform its actions.
+        """Pass an event to the coordinator, and perform the actions that follow.
 
-        Call :meth:`flush` before any event that may close the round: updates that came before the event count before it.
+        Call :meth:`flush` before any event that may close the round, so that earlier updates count.
 
         Args:
             event: Event of a device, a worker, an operator or the timer.
-            settle: False to note the event only; a later one decides whether a round opens or closes for it.
+            settle: False to store the event only; a later one decides whether a round opens or closes.
 
         Raises:
-            ActionFailed: If an action cannot be written, because the server stops. A restarted server takes up the round.
+            ActionFailed: If an action cannot be written while the server stops. A restarted server continues the
+                round.
         """
         if (
             waited := self._policy.take_waited()
@@ -301,7 +303,9 @@ class RoundDriver:
             self._reporter.report_waiting(self.state)
 
     def write_devices(self, *, quiet: bool) -> None:
-        """Journal devices that changed: at once if the server is ``quiet``, otherwise many in one step."""
+        """Journal changed devices: at once if ``quiet`` is True (no message waits), otherwise after a delay, many in one
+        transaction.
+        """
         try:
             self._writes.write(quiet=quiet)
         except StoreError as error:
@@ -328,8 +332,10 @@ class RoundDriver:
         self._reporter.report_opened(opened, trial)
 
     def send_task(self, assignment: Assignment) -> None:
-        """Send a device its task, if its worker receives the round's updates already. Otherwise the worker's message that
-        it is ready triggers it."""
+        """Send a device its task, if its worker is ready for the round's updates.
+
+        Otherwise the task is sent when the worker reports that it is ready.
+        """
         opened, device = self.state.round, assignment.device
         if opened is not None and self._pool.receives(device, opened.number):
             by_turns = self.aggregation is not None and self.aggregation.by_turns
@@ -354,7 +360,7 @@ class RoundDriver:
         self._end_round(ended, "abandoned", text)
 
     def finish(self) -> None:
-        """Announce the end of the run. Devices outside of the last round may have stopped listening: they are called."""
+        """Announce the end of the run, and call the online devices that had no task in the last round."""
         self.announce()
         number = max(1, self.state.next_round - 1)
         for device in self.state.devices.values():
@@ -362,7 +368,7 @@ class RoundDriver:
                 self.announcements.call(number, device.name, device.tier)
 
     def refuse(self, error: EdgeflError) -> None:
-        """End the run as it is. Waiting devices leave, and the journal permits another start."""
+        """End the run early because of ``error``. Devices are informed, and another process may resume the run."""
         self.refusal_error = error
         self._reporter.emit(events.Refused(text=error.message))
         self.finish()
@@ -372,7 +378,7 @@ class RoundDriver:
         self._reporter.emit(events.Warned(tier="", text=text))
 
     def announce(self) -> None:
-        """Publish the state of the run."""
+        """Publish the state of the run, retried until the storage accepts it."""
         self._policy.run(lambda: self.announcements.announce(self.state, self.model.version))
 
     def send_open_tasks(self) -> None:
@@ -401,8 +407,8 @@ class RoundDriver:
     def _end_round(self, ended: OpenRound, outcome: states.Outcome, text: str = "") -> RoundConclusion:
         """End the round: collect its sums, compute and save the model, and journal the end.
 
-        A kill before the journal's entry repeats the round's end from the journaled updates. A kill after it resumes with
-        the next round, whose checkpoint is on the disk by then.
+        After a kill before the journal's entry, the next process repeats the end from the journaled updates. After a
+        kill behind it, the next process continues with the next round, whose checkpoint is on disk.
         """
         run, rules = self._spec.rules.run, self._spec.rules
         aggregation, self.aggregation = self.aggregation, None
@@ -466,7 +472,7 @@ class RoundDriver:
         return result
 
     def _count_trial(self, number: int) -> Trial | None:
-        """Return the trial of a candidate with round ``number``; None if no trial is in progress."""
+        """Return the trial with the figures of round ``number``; None if no trial is in progress."""
         rollout, trial = self._spec.rules.rollout, self.state.trial
         if rollout is None or trial is None or trial.verdict:
             return None
@@ -474,18 +480,20 @@ class RoundDriver:
         return counted(rollout, trial, self.state.record.turnout(number), reports)
 
     def _method_devices(self) -> int:
-        """Return the number of devices that the method is about: its members, or all devices with a tier."""
+        """Return the number of devices that the algorithm assumes: its members, or all devices with a tier."""
         if self._spec.rules.all_needed:
             return len(self._journal.progress(self._spec.rules.run).members)
         return self._journal.count_devices()
 
     def _prune_checkpoints(self, number: int) -> None:
-        """Delete old checkpoints, but for those that devices or evaluations need, and the first one of a repeatable run."""
+        """Delete old checkpoints that neither devices nor evaluations need. A run that keeps its updates keeps the
+        initial one.
+        """
         keep = {*self._evaluator.pending, *(each - 1 for each in self._versions)}
         self._checkpoints.prune(number, keep | {0} if self._spec.keep_updates else keep)
 
     def _best_so_far(self) -> BestMetrics:
-        """Return the best metrics of the closed rounds; without a rollback rule nothing needs them."""
+        """Return the best metrics of all closed rounds; empty metrics if there is no rollback rule."""
         outcomes = self._journal.direct.outcomes(self._spec.rules.run) if self._spec.rollback.on else []
         closed = [details for _, outcome, details in outcomes if outcome == "closed"]
         return best_of({name: details.get(name) for name in ("accuracy", "loss")} for details in closed)
@@ -506,10 +514,13 @@ class RoundDriver:
         return ""
 
     def roll_back(self, number: int) -> None:
-        """Restore the model after round ``number``, between rounds.
+        """Restore the model after round ``number``, between two rounds.
 
-        The rounds since count as abandoned, so that what devices keep of them is void. A repetition after a kill has the
-        same result.
+        The rounds since then count as abandoned, which invalidates the state that devices stored in them. If the
+        process is killed, a repetition has the same result.
+
+        Raises:
+            StoreError: If the checkpoint cannot be read.
         """
         run, last = self._spec.rules.run, self.state.next_round - 1
         weights = self._checkpoints.load(number)
@@ -525,7 +536,7 @@ class RoundDriver:
         )
 
     def write_model(self) -> events.Finished:
-        """Write the trained model after the last round, and return the event of the run's end."""
+        """Write the trained model and return the event of the run's end. Call it after the last round."""
         weights, rounds = self._spec.model_of(self.model.weights), self._spec.rules.rounds
         digest = self._policy.run(lambda: self._checkpoints.finish(weights))
         self._checkpoints.prune(rounds)
@@ -545,7 +556,7 @@ class RoundDriver:
         )
 
     def release_memory(self, *, quiet: bool) -> None:
-        """Release the memory of the last round, some time after it, if the server is ``quiet``."""
+        """Release the memory of the last round if the server is ``quiet`` and some time has passed since the round."""
         if quiet and self._release_at and time.monotonic() >= self._release_at:
             self._release_at = 0.0
             release_freed()

@@ -1,4 +1,4 @@
-"""Begin and end of a round's aggregation, shared by the server and the simulator."""
+"""Begin and end of a round's aggregation, for the server and the simulator."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ModelDownlink(Protocol):
 
 @dataclass(frozen=True)
 class FixedDownlink:
-    """Downlink of one model, whose weights are known."""
+    """Downlink that returns known ``weights`` for any model."""
 
     weights: Arrays
 
@@ -56,12 +56,12 @@ class RoundModel:
 
     @cached_property
     def received(self) -> Arrays:
-        """Weights as devices receive them, computed on demand: few rules need them, and they are expensive."""
+        """Weights as devices receive them. They are computed at each access, which is expensive; few rules need them."""
         return self.downlink.received(self.model)
 
 
 def compares_updates(spec: RunSpec) -> bool:
-    """Return True if what is added of an update depends on the weights that its device began with."""
+    """Return True if the aggregation compares updates with the weights from which the devices began."""
     return spec.count == "nonzero" or bool(spec.aggregate.clip_norm)
 
 
@@ -168,12 +168,12 @@ def conclude_round(
         spec: Specification of the run.
         ended: The round, with its answers.
         aggregation: Sums of its updates.
-        start: Model that it began from.
-        devices: Number of devices that the method is about.
-        best: BestMetrics metrics of the rounds before it.
+        start: Model from which it began.
+        devices: Number of devices that the algorithm assumes.
+        best: Best metrics of the rounds before it.
 
     Returns:
-        The new model, or the old one if the server's step fails or the new one is worse than the rollback rule allows.
+        The new model, or the old one if the server's step fails or the rollback rule rejects the new one.
     """
     unchanged = f"round {ended.number} is abandoned and the model unchanged"
     old = start.model.weights
@@ -198,7 +198,11 @@ def conclude_round(
 def _server_step(
     spec: RunSpec, ended: OpenRound, aggregation: RoundAggregation, start: RoundModel, devices: int
 ) -> Arrays:
-    """Return the model and the server's state after the server's step. Raises StepError if it fails."""
+    """Return the model and the server's state after the step of the server's optimizer.
+
+    Raises:
+        StepError: If the step fails.
+    """
     reports = ended.count("accepted")
     hyper = {**spec.hyper_at(ended.number, ended.position), "share": reports / max(reports, devices)}
     weights, exchange = start.model.weights, spec.exchange(ended.position)

@@ -1,4 +1,4 @@
-"""Everything the service needs to know about a run, as plain data: composed from a federation file, or by a test."""
+"""Run spec: all settings and functions that the service needs for a run, composed from a federation file or by a test."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Place = Callable[[Arrays, int], Placement]
 
 @dataclass(frozen=True)
 class FixedPlacement:
-    """Placement with the same entries in every round. ``payload``: devices get them under the tier's own name."""
+    """Placement with the same entries in every round. ``payload``: True to publish them under the tier's own name."""
 
     regions: Mapping[str, Region]
     payload: bool = False
@@ -50,7 +50,10 @@ class FixedPlacement:
 
 
 def steady(place: Place, weights: Arrays, *, moves: bool) -> Place:
-    """Return a fixed placement, or ``place`` itself if its entries move between rounds or need a further payload."""
+    """Return a :class:`FixedPlacement` equal to ``place`` if that is possible, else ``place``.
+
+    It is not possible if the entries change between rounds (``moves``), or if the payload has masks or other arrays.
+    """
     if moves:
         return place
     placed = place(weights, 1)
@@ -63,12 +66,17 @@ def steady(place: Place, weights: Arrays, *, moves: bool) -> Place:
 
 @dataclass(frozen=True)
 class TierSpec:
-    """Settings of a tier: its bundle, its share of each round's weights, and the form of its updates.
+    """Settings of a tier.
 
-    ``bundle`` is the one that the server reads itself, ``further`` are the same in other formats: devices take the one
-    that their engine runs. If its share has a payload, the bundle's ``suffix`` begins with the name under which it is
-    published. ``reads``: the server's states that its devices get; of a payload, state ``m`` is published as
-    ``<name>/m``. ``sends``: what its updates hold, states by name and the weights as "".
+    Attributes:
+        bundle: Bundle that the server reads.
+        place: Function that returns the tier's share of the weights for a round. If the share has a payload, the
+            bundle's ``suffix`` begins with the name under which it is published.
+        form: Encoding of its updates.
+        reads: States of the server that its devices receive. State ``m`` of a payload is published as
+            ``<name>/m``.
+        sends: Contents of its updates: names of states, and "" for the weights.
+        further: The same bundle in other formats. Devices take the one that their engine runs.
     """
 
     bundle: BundleArchive
@@ -80,24 +88,31 @@ class TierSpec:
 
     @property
     def bundles(self) -> Mapping[str, BundleArchive]:
-        """The tier's bundles by format."""
+        """Bundles of the tier, by format."""
         return {each.manifest.format: each for each in (self.bundle, *self.further)}
 
     @property
     def published(self) -> str:
-        """The name of the first thing that it trains: a unit of the model, or its payload."""
+        """Name of the first part that the tier trains: a unit of the model, or its payload."""
         return self.bundle.manifest.suffix[0]
 
     @property
     def mask_bits(self) -> int:
-        """Most bits that the masks of an update may unfold to."""
+        """Largest number of bits that the masks of an update may have."""
         manifest = self.bundle.manifest
         return sum(port.mask for port in manifest.graph(manifest.finish).outputs_of("update"))
 
 
 @dataclass(frozen=True)
 class ExchangeSpec:
-    """One exchange of a method: programs and settings of the devices, and the server step on their averages."""
+    """One exchange of an algorithm.
+
+    Attributes:
+        tiers: Settings by tier.
+        hyper: Scalars that are announced to the devices.
+        schedule: Function that returns the scalars that change from round to round.
+        server: Optimizer of the server, applied to the average.
+    """
 
     tiers: Mapping[str, TierSpec]
     hyper: Mapping[str, float]
@@ -105,7 +120,7 @@ class ExchangeSpec:
     server: ServerOpt = MEAN
 
     def update_layout(self, tier: str, placement: Placement, trained: frozenset[str]) -> UpdateLayout:
-        """Return the layout of the updates of a tier that has this placement."""
+        """Return the layout of the updates of ``tier`` with this placement. ``trained`` names the trainable parameters."""
         spec = self.tiers[tier]
         averaged = server_state.states_given(self.server, spec.sends, sorted(trained))
         return UpdateLayout(
@@ -122,9 +137,14 @@ class ExchangeSpec:
 class DownlinkSpec:
     """Settings of the downlink (:mod:`edgefl_server.publish.downlink`).
 
-    ``compression`` is for every blob but manifests. ``mirrors``: URLs that serve the blobs, too; ``mirrors_only``: and
-    not at the broker. ``mirror_folder``: where the server writes them to, "" for ``mirror`` in its own folder, if there
-    are ``mirrors``.
+    Attributes:
+        encoding: Encoding of the weights.
+        keyframe_every: Rounds between two keyframes, with int8.
+        compression: Compression of all blobs except manifests.
+        mirrors: URLs that serve the blobs besides the broker.
+        mirrors_only: True if the broker has no blobs.
+        mirror_folder: Folder that the server writes blobs to; empty for ``mirror`` in the run's folder, if there
+            are mirrors.
     """
 
     encoding: Encoding = "float32"
@@ -139,7 +159,12 @@ class DownlinkSpec:
 class AggregateSpec:
     """Settings of the aggregation (:class:`edgefl_server.aggregate.aggregator.Aggregator`).
 
-    ``clip_norm`` and ``clip_statistics`` (units of :mod:`edgefl_server.aggregate.statistics`) 0: no limit.
+    Attributes:
+        rule: Rule that combines the updates.
+        clip_norm: Largest L2 norm of a change; 0 for no limit.
+        clip_statistics: Bound of moving statistics in units of :mod:`edgefl_server.aggregate.statistics`; 0 for
+            no limit.
+        threads: Number of cores; 0 for all.
     """
 
     rule: MeanRule = MEAN_RULE
@@ -150,16 +175,32 @@ class AggregateSpec:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One run of a federation. ``digest`` names the configuration: a run is resumed under the same one only.
+    """Specification of one run of a federation.
 
-    ``initial`` holds float tensors by global name, each below one of ``units``; ``trained`` names its trainable
-    parameters, the others (moving statistics) travel as they are. ``server_state`` names what the server keeps beside
-    the model, which is part of both. ``opening`` are exchanges that come once, before all others; those of ``ahead``
-    and the main one (``tiers``, ``hyper``, ``schedule``, ``server``) follow each other in turn. ``rules.run`` is filled
-    in by the service. ``count`` selects the updates that an entry averages
-    (:class:`edgefl_server.aggregate.aggregator.Aggregator`). ``evaluate`` is called every ``evaluate_every`` rounds (0:
-    never) and after the last one; ``metric`` names the number of it that people are shown first. With a rule for
-    ``rollback`` each round is evaluated before it counts.
+    Attributes:
+        federation: Name of the federation.
+        digest: Digest of the configuration. A run is resumed under the same digest only.
+        rules: Rules of the coordinator. The service sets ``rules.run``.
+        tiers: Tiers in the main exchange, as ``hyper``, ``schedule`` and ``server`` are its settings.
+        units: Names of the model's units.
+        initial: Initial tensors, float, by global name; each name begins with one of ``units``.
+        hyper: Scalars of the main exchange.
+        lr_decay_at: Fractions of the run at which ``lr`` is divided by 10.
+        schedule: Schedule of the main exchange.
+        server: Server optimizer of the main exchange.
+        opening: Exchanges that happen once, before all others.
+        ahead: Exchanges that alternate with the main one, before it.
+        server_state: Names of the states that the server keeps besides the model; their tensors are part of
+            ``initial``.
+        count: Updates that an entry averages (:class:`edgefl_server.aggregate.aggregator.Aggregator`).
+        trained: Trainable parameters. Other tensors, such as moving statistics, are sent unrounded.
+        aggregate: Settings of the aggregation.
+        rollback: Rollback rule. With one, each round is evaluated before it counts.
+        downlink: Settings of the downlink.
+        evaluate: Function that returns the metrics of a model.
+        metric: Metric that people are shown first.
+        evaluate_every: Rounds between evaluations; 0 for none. The last round is always evaluated otherwise.
+        limits: Limits of the federation.
     """
 
     federation: str
@@ -183,27 +224,27 @@ class RunSpec:
     evaluate: Evaluate | None = None
     metric: str = "accuracy"
     caveat: str = ""
-    """Why the evaluation is not to be relied on; "" if it is."""
+    """Reason why the evaluation is unreliable; empty if it is reliable."""
     evaluate_every: int = 1
     limits: Limits = Limits()
     keep_updates: bool = False
-    """Whether the bytes of all updates stay in the run's folder, for a replay."""
+    """True to keep the bytes of all updates in the run's folder, for a replay."""
     message_limit: int = 0
-    """Bytes of the largest message that the broker is known to take; 0: nothing is known."""
+    """Largest message in bytes that the broker is known to accept; 0 if unknown."""
 
     @property
     def main(self) -> ExchangeSpec:
-        """The exchange that a method of one has in every round."""
+        """Main exchange, which an algorithm of one exchange has in every round."""
         return ExchangeSpec(self.tiers, self.hyper, self.schedule, self.server)
 
     @property
     def exchanges(self) -> tuple[ExchangeSpec, ...]:
-        """All of them, in the order in which they first come."""
+        """All exchanges, in the order in which they first happen."""
         return (*self.opening, *self.ahead, self.main)
 
     @property
     def planned_bytes(self) -> dict[str, int]:
-        """Return the memory of the largest round by tier, over its formats."""
+        """Return the planned memory of the largest graph by tier, over all exchanges and formats."""
         tiers = [item for exchange in self.exchanges for item in exchange.tiers.items()]
         return {
             name: max(
@@ -216,17 +257,17 @@ class RunSpec:
         }
 
     def next_main(self, position: int) -> int:
-        """Return the first position from ``position`` on that has the main exchange."""
+        """Return the first position from ``position`` on at which the main exchange happens."""
         while self.index(position) != len(self.exchanges) - 1:
             position += 1
         return position
 
     def exchange(self, position: int) -> ExchangeSpec:
-        """Return the exchange that follows ``position`` completed ones."""
+        """Return the exchange that happens after ``position`` completed exchanges."""
         return self.exchanges[self.index(position)]
 
     def index(self, position: int) -> int:
-        """Return the index in :attr:`exchanges` for ``position``."""
+        """Return the index in :attr:`exchanges` of the exchange at ``position``."""
         first = len(self.opening)
         return position if position < first else first + (position - first) % (1 + len(self.ahead))
 
@@ -242,11 +283,11 @@ class RunSpec:
         return {**exchange.hyper, **scaled, **exchange.schedule(position, rounds)}
 
     def model_of(self, arrays: Arrays) -> Arrays:
-        """Return the model's own tensors, without the server's state."""
+        """Return ``arrays`` without the tensors of the server's state."""
         return server_state.model_of(arrays, self.server_state) if self.server_state else arrays
 
     def evaluates(self, number: int, outcome: Outcome) -> bool:
-        """Return True if the model after round ``number`` is to be evaluated."""
+        """Return True if the model after round ``number`` must be evaluated."""
         if self.evaluate is None or self.evaluate_every == 0:
             return False
         last = number == self.rules.rounds

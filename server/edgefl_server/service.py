@@ -1,7 +1,7 @@
-"""The server process: one broker session, one inbox and one loop.
+"""Server process: one broker session, one inbox and one event loop.
 
-Messages become events of the coordinator in :class:`~edgefl_server.message_handler.MessageHandler`, and its actions are
-performed in :class:`~edgefl_server.round_driver.RoundDriver`. The service passes things between them::
+:class:`~edgefl_server.message_handler.MessageHandler` turns messages into events of the coordinator.
+:class:`~edgefl_server.round_driver.RoundDriver` performs the actions that follow. The service connects both::
 
     Service(spec, Address("localhost", 1883), Path("out"), listener).run()
 """
@@ -70,7 +70,7 @@ _TIMERS_S = 0.05
 
 @dataclass(frozen=True)
 class StopRequested:
-    """Event of the inbox: end the loop. The run can be resumed later."""
+    """Item of the inbox that ends the loop. The run can be resumed."""
 
 
 InboxEvent = Event | FromWorker | Evaluation | Neighbours | QueuedOrder | LatencyProbe | StopRequested
@@ -78,7 +78,7 @@ InboxEvent = Event | FromWorker | Evaluation | Neighbours | QueuedOrder | Latenc
 
 @dataclass(frozen=True)
 class _StoredCounter:
-    """Storage of the server's message numbers, in its registry."""
+    """Counter of the server's signed messages, stored in its registry so that numbers never repeat."""
 
     registry: Registry
 
@@ -167,7 +167,7 @@ class Service:
             self._session.subscribe([self._topics.all_shards])
 
     def _connect(self) -> None:
-        """Create the session, which is started by :meth:`run`, and all that sends through it."""
+        """Create the broker session and the objects that use it. :meth:`run` starts the session."""
         spec, address, secret = self._spec, self._address, self._signer.keys.client_secret
         self._topics = Topics(spec.federation)
         counter = MessageCounter(_StoredCounter(self._registry), self._clock())
@@ -249,7 +249,7 @@ class Service:
 
     @property
     def held_bytes(self) -> int:
-        """Memory of unfinished updates."""
+        """Memory of unfinished updates in bytes."""
         return self._receiver.held_bytes
 
     # -- the loop --------------------------------------------------------------------------------------------
@@ -290,7 +290,7 @@ class Service:
             self.close()
 
     def close(self) -> None:
-        """Close the journal and the registry of a service that does not run."""
+        """Close the journal and the registry of a service that was not run."""
         self._journal.close()
         self._registry.close()
 
@@ -300,7 +300,7 @@ class Service:
         self._inbox.put(StopRequested())
 
     def halt(self) -> None:
-        """End :meth:`run` after the current step, on its own thread."""
+        """End :meth:`run` after the current step. Must be called on the thread of :meth:`run`."""
         self._is_stopped = True
         self._reporter.emit(events.Stopped(next_round=self.state.next_round, rounds=self._rules.rounds))
 
@@ -318,7 +318,7 @@ class Service:
         return self.state.phase == "done" and not self._evaluator.pending and is_announced
 
     def step(self) -> None:
-        """Do what is due, then wait for one event of the inbox and handle it."""
+        """Do the work that is due, then wait for one event of the inbox and handle it."""
         if self._receiver.due_in(self.state) == 0.0:
             self._flush()
             self._request_uploads()
@@ -391,7 +391,7 @@ class Service:
         self._request_uploads()
 
     def _handle_connection(self, *, resumed: bool) -> None:
-        """Publish the state of the run after a connection, whatever the broker and the devices know."""
+        """Move deadlines by the time without a broker, announce the run, and send all open tasks again."""
         now = self._clock()
         offline_s, self._offline_since = now - (self._offline_since or now), None
         self._reporter.report_online(str(self._address))
@@ -403,7 +403,7 @@ class Service:
     # -- what follows from an event --------------------------------------------------------------------------
 
     def dispatch(self, event: states.Event) -> None:
-        """Let the coordinator take a step. Updates that came before the event count before it."""
+        """Pass an event to the coordinator. Updates that arrived before it are journaled first."""
         settle = self._ticks.settles(event, self._clock(), quiet=self._inbox.empty())
         if settle and not isinstance(event, states.Answers):
             self._flush()
@@ -417,14 +417,14 @@ class Service:
             self.driver.send_task(task)
 
     def _flush(self) -> None:
-        """Journal the waiting updates, and acknowledge them before the round may close."""
+        """Journal and acknowledge the buffered updates, before the round may close."""
         received = self.driver.flush()
         self._send(received.replies)
         if received.answers:
             self.dispatch(states.Answers(received.answers))
 
     def _request_uploads(self) -> None:
-        """Request the updates of the devices whose turn begins."""
+        """Send requests to the devices whose turn to upload begins."""
         if self.state.round is None:
             return
         received = self._receiver.request_uploads(self.state.round)
@@ -433,7 +433,7 @@ class Service:
             self.dispatch(states.Answers(received.answers))
 
     def _send(self, replies: tuple[Reply, ...]) -> None:
-        """Send acknowledgements. A device that does not receive its own sends again, and is answered again."""
+        """Send acknowledgements. If one is lost, the device sends its update again and gets another."""
         for reply in replies:
             topic = self._topics.device(reply.device).acks
             payload = self._message_signer.seal(topic, reply.ack)
@@ -443,7 +443,7 @@ class Service:
             self._watcher.sent(self._last_delivery)
 
     def _run_timers(self) -> float:
-        """Do periodic work that is due, and return the seconds until some is due again."""
+        """Do the periodic work that is due. Return the seconds until the next."""
         now = self._clock()
         pool = self._pool.step(self.state, now)
         if not self.is_online:  # without a broker no device can meet a deadline
@@ -463,7 +463,11 @@ class Service:
         return max(0.0, min([_MAX_WAIT_S, *(wait for wait in waits if wait is not None)]))
 
     def _finish(self) -> None:
-        """Write the trained model, inform the devices, and leave nothing queued for the server at the broker."""
+        """Write the trained model, wait until devices are informed, and unsubscribe so that the broker queues nothing.
+
+        Raises:
+            EdgeflError: The error that ended the run early, if there is one.
+        """
         error = self.driver.refusal_error
         finished = self.driver.write_model() if error is None else None
         self._publisher.wait_delivered(_DELIVERY_S)

@@ -231,7 +231,8 @@ class State:
 
 
 class DeviceHello(msgspec.Struct, frozen=True):
-    """Event: a device introduced itself, on its own connection, or by a retained message after the server's.
+    """Event: a device introduced itself. The message is live after a connection of the device, retained after one of the
+    server.
 
     Attributes:
         device: Name of the device.

@@ -1,1 +1,1 @@
-"""Data for devices: retained blobs, announcements, the encoded downlink."""
+"""Publication of data for devices: blobs, announcements, tasks and the encoded model."""

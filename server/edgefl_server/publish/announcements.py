@@ -35,7 +35,9 @@ _PROGRESS_S = 0.2
 
 
 class Announcements:
-    """Announcements of one run, whose bundles are offered from the start. ``folder`` stores the published models."""
+    """Publisher of one run's announcements. The bundles are offered from the start. ``folder`` stores the published
+    models.
+    """
 
     def __init__(
         self,
@@ -76,12 +78,12 @@ class Announcements:
 
     @property
     def sent_bytes(self) -> int:
-        """Return the bytes of all messages so far."""
+        """Number of bytes of all messages that the session has sent so far."""
         return self._session.sent_bytes
 
     @property
     def published(self) -> list[BlobRef]:
-        """Every blob of the current weights, and what the last announcement was too large for."""
+        """References of all blobs of the current model, and of the pages of the last announcement."""
         return [*_refs(self._downlink.units), *self.publisher.pages]
 
     def publish(self, model: ModelVersion) -> None:
@@ -95,21 +97,24 @@ class Announcements:
         self._units[number] = self._downlink.units
 
     def resume(self, model: ModelVersion) -> None:
-        """Publish the parts of a model as a killed process did."""
+        """Publish the parts of a model with the same bytes as the process before this one."""
         self._downlink.resume(model.number, model.version, model.parts(self._spec))
         self._keep_units(model)
 
     def received(self, model: ModelVersion) -> Arrays:
-        """Return the weights of ``model`` as devices have them, rounded by the encoding."""
+        """Return the weights of ``model`` as devices receive them, with the rounding of the encoding."""
         return self._downlink.received(model.weights, model.parts(self._spec))
 
     def clear(self, refs: Iterable[BlobRef]) -> None:
-        """Take blobs off the broker that an earlier process published."""
+        """Clear blobs at the broker that an earlier process published."""
         for ref in refs:
             self.publisher.clear(ref)
 
     def announce(self, state: State, model_version: str) -> None:
-        """Announce the state of the run, then clear the blobs that it no longer names. Publish its blobs first."""
+        """Announce the state of the run, then clear the blobs that the announcement no longer names.
+
+        The blobs of the current model must be published before. ``model_version`` is its version.
+        """
         current, spec = state.round, self._spec
         number = current.number if current else max(0, state.next_round - 1)
         # Between rounds the main exchange is offered: the one that adapts the model to a user, if any does.
@@ -148,7 +153,14 @@ class Announcements:
     def send_task(
         self, opened: OpenRound, assignment: Assignment, *, ask: bool, shard: int = NO_SHARD
     ) -> None:
-        """Send a device its task. ``ask``: it offers its update before it sends it; ``shard``: shard of its topics."""
+        """Send a device its task.
+
+        Args:
+            opened: The open round.
+            assignment: Task of the device.
+            ask: True if the device must offer its update and wait for a request before it sends it.
+            shard: Shard of the topic for its update; NO_SHARD for the server's own topic.
+        """
         period_s = opened.count("open") / self._spec.limits.progress_messages_s
         task = Task(
             run=self._run,
@@ -165,13 +177,16 @@ class Announcements:
         self._session.publish(topic, self._seal(topic, task), expires_s=self._spec.rules.deadline_s)
 
     def call(self, number: int, device: str, tier: str) -> None:
-        """Make a device that stopped listening read the announcement, after round ``number``, by a task without a nonce."""
+        """Send a task without a nonce to a device that may have stopped listening, so that it reads the announcement.
+
+        ``number`` is the round after which that happens.
+        """
         topic = self._topics.device(device).tasks
         task = Task(run=self._run, round=number, tier=tier, seed=0, nonce="")
         self._session.publish(topic, self._seal(topic, task), expires_s=self._spec.limits.round_deadline_s)
 
     def _offer(self, exchange: ExchangeSpec, sign: Sign) -> dict[str, Offer]:
-        """Return the offer of an exchange: its bundles by format and tier."""
+        """Publish the bundles of an exchange and return the offers, by format."""
         refs: dict[str, dict[str, BlobRef]] = {}
         for tier, spec in exchange.tiers.items():
             for format, bundle in spec.bundles.items():
@@ -184,7 +199,7 @@ def _refs(units: Mapping[str, tuple[BlobRef, ...]]) -> list[BlobRef]:
 
 
 def offer_bundle(publisher: Publisher, bundle: BundleArchive) -> BlobRef:
-    """Publish a bundle and return the reference of its manifest."""
+    """Publish the blobs of a bundle and return the reference of its manifest, which names them as published."""
     graphs = tuple(
         msgspec.structs.replace(
             graph, blob=publisher.offer(bundle.blobs[graph.blob.sha256], graph.blob.chunk)

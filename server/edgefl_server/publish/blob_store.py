@@ -16,19 +16,31 @@ _READ = 1 << 20
 
 
 class BlobStore(Protocol):
-    """Storage of blobs as they travel, by SHA-256."""
+    """Storage of encoded blobs by SHA-256."""
 
     def keep(self, sha256: str, data: bytes) -> None:
-        """Store a blob. StoreError if there is no room."""
+        """Store a blob. ``sha256`` is the digest of ``data``.
+
+        Raises:
+            StoreError: If it cannot be written.
+        """
 
     def read(self, sha256: str) -> bytes:
-        """Return a blob. StoreError if it is gone."""
+        """Return the bytes of a blob.
+
+        Raises:
+            StoreError: If the blob was removed.
+        """
 
     def pieces(self, ref: BlobRef) -> Iterator[bytes]:
-        """Return a blob chunk by chunk. StoreError if it is gone."""
+        """Yield the chunks of a blob.
+
+        Raises:
+            StoreError: If the blob was removed or is incomplete.
+        """
 
     def keep_only(self, wanted: Collection[str]) -> None:
-        """Drop all others, also those that an earlier process kept."""
+        """Delete all blobs except those ``wanted`` (SHA-256), including blobs of an earlier process."""
 
     def close(self) -> None: ...
 
@@ -57,10 +69,13 @@ class MemoryBlobStore:
 
 
 class MirrorFolder:
-    """Files ``folder/<sha256>``, each whole or missing, for `edgefl mirror` or any other server of files.
+    """Blob storage in files ``folder/<sha256>``, each complete or absent, for `edgefl mirror` or another file server.
 
-    It is one server's alone, which drops what it does not publish any more; files of other names are left alone.
-    StoreError if another one has it, or it cannot be written.
+    One server uses the folder at a time, and deletes blobs that it no longer publishes. Files with other names are
+    not touched.
+
+    Raises:
+        StoreError: If another server uses the folder, or it cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,14 +1,14 @@
-"""Encoder of the model for devices: whole in float32 or float16, or as changes in int8 with the error fed back.
+"""Encoder of the model for devices: complete in float32 or float16, or as int8 changes with error feedback.
 
-With int8 the model has two versions: w, the server's own, exact, and r, the one that devices put together. A *keyframe*
-is w in float32; from one to the next there is one patch per round and unit (:mod:`edgefl.wire.patches`), made from
-w - r, so what one patch rounds off is in the next. A device that took part in the last round fetches a patch, one that
-comes fresh the keyframe and all patches since. A tier's own payload goes like a unit while it holds the same entries;
-when these change, and where masks name them, it is sent whole, in float16.
+With int8 there are two versions of the model: w, the exact one of the server, and r, the one that devices
+reconstruct. A *keyframe* is w in float32. After it there is one patch per round and unit
+(:mod:`edgefl.wire.patches`), made from w - r, so the rounding error of one patch is part of the next. A device of the
+last round fetches one patch; a new device fetches the keyframe and all patches since. A tier's own payload is handled
+like a unit while it holds the same entries. If these change, or masks name them, it is sent complete, in float16.
 
-Devices train from r, placements are chosen by w. Both uplinks are fine with that: changes are added to w, so w keeps
-what r lacks; dense weights are averaged, and the mean takes the position of r, with its error and all. A measure of
-the change in a dense update has to begin at r (:meth:`Downlink.received`).
+Devices train from r, while placements are chosen by w. Both kinds of updates work with that. Changes are added to w,
+so w keeps what r lacks. Dense weights are averaged, and the mean replaces r, including its error. The change in a
+dense update must be measured from r (:meth:`Downlink.received`).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class BlobPublisher(Protocol):
 
 @dataclass(frozen=True)
 class PublishedPart:
-    """Data published under one name: a unit of the model (``regions`` is None), or a tier's own payload.
+    """Arrays published under one name: a unit of the model (``regions`` is None), or the payload of a tier.
 
-    ``coded`` names the arrays that may be rounded, ``masks`` those that are packed bits.
+    ``coded`` names the arrays that may be rounded. ``masks`` gives the number of bits of each array of packed bits.
     """
 
     arrays: Mapping[str, Array]
@@ -52,7 +52,10 @@ class PublishedPart:
 
     @classmethod
     def of_payload(cls, placement: Placement, trained: frozenset[str]) -> PublishedPart:
-        """Return the payload of a tier: rounded if it holds only entries of the parameters ``trained``."""
+        """Return the published part of a tier's payload.
+
+        An array may be rounded if it holds only entries of parameters that are ``trained``.
+        """
         coded = {
             name
             for name, region in placement.regions.items()
@@ -64,7 +67,14 @@ class PublishedPart:
 
 @dataclass(frozen=True)
 class _PatchChain:
-    """A whole blob and the patches to it. ``since`` is the model number of the whole one, ``r`` the patched result."""
+    """Complete blob of a part, and the patches to it.
+
+    Attributes:
+        since: Model number of the complete blob.
+        refs: The complete blob, then its patches in order.
+        r: Arrays as devices have them after all patches.
+        regions: Regions of a payload; None for a unit.
+    """
 
     since: int
     refs: tuple[BlobRef, ...]
@@ -73,7 +83,7 @@ class _PatchChain:
 
 
 class Downlink:
-    """Publisher of the parts of one model after the other. The same models in the same order give the same bytes."""
+    """Publisher of successive models. The same models in the same order give the same bytes."""
 
     def __init__(
         self, spec: DownlinkSpec, publisher: BlobPublisher, published: PublishedModels, blob_limit: int
@@ -86,11 +96,16 @@ class Downlink:
 
     @property
     def units(self) -> dict[str, tuple[BlobRef, ...]]:
-        """Return, for each part, the whole blob and the patches to it in order."""
+        """Return the blobs of each published part: the complete one, then its patches in order."""
         return {name: line.refs for name, line in self._lines.items()}
 
     def publish(self, number: int, model: str, parts: Mapping[str, PublishedPart]) -> None:
-        """Publish the ``parts`` of ``model`` after round ``number``. With int8 they are on disk before this returns."""
+        """Publish the ``parts`` of ``model`` after round ``number``. With int8 they are on disk before this method
+        returns.
+
+        Raises:
+            StoreError: If they cannot be written.
+        """
         before, after = self._lines, {name: self._next(number, name, part) for name, part in parts.items()}
         if self._spec.encoding == "int8":
             lines: Lines = {name: line.refs for name, line in after.items()}
@@ -109,7 +124,10 @@ class Downlink:
         self._lines = after  # last: a full disk leaves it as it was, for another try
 
     def resume(self, number: int, model: str, parts: Mapping[str, PublishedPart]) -> None:
-        """Publish ``model`` after round ``number`` as a killed process did, or as keyframes if its record is missing."""
+        """Publish ``model`` again with the same bytes as the process before this one.
+
+        With int8, if the record of that process is missing or differs, the model is published as keyframes.
+        """
         known = self._published.load(number, model) if self._spec.encoding == "int8" else None
         if known is None or known[0].lines.keys() != parts.keys():
             self.publish(number, model, parts)
@@ -125,9 +143,9 @@ class Downlink:
             self._lines[name] = _PatchChain(record.oldest, refs, r, parts[name].regions)
 
     def received(self, weights: Mapping[str, Array], parts: Mapping[str, PublishedPart]) -> Arrays:
-        """Return ``weights`` as devices receive them, by global name: with the rounding of the published ``parts``.
+        """Return ``weights`` by global name as devices receive them, with the rounding of the published ``parts``.
 
-        Where parts overlap and were rounded apart (:func:`check_counting`), a unit's entries go before a payload's.
+        If a unit and a payload overlap, the payload's entries are written first, so the unit's value remains.
         """
         if self._spec.encoding == "float32":
             return dict(weights)
@@ -141,7 +159,7 @@ class Downlink:
         return rounded_weights
 
     def _next(self, number: int, name: str, part: PublishedPart) -> _PatchChain:
-        """Return the chain with the whole part, or with one more patch."""
+        """Return the chain of a part for the next model: a new complete blob, or the chain before with one more patch."""
         before, encoding = self._lines.get(name), self._spec.encoding
         moved = before is not None and part.regions != before.regions
         keyframe = before is None or number % self._spec.keyframe_every == 0
@@ -166,10 +184,16 @@ def _oldest(lines: Mapping[str, _PatchChain], number: int) -> int:
 
 
 def check_counting(count: Count, encoding: Encoding, forms: Mapping[str, Form], own: Collection[str]) -> None:
-    """Raise ConfigError if the server cannot compare an update with the model that its device got.
+    """Raise ConfigError if the server cannot determine which entries of an update a device changed.
 
-    ``forms`` are the forms of the tiers' updates, ``own`` the tiers with a payload. Float16 has one number for each
-    weight, int8 rounds a payload by steps of its own.
+    That is so if ``round.count`` is nonzero, updates are dense, the encoding is int8, and several tiers have own
+    payloads: each payload is rounded with steps of its own.
+
+    Args:
+        count: Option ``round.count``.
+        encoding: Encoding of the downlink.
+        forms: Form of the updates, by tier.
+        own: Tiers with a payload.
     """
     dense = any(not form.change for form in forms.values())
     if count == "nonzero" and dense and encoding == "int8" and own and len(forms) > 1:
@@ -182,6 +206,6 @@ def check_counting(count: Count, encoding: Encoding, forms: Mapping[str, Form], 
 
 
 def _scatter(values: Array, parts: Iterable[tuple[str, slice, Positions | None]], into: Arrays) -> None:
-    """Put a local tensor's entries (flat) where they belong."""
+    """Copy the entries of a flat local tensor to their positions in the global tensors ``into``."""
     for name, where, positions in parts:
         into[name].reshape(-1)[slice(None) if positions is None else positions] = values[where]

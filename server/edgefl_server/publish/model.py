@@ -1,4 +1,4 @@
-"""The global model as one round begins: its weights, and what each tier gets of them."""
+"""Version of the global model between two rounds: its weights, and the share of each tier."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from edgefl_server.run_spec import RunSpec, TierSpec
 
 
 def of_units(weights: Mapping[str, Array], units: Iterable[str]) -> dict[str, Arrays]:
-    """Return each unit's tensors under their global names, without units that have none."""
+    """Return the tensors of each unit under their global names. Units without tensors are left out."""
     by_unit = {
         unit: {name: array for name, array in weights.items() if name.startswith(f"{unit}.")}
         for unit in units
@@ -24,12 +24,12 @@ def of_units(weights: Mapping[str, Array], units: Iterable[str]) -> dict[str, Ar
 
 
 def unit_blobs(weights: Mapping[str, Array], units: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield one safetensors blob per unit with its tensors under their global names. Skips units without tensors."""
+    """Yield (unit, safetensors blob of its tensors under their global names). Units without tensors are left out."""
     return ((unit, tensors.dump(own)) for unit, own in of_units(weights, units).items())
 
 
 def version_of(units: Iterable[tuple[str, bytes]]) -> str:
-    """Return the model version: the SHA-256 over the SHA-256 of each unit's blob, by unit."""
+    """Return the model version: the SHA-256 over the SHA-256 of each unit's blob, sorted by unit."""
     digests = {unit: hashlib.sha256(data).hexdigest() for unit, data in units}
     whole = hashlib.sha256()
     for unit in sorted(digests):
@@ -39,7 +39,14 @@ def version_of(units: Iterable[tuple[str, bytes]]) -> str:
 
 @dataclass(frozen=True)
 class ModelVersion:
-    """``weights`` (with the server's state) after round ``number``; each tier's share of them in the next."""
+    """Global model after a round.
+
+    Attributes:
+        number: Number of the round; 0 for the initial model.
+        weights: Tensors of the model and of the server's state.
+        version: Digest of the weights.
+        placements: Share of each tier in the next round.
+    """
 
     number: int
     weights: Arrays
@@ -48,12 +55,14 @@ class ModelVersion:
 
     @classmethod
     def of(cls, spec: RunSpec, number: int, weights: Arrays) -> ModelVersion:
-        """Return the version of the model after round ``number``, 0 for the initial one."""
+        """Return the model version with ``weights`` after round ``number``, and the placements of the round that
+        follows.
+        """
         placements = {name: tier.place(weights, number + 1) for name, tier in spec.tiers.items()}
         return cls(number, weights, version_of(unit_blobs(weights, spec.units)), placements)
 
     def parts(self, spec: RunSpec) -> dict[str, PublishedPart]:
-        """Return everything that a tier reads, by the name under which it is published."""
+        """Return all parts of the model that some tier reads, by the name under which they are published."""
         units = of_units(self.weights, spec.units)
         parts: dict[str, PublishedPart] = {}
         for exchange in spec.exchanges:

@@ -1,7 +1,7 @@
-"""Retained blobs and the round's announcement: what any device may fetch at any time, published once for all.
+"""Publisher of retained blobs and of the announcement: data that any device may fetch at any time.
 
-A blob's chunks go out before an announcement that names them and are cleared after one that no longer does, so a
-device that follows ``rounds/current`` never misses a chunk.
+The chunks of a blob are published before an announcement that names it, and cleared after one that no longer does. So
+a device that follows ``rounds/current`` always finds its chunks.
 """
 
 from __future__ import annotations
@@ -31,17 +31,27 @@ _BROKER_S = 10.0
 
 
 class MessagePublisher(Protocol):
-    """The part of :class:`edgefl.wire.mqtt.session.Session` that the publisher uses."""
+    """Part of the interface of :class:`edgefl.wire.mqtt.session.Session` that the publisher uses."""
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> Delivery: ...
 
 
 class Publisher:
-    """Publisher of the live blobs and the announcement, stored here and at the broker.
+    """Publisher of the live blobs and of the announcement.
 
-    Nothing is published before :meth:`connected`; blobs offered while the broker is away follow with the next one.
-    None has more than ``blob_limit`` bytes, which devices refuse. ``store`` holds their bytes; only there are they unless
-    they go out ``by_broker``. An announcement of more than ``most_bytes`` bytes, or than the broker takes, is paged.
+    Nothing is sent before :meth:`connected`. Blobs that are offered while the broker is away are sent after the next
+    connection.
+
+    Args:
+        session: Broker session that sends the messages.
+        topics: Topics of the federation.
+        chunk_bytes: Default size of a chunk.
+        compression: Compression of blobs that are not ``plain``.
+        blob_limit: Largest blob in bytes; devices refuse larger ones.
+        seal: Function that signs a message for a topic.
+        store: Storage of the blobs' bytes.
+        by_broker: False if devices fetch blobs from mirrors only, so that no chunk is sent to the broker.
+        most_bytes: Largest announcement in bytes. A larger one is divided: its pages are blobs.
     """
 
     def __init__(
@@ -78,12 +88,12 @@ class Publisher:
         self._cleared: Delivery | None = None
         self._restored: Delivery | None = None
         self.message_limit = 0
-        """Bytes of the largest message that the broker is known to take; 0: nothing is known."""
+        """Largest message in bytes that the broker is known to accept; 0 if unknown."""
         self._sent: set[str] = set()
         self.current: Round | None = None
         self.online = False
         self.asking = False
-        """Connected, and waiting to learn from :meth:`check_retained` what the broker still has."""
+        """True after a connection, until :meth:`check_retained` has compared what the broker retains."""
 
     @property
     def live(self) -> Mapping[str, BlobRef]:
@@ -92,17 +102,27 @@ class Publisher:
 
     @property
     def pages(self) -> tuple[BlobRef, ...]:
-        """Return the blobs with the part of the last announcement that was too large for it.
+        """Return the blob with the part of the last announcement that exceeded the size limit; empty if it fit.
 
-        They stay as long as that announcement.
+        It stays live as long as that announcement.
         """
         return () if self._page is None else (self._page,)
 
     def offer(self, data: bytes, chunk: int = 0, *, plain: bool = False) -> BlobRef:
-        """Add a blob to the live set, cut into ``chunk`` bytes (0: the default); an equal one is not published twice.
+        """Add a blob to the live set and publish it, unless an equal one is live already.
 
-        It travels compressed where that pays, unless it is to be ``plain``: then the reference has the digest of ``data``.
-        ConfigError if it is larger than devices take.
+        Args:
+            data: Bytes of the blob.
+            chunk: Bytes of a chunk; 0 for the default.
+            plain: True to send it uncompressed, so that the reference has the digest of ``data``. Otherwise it is
+                compressed if that makes it smaller.
+
+        Returns:
+            Reference of the blob as it is sent.
+
+        Raises:
+            ConfigError: If it is larger than the limit.
+            StoreError: If it cannot be stored.
         """
         if len(data) > self._limit:
             raise ConfigError(
@@ -114,7 +134,7 @@ class Publisher:
         return self.put(*compress(data, chunk or self._chunk, "none" if plain else self._compression))
 
     def put(self, ref: BlobRef, data: bytes) -> BlobRef:
-        """Add a blob whose bytes are ready to travel."""
+        """Add an encoded blob to the live set and publish it, unless an equal one is live already."""
         if ref.sha256 not in self._blobs:
             self._store.keep(ref.sha256, data)
             self._blobs[ref.sha256] = ref
@@ -124,13 +144,14 @@ class Publisher:
         return self._blobs[ref.sha256]
 
     def encoded(self, sha256: str) -> bytes:
-        """Return the bytes of a live blob as they travel."""
+        """Return the encoded bytes of a live blob."""
         return self._store.read(sha256)
 
     def announce(self, message: Round) -> None:
-        """Make ``message`` the retained ``rounds/current``. Offer what it names first.
+        """Publish ``message`` as the retained announcement ``rounds/current``. Its blobs must be offered before.
 
-        ConfigError if it is larger than the broker takes (:attr:`message_limit`), what can be paged apart.
+        Raises:
+            ConfigError: If it is larger than the broker accepts (:attr:`message_limit`), even without its pages.
         """
         topic = self._topics.current_round
         payload, page = self._seal(topic, message), b""
@@ -160,7 +181,9 @@ class Publisher:
         return announced and (self._cleared is None or self._cleared.wait(timeout_s))
 
     def keep_only(self, wanted: Iterable[str]) -> None:
-        """Clear every live blob whose SHA-256 is not ``wanted``. Announce the round that no longer names it first."""
+        """Clear every live blob except those ``wanted`` (SHA-256) and the pages. Call it after the announcement that
+        drops them.
+        """
         keep = {*wanted, *(ref.sha256 for ref in self.pages)}
         for sha256 in [name for name in self._blobs if name not in keep]:
             ref = self._blobs.pop(sha256)
@@ -169,7 +192,10 @@ class Publisher:
         self._store.keep_only(self._blobs.keys())
 
     def clear(self, ref: BlobRef) -> None:
-        """Take a blob's chunks off the broker, also one that an earlier process left there."""
+        """Clear the chunks of a blob at the broker, which may be of an earlier process. A live blob is not cleared.
+
+        While the broker is away, the blob is cleared after the next connection.
+        """
         if ref.sha256 in self._blobs:
             return
         if not self.online:
@@ -182,10 +208,10 @@ class Publisher:
             )
 
     def connected(self, *, resumed: bool = False) -> None:
-        """Publish after a connection to the broker.
+        """Publish what the broker lacks after a connection.
 
-        If the broker resumed our session, the publisher first requests the retained announcement. So the whole model
-        goes out only if the broker has lost something.
+        If the broker resumed the session, the publisher waits for the retained announcement (:meth:`check_retained`),
+        so that the whole model is sent only if the broker lost something. Otherwise everything is published.
         """
         if resumed and self._payload:
             self.asking = True
@@ -193,10 +219,10 @@ class Publisher:
             self._publish(lost=True)
 
     def check_retained(self, retained: bytes) -> None:
-        """Compare the announcement that the broker retains (empty: none) with the last one that we sent.
+        """Compare the announcement retained by the broker with the last one sent, and publish everything if they differ.
 
-        If they are equal, the broker also has the blobs that it names, because these went out before it. A broker that
-        was killed may have kept our session and come back with an older state, or none.
+        ``retained`` is empty if the broker has none. If they are equal, the broker also has the blobs, which are sent
+        before the announcement. A killed broker may have kept the session but lost messages.
         """
         if self.asking:
             self._publish(lost=retained != self._payload)
@@ -207,7 +233,7 @@ class Publisher:
         self._echoes.clear()
 
     def _publish(self, *, lost: bool) -> None:
-        """Publish everything that is live, or only what is new if nothing is ``lost``."""
+        """Publish all live blobs and the announcement if the broker ``lost`` them, otherwise only those not sent before."""
         self.online, self.asking = True, False
         for sha256 in self._blobs:
             if lost or sha256 not in self._sent:
@@ -219,9 +245,10 @@ class Publisher:
             self.clear(ref)
 
     def is_foreign(self, payload: bytes) -> bool:
-        """Return True if another client put ``payload`` (empty: cleared it) where the announcement lies.
+        """Return True if another client published ``payload`` on the announcement's topic; an empty payload cleared it.
 
-        Everything that we publish there comes back once, in order.
+        The broker returns each own announcement once, in order. A payload that matches the next of these is not
+        foreign.
         """
         if payload not in self._echoes:
             return bool(self._payload) and (bool(self._echoes) or payload != self._payload)
@@ -230,18 +257,20 @@ class Publisher:
         return False
 
     def restore(self) -> None:
-        """Announce again, under the next number, after another client cleared or replaced the announcement."""
+        """Publish the announcement again with a new message number, after another client replaced or cleared it."""
         if self.current is not None:
             self.announce(self.current)
 
     def restore_blobs(self) -> None:
-        """Publish every live blob again for a device that misses some, but not before the last repetition is delivered."""
+        """Publish all live blobs again because a device misses some. Does nothing while an earlier repetition is under
+        way.
+        """
         if self.online and (self._restored is None or self._restored.done()):
             for sha256 in self._blobs:
                 self._restored = self._send(sha256) or self._restored
 
     def storage_fault(self) -> str:
-        """Return the fault of the stored blobs; empty if all are complete."""
+        """Return a description of the first live blob that cannot be read; an empty text if all can."""
         try:
             for ref in self._blobs.values():
                 for _ in self._store.pieces(ref):
@@ -269,7 +298,7 @@ class Publisher:
         return last
 
     def _room_for(self, nbytes: int) -> bool:
-        """Return True if the broker has taken enough of the published messages, False on timeout."""
+        """Wait until the broker has acknowledged enough messages to send ``nbytes`` more. Return False on timeout."""
         while self._waiting and self._waiting_bytes + nbytes > _MOST_WAITING:
             oldest, size = self._waiting.popleft()
             self._waiting_bytes -= size
@@ -288,11 +317,10 @@ _BLOBS_S = 30.0
 
 
 class AnnouncementMonitor:
-    """Monitor that restores the announcement after another client replaced it, and blobs that devices miss.
+    """Monitor of the announcement at the broker. It restores the announcement and blobs that other clients removed.
 
-    It reports each connection to the publisher, and then the retained announcement of the broker. ``receive`` handles
-    messages on the topic of the announcement, ``restore_missing`` a failed attempt of a device, and ``step`` is called
-    periodically.
+    :meth:`receive` handles messages on the announcement's topic, and :meth:`restore_missing` a device's failed
+    attempt. :meth:`step` must be called periodically.
     """
 
     def __init__(
@@ -312,7 +340,7 @@ class AnnouncementMonitor:
         self._fault = ""
 
     def connected(self, *, resumed: bool) -> None:
-        """Report a connection. If the broker ``resumed`` our session, wait for the announcement that it retains."""
+        """Inform the publisher about a connection. If the session was ``resumed``, wait for the retained announcement."""
         self._publisher.connected(resumed=resumed)
         self._heard_by = self._clock() + _HEARD_S
 
@@ -321,7 +349,9 @@ class AnnouncementMonitor:
         self._publisher.disconnected()
 
     def receive(self, payload: bytes, *, retained: bool = False) -> None:
-        """Handle an announcement at the broker: our own, or that of another client."""
+        """Handle a message on the announcement's topic. If another client sent it, restore the announcement and warn
+        once.
+        """
         if self._publisher.asking:
             if retained:  # else it was on its way when the connection ended
                 self._publisher.check_retained(payload)
@@ -343,7 +373,10 @@ class AnnouncementMonitor:
         return False
 
     def restore_missing(self) -> None:
-        """Publish the blobs again after a device failed: chunks that it needs may have been cleared."""
+        """Publish the blobs again after a device failed because of missing chunks, at most once in some time.
+
+        If stored blobs cannot be read, emit a warning.
+        """
         if self._publisher.online and self._clock() - self._sent >= _BLOBS_S:
             self._sent = self._clock()
             self._publisher.restore_blobs()
@@ -353,7 +386,7 @@ class AnnouncementMonitor:
                     self._listener.emit(Warned(tier="", text=fault))
 
     def step(self) -> float | None:
-        """Restore the announcement if it is time. Return the seconds until the next call, or None if none is needed."""
+        """Restore the announcement if that is due. Return the seconds until the next call; None if no call is needed."""
         if self._publisher.asking:
             if (left := self._heard_by - self._clock()) > 0:
                 return left

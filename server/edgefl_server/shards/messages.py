@@ -1,7 +1,7 @@
-"""Messages between the server and its aggregation workers, over a private connection, and the shards they are dealt by.
+"""Messages between the server and its aggregation workers, and the shards by which devices are divided among them.
 
-A device's shard follows from its name alone, so it is the same for any number of workers: a run that continues with more
-workers, or without any, receives what devices computed before.
+The shard of a device follows from its name, so it does not depend on the number of workers. A run that continues with
+another number of workers accepts updates of tasks sent before.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def worker_of(device: str, workers: int) -> int:
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """Receive the updates of a round. ``opened`` has the tasks of this worker's devices only, with their ``keys``."""
+    """Command: receive the updates of a round. ``opened`` has only the tasks of this worker's devices; ``keys`` are
+    their keys.
+    """
 
     opened: OpenRound
     spec: RoundAggregationSpec
@@ -54,19 +56,21 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class UpdateKeys(msgspec.Struct, frozen=True):
-    """Replace the keys of devices. None: the name is no device of the run."""
+    """Command: replace the keys of devices. None removes a device."""
 
     keys: Mapping[str, tuple[DeviceKey, ...] | None]
 
 
 class DeviceDeclined(msgspec.Struct, frozen=True):
-    """A device will send no update for the open round."""
+    """Command: a device will send no update for the open round."""
 
     device: str
 
 
 class End(msgspec.Struct, frozen=True):
-    """The round has ended: return the sum of its updates if ``summed``."""
+    """Command: the round has ended. The worker answers with :class:`Summed`; ``summed`` is False if the sum is not
+    needed.
+    """
 
     round: int
     summed: bool
@@ -78,7 +82,7 @@ Command = Begin | UpdateKeys | DeviceDeclined | End | Stop
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """The worker receives updates of that round now (0: no round is open).
+    """Message: the worker now receives updates of this round; 0 if no round is open.
 
     Earlier updates may be lost, so the server sends the open tasks of its devices again.
     """
@@ -87,9 +91,10 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 class Progressed(msgspec.Struct, frozen=True):
-    """Results of updates: ``answers`` for the coordinator, ``replies`` for devices, ``events`` for people.
+    """Message: results of received updates. ``replies`` are for devices, ``answers`` for the coordinator, ``events`` for
+    people.
 
-    Accepted updates are in the journal.
+    Accepted updates are already in the journal.
     """
 
     round: int
@@ -99,7 +104,9 @@ class Progressed(msgspec.Struct, frozen=True):
 
 
 class Summed(msgspec.Struct, frozen=True):
-    """Sum of a round's updates, and their :func:`digest`. The sum is None without updates, or if it was not requested."""
+    """Message: sum of a round's updates, and their :func:`digest`. The sum is None without updates, or if it was not
+    requested.
+    """
 
     round: int
     partial: PartialSum | None
@@ -107,19 +114,19 @@ class Summed(msgspec.Struct, frozen=True):
 
 
 class KeyRequest(msgspec.Struct, frozen=True):
-    """An unknown device sends messages: return its keys."""
+    """Message: an unknown device sends updates. The server answers with its keys."""
 
     device: str
 
 
 class StorageFailed(msgspec.Struct, frozen=True):
-    """The journal or the updates' bytes cannot be written. The worker receives nothing until they can be."""
+    """Message: the journal or the updates' bytes cannot be written. The worker receives nothing until that succeeds."""
 
     text: str
 
 
 class RefusedCounts(msgspec.Struct, frozen=True):
-    """Numbers of messages that were not read or stored since the worker began, by reason."""
+    """Message: numbers of messages that were not read or stored since the worker began, by reason."""
 
     counts: Mapping[str, int]
 
@@ -128,7 +135,7 @@ WorkerMessage = Ready | Progressed | Summed | KeyRequest | StorageFailed | Refus
 
 
 class FromWorker(msgspec.Struct, frozen=True):
-    """Message of a worker. ``generation`` distinguishes the workers that had this number one after the other."""
+    """Message of a worker, tagged with its number. ``generation`` counts the processes that had this number."""
 
     worker: int
     generation: int
@@ -136,6 +143,6 @@ class FromWorker(msgspec.Struct, frozen=True):
 
 
 def digest(digests: Mapping[str, str]) -> str:
-    """Return one digest of the accepted updates, given by device: equal updates have equal digests."""
+    """Return one digest for a set of accepted updates, from the digest of each by device."""
     text = "\n".join(f"{device} {digests[device]}" for device in sorted(digests))
     return hashlib.sha256(text.encode()).hexdigest()

@@ -1,9 +1,9 @@
 """Pool of aggregation workers: starts them, sends them the rounds, merges their sums, and replaces those that died.
 
-``kill -9`` of a worker is harmless because of the order at a round's end. The round is first closed in the journal, and no
-worker can commit an update after that (:func:`edgefl_server.storage.round_table.close`). Then each worker returns its sum
-and the digest of the updates in it. If that is not what the journal holds of its shards, or the worker is gone, the server
-adds these updates itself. Sums are whole numbers, so they have the same bits whoever adds them.
+The order at the end of a round makes ``kill -9`` of a worker harmless. The round is first closed in the journal; no
+worker can commit an update after that (:func:`edgefl_server.storage.round_table.close`). Then each worker returns its
+sum and the digest of the updates in it. If the digest differs from the journal, or the worker is gone, the server
+adds these updates itself. Sums are integers, so the result has the same bits in both cases.
 """
 
 from __future__ import annotations
@@ -51,12 +51,13 @@ _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.1, 10.0
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """Number and place of the workers.
+    """Number and kind of the workers.
 
     Attributes:
         count: Number of workers. With 0 or 1 the server receives all updates itself.
         launcher: Factory of the workers.
-        updates: Folder or fsspec URL of the updates' bytes, that all workers reach. Default: a folder of the run.
+        updates: Folder or fsspec URL of the updates' bytes, which all workers can access. Default: a folder of
+            the run.
     """
 
     count: int = 0
@@ -70,7 +71,11 @@ class WorkerOptions:
 
     @classmethod
     def of(cls, table: ServerTable) -> WorkerOptions:
-        """Return the options of a federation file. Raises ConfigError if they need Ray, and it is not installed."""
+        """Return the options from a federation file.
+
+        Raises:
+            ConfigError: If they need Ray and it is not installed.
+        """
         if not table.ray:
             return cls(table.workers, updates=table.updates)
         from edgefl_server.workers.ray_cluster import RayLauncher
@@ -78,7 +83,7 @@ class WorkerOptions:
         return cls(table.workers, RayLauncher(table.ray, min(table.workers, SHARDS)), table.updates)
 
     def check(self, spec: RunSpec) -> None:
-        """Raise ConfigError if the updates of a run cannot be shared among workers."""
+        """Raise ConfigError if the aggregation of a run cannot be divided among workers."""
         if not self.workers:
             return
         rule = spec.aggregate.rule
@@ -118,7 +123,9 @@ class _Slot:
 
 
 class _SlotSink:
-    """Sink of one worker: sums and its end go to the waiting :meth:`WorkerPool.end_round`, all but sums to the inbox."""
+    """Receiver of one worker's messages. Sums go to :meth:`WorkerPool.end_round`, others to the inbox, the worker's end
+    to both.
+    """
 
     def __init__(self, slot: _Slot, sums: queue.SimpleQueue[messages.FromWorker], inbox: Inbox[Any]) -> None:
         self._number, self._generation = slot.number, slot.generation
@@ -180,7 +187,7 @@ class WorkerPool:
 
     @property
     def is_stalled(self) -> bool:
-        """True if some updates cannot be received at the moment: no deadline may pass then."""
+        """True if some updates cannot be received at present, so that no deadline may pass."""
         return any(slot.is_stalled for slot in self._slots)
 
     @property
@@ -189,7 +196,7 @@ class WorkerPool:
         return sum((Counter(slot.counts) for slot in self._slots), Counter())
 
     def receives(self, device: str, number: int) -> bool:
-        """Return True if an update of ``device`` for that round would be received by now."""
+        """Return True if an update of ``device`` for round ``number`` would be received now."""
         return not self._slots or self._slot_of(device).ready_round == number
 
     def stop(self) -> None:
@@ -205,7 +212,7 @@ class WorkerPool:
     # -- rounds ----------------------------------------------------------------------------------------------
 
     def begin(self, opened: OpenRound, aggregation: RoundAggregation) -> None:
-        """Send a round to all workers."""
+        """Send an open round to all workers."""
         if not self._slots:
             return
         self._spec = replace(aggregation.spec, threads=max(1, cores() // len(self._slots)))
@@ -220,17 +227,17 @@ class WorkerPool:
             self._send_round(slot, opened)
 
     def decline(self, device: str) -> None:
-        """Inform the device's worker that it will send no update."""
+        """Inform the device's worker that the device will send no update."""
         if self._slots:
             self._slot_of(device).send(messages.DeviceDeclined(device))
 
     def end_round(self, ended: OpenRound, aggregation: RoundAggregation, *, summed: bool) -> OpenRound:
-        """Close a round in the journal, and add what the workers received to its sums.
+        """Close a round in the journal, and add the workers' sums to those of ``aggregation``.
 
         Args:
-            ended: The round, as far as the coordinator knows its answers.
-            aggregation: Sums of the round.
-            summed: False for a round that is abandoned: its sums are not needed.
+            ended: The round with the answers that the coordinator knows.
+            aggregation: Sums of the round, changed in place.
+            summed: False for an abandoned round, whose sums are not needed.
 
         Returns:
             The round with all answers in the journal.
@@ -255,7 +262,7 @@ class WorkerPool:
         return replace(ended, assignments=tasks)
 
     def _collect(self, number: int, *, summed: bool) -> dict[int, messages.Summed]:
-        """Return the sums by worker, without those of workers that died or take too long."""
+        """Return the sums by worker number. Workers that died or take too long are missing."""
         waiting = {slot.number: slot for slot in self._slots if slot.handle is not None}
         for slot in waiting.values():
             slot.send(messages.End(number, summed))
@@ -279,7 +286,7 @@ class WorkerPool:
         return sums
 
     def _sum_here(self, spec: RoundAggregationSpec, shards: range) -> PartialSum | None:
-        """Add the updates of these shards from the journal: from the start, if a part of them could not be read before."""
+        """Sum the accepted updates of ``shards`` from the journal in this process. Return None if there are none."""
         aggregation = spec.build()
         for event, checked, share in stored_updates(
             self._journal.direct, self._settings.rules.run, aggregation, shards
@@ -341,21 +348,21 @@ class WorkerPool:
         return NOTHING
 
     def _recovered(self) -> tuple[Outage, ...]:
-        """Return one outage once no worker is stalled any more. Most often all were, for the same reason."""
+        """Return the event of one outage when the last stalled worker recovers, or no event."""
         if self._stalled_since is None or self.is_stalled:
             return ()
         since, self._stalled_since = self._stalled_since, None
         return (Outage(self._clock() - since),)
 
     def _stall(self, slot: _Slot, error: StoreError) -> None:
-        """Note that a worker receives nothing until it reports that it is ready again."""
+        """Mark a worker that receives nothing until it reports that it is ready again, and report the error."""
         slot.is_stalled = True
         if self._stalled_since is None:
             self._stalled_since = self._clock()
         self._reporter.report_storage_error(error)
 
     def _replace(self, slot: _Slot, reason: str) -> None:
-        """Kill a worker that does not work any more, and schedule the next one."""
+        """Kill a worker that does not work any more, and schedule its successor."""
         if slot.handle is None:
             return
         slot.handle.kill()
@@ -421,12 +428,12 @@ class WorkerPool:
 
 
 def _validity(keys: tuple[DeviceKey, ...]) -> list[tuple[bytes, str, int]]:
-    """Return what decides whether a worker accepts signatures."""
+    """Return the fields of keys that decide whether a worker accepts signatures."""
     return [(each.key, each.state, each.until) for each in keys]
 
 
 def _share(limits: Limits, workers: int) -> Limits:
-    """Return each worker's share of the limits, so that all workers together hold what one server would."""
+    """Return the limits of each worker, so that all workers together hold as much as one server would."""
     return msgspec.structs.replace(
         limits,
         asked_bytes=max(1, limits.asked_bytes // workers),

@@ -1,8 +1,8 @@
-"""Aggregation worker: receives the updates of its shards and returns their sum at a round's end.
+"""Aggregation worker: receives the updates of its shards and returns their sum at the end of a round.
 
-A worker has a broker session of its own that only listens. Acknowledgements go through the server, whose key signs them. An
-update is in the journal before the server receives its result. So a worker may be killed at any instant, and the next one
-finds in the journal exactly what was accepted.
+A worker has its own broker session, which only receives. Acknowledgements are sent by the server, whose key signs
+them. An update is journaled before the server receives its result. So a worker may be killed at any time, and its
+successor finds all accepted updates in the journal.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class WorkerSettings:
     enrolled: bool
 
     def build(self, sink: EventSink[messages.WorkerMessage]) -> AggregationWorker:
-        """Return the worker that sends its messages to ``sink``."""
+        """Return a worker that sends its messages to ``sink``."""
         return AggregationWorker(self, sink)
 
 
 class UnknownDevice(IdentityError):
-    """Message of a device with keys that the server did not send yet."""
+    """Message of a device whose keys the server has not sent to this worker yet."""
 
 
 class KeyRing:
@@ -139,7 +139,7 @@ class KeyRing:
 
 @dataclass(frozen=True)
 class _CommandQueued:
-    """Event of the inbox: a command waits."""
+    """Item of the inbox that wakes the worker to handle its commands."""
 
 
 class AggregationWorker:
@@ -194,7 +194,11 @@ class AggregationWorker:
         self._inbox.put(_CommandQueued())
 
     def run(self) -> None:
-        """Work until the command to stop. Raises StoreError if the journal cannot be opened before it."""
+        """Handle commands and messages until the command to stop.
+
+        Raises:
+            StoreError: If the journal cannot be opened before that command.
+        """
         settings = self._settings
         writer = f"{settings.worker}-{os.getpid()}-{secrets.token_hex(4)}"
         store = partial(store_at, settings.updates, writer)
@@ -258,7 +262,7 @@ class AggregationWorker:
                 self._is_stopped = True
 
     def _begin(self, command: messages.Begin) -> None:
-        """Take up a round: the updates that are in the journal are added first."""
+        """Begin a round. Its journaled updates are added first."""
         self._ring.update(command.keys)
         opened = command.opened
         self._aggregation = command.spec.build(device="cpu")
@@ -276,12 +280,14 @@ class AggregationWorker:
         self._reports_ready = True
 
     def _update_devices(self) -> None:
-        """Put the devices with keys into the state: all others are unknown."""
+        """Replace the devices in the state by those with keys. Messages of other devices are from unknown devices."""
         known = {name: RosterEntry(name, "", 0, True, 0.0) for name in self._ring.keys}
         self._state = replace(self._state, devices=Devices(known))
 
     def _end(self, command: messages.End) -> None:
-        """Return the sum of a round. The journal refuses what is in the batch: the round is closed there already."""
+        """Send the sum of a round. The journal refuses updates that are still buffered, because the round is closed in
+        it.
+        """
         ended, aggregation = self._state.round, self._aggregation
         if ended is None or aggregation is None or ended.number != command.round:
             self._sink.put(messages.Summed(command.round, None, messages.digest({})))
@@ -366,7 +372,7 @@ class AggregationWorker:
     # -- messages for the server -----------------------------------------------------------------------------
 
     def emit(self, event: Event) -> None:
-        """Keep an event until the next message to the server."""
+        """Buffer an event for the next message to the server."""
         self._events.append(event)
 
     def _send_progress(
@@ -395,12 +401,12 @@ class AggregationWorker:
             self._sink.put(messages.RefusedCounts(counts))
 
     def report_storage_error(self, error: StoreError) -> None:
-        """Report that the journal cannot be written, and receive nothing until it can be."""
+        """Report that the journal cannot be written, and receive nothing until it can."""
         self._is_stalled = True
         self._sink.put(messages.StorageFailed(error.message))
 
     def _retry_storage(self) -> None:
-        """Try the journal again. Once the batch is in it, devices send again what could not be stored."""
+        """Wait, then try the journal again. If that succeeds, journal the batch and report that the worker is ready."""
         time.sleep(min(self._settings.limits.retry_pause_s, _MAX_WAIT_S))
         self._is_stalled = False
         try:
