@@ -16,7 +16,7 @@ REWRITTEN = ".next"
 
 @dataclass(frozen=True)
 class SegmentPorts:
-    """Ports of one segment of a function, and the state that the segment writes in place."""
+    """Ports of one segment of a function; ``in_place`` names the state ports that it overwrites in their input memory."""
 
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
@@ -51,7 +51,7 @@ class Artifact:
 
     @property
     def paged_bytes(self) -> int:
-        """Bytes that one call leaves on the disk for its later segments."""
+        """Bytes of the pages that the segments of one call write to disk for later segments; 0 without segments."""
         pages = {
             name: spec for segment in self.segments for name, spec in segment.outputs.items() if is_page(name)
         }
@@ -59,12 +59,12 @@ class Artifact:
 
 
 def is_page(name: str) -> bool:
-    """Return True for a port between segments."""
+    """Return True if the port ``name`` passes a value from one segment to a later one (role ``page``)."""
     return role_of(name) == "page"
 
 
 def artifacts_in(model: bytes) -> list[bytes]:
-    """Return the models of the segments that ``model`` joins, or ``model`` alone."""
+    """Return the models of the segments in order if ``model`` joins several, else a list of ``model`` alone."""
     return split(model) if is_joined(model) else [model]
 
 
@@ -73,9 +73,14 @@ def in_segments(
     planned_bytes: int,
     nodes: Mapping[str, Node],
 ) -> Artifact:
-    """Join the artifacts of segments, each with its inputs and outputs, into one.
+    """Join the artifacts of segments into one artifact.
 
     A state that a later segment reads is not written in place by an earlier one.
+
+    Args:
+        parts: inputs, outputs and artifact of each segment, in the order of execution.
+        planned_bytes: memory over the idle process that a call of all segments needs.
+        nodes: the nodes of the whole graph by name.
     """
     segments = []
     for place, (inputs, outputs, artifact) in enumerate(parts):

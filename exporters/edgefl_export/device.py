@@ -11,11 +11,18 @@ from edgefl.system.sizes import parse_rate, parse_size
 
 @dataclass(frozen=True, init=False)
 class Device:
-    """Capacity of a device; 0 is unknown, or no limit.
+    """Capacity of a device. A value of 0 means unknown or unlimited.
 
-    ``memory`` is in bytes over its idle process, or like ``"64MiB"``; ``downlink`` and ``uplink`` in bytes per second, or
-    like ``"1MB/s"`` and ``"8Mbit/s"``; ``compute`` in MACs per second, and ``round_seconds`` is what a round may take.
-    ``samples`` is how many rows it has; 0: as many as a round's steps read. ConfigError for a text that is no size or rate.
+    Args:
+        memory: bytes above the idle process, or a text such as ``"64MiB"``.
+        downlink: bytes per second from the server, or a text such as ``"1MB/s"``.
+        uplink: bytes per second to the server, or a text such as ``"8Mbit/s"``.
+        compute: multiply-accumulates (MACs) per second.
+        round_seconds: longest duration of a round in seconds.
+        samples: rows of data on the device; 0 for as many as the steps of a round read.
+
+    Raises:
+        ConfigError: if a text is not a size or rate.
 
     >>> edgefl.Device(memory="64MiB", uplink="8Mbit/s")
     Device(memory=67108864, downlink=0.0, uplink=1000000.0, compute=0.0, round_seconds=0.0, samples=0)
@@ -50,7 +57,7 @@ class Device:
 
 
 def _read(name: str, value: float | str, parse: Callable[[str], float]) -> float:
-    """Return a number as it is; ConfigError, naming the argument, for a text that ``parse`` refuses."""
+    """Return ``value``, parsed by ``parse`` if it is a text. Raise ConfigError with the argument's name if that fails."""
     try:
         return parse(value) if isinstance(value, str) else value
     except ValueError as error:

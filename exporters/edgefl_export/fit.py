@@ -52,19 +52,21 @@ _WEIGHT_COPIES = 3
 
 
 def step_bytes(submodel: Submodel, batch: int, forwards: Forwards) -> int:
-    """Return the bytes of all results of a forward pass through the trained units, and of the weights with their copies.
+    """Return a measure of a training step's memory in bytes, computed without a trace.
 
-    More of them means more memory; only a trace returns how much.
+    It is the bytes of all results of a forward pass of ``batch`` rows through the trained units, plus three times the
+    bytes of the weights (values, gradients, optimizer state). It grows with the real peak, which only a trace gives.
     """
     weights = sum(tensor.nbytes for tensor in submodel.suffix.parameters())
     return int(forwards.of(submodel.suffix, submodel.boundary).nbytes * batch) + _WEIGHT_COPIES * weights
 
 
 def guessed(sizes: Sequence[int], peaks: Mapping[int, int]) -> list[int]:
-    """Return the peak of each size, in order.
+    """Return the peak memory of every size in bytes, interpolated where it was not traced.
 
-    Known ``peaks``, by place, are kept; the first and the last must be among them. Others are interpolated between their
-    neighbours by ``sizes`` (:func:`step_bytes`).
+    Args:
+        sizes: :func:`step_bytes` of each size, in order; the interpolation is linear in it.
+        peaks: traced peaks by index into ``sizes``; must contain the first and the last index.
     """
     guesses = dict(peaks)
     for before, after in pairwise(sorted(peaks)):
@@ -76,9 +78,15 @@ def guessed(sizes: Sequence[int], peaks: Mapping[int, int]) -> list[int]:
 
 
 def next_traced(sizes: Sequence[int], peaks: Mapping[int, int], memory: int) -> int | None:
-    """Return the place of the size to trace next, or None.
+    """Return the index of the size to trace next, or None if enough sizes are traced.
 
-    The first and the last size come first, then one between two of which one fits into ``memory``, then sizes near it.
+    The first and the last size come first. Then come sizes between two traced ones of which only one fits into
+    ``memory``, and last sizes with an interpolated peak near ``memory``.
+
+    Args:
+        sizes: :func:`step_bytes` of each size, in order.
+        peaks: traced peaks in bytes by index into ``sizes``.
+        memory: memory of the device in bytes.
     """
     for end in (0, len(sizes) - 1):
         if end not in peaks:
@@ -97,7 +105,7 @@ def next_traced(sizes: Sequence[int], peaks: Mapping[int, int], memory: int) -> 
 
 
 def _share(sizes: Sequence[int], before: int, at: int, after: int) -> float:
-    """Return the position of ``at`` between its neighbours, from 1 at the one before to 0 at the one after."""
+    """Return the weight of index ``before`` when index ``at`` is interpolated: 1 at ``before``, 0 at ``after``."""
     if not (whole := sizes[before] - sizes[after]):
         return (after - at) / (after - before)
     return min(1.0, max(0.0, (sizes[at] - sizes[after]) / whole))
@@ -119,18 +127,18 @@ def plan(
     on_progress: Progress = lambda _: None,
     processes: int = 1,
 ) -> Fit:
-    """Return every submodel of a model with its cost on a device.
+    """Return every submodel of a model with the cost of a round on a device.
 
-    If the device names its memory, sizes far from it are not traced (:func:`next_traced`); a trace takes a
-    second or two.
+    A trace takes a second or two. If the memory of the device is known, only sizes near it are traced and the peaks of
+    other sizes are interpolated (:func:`next_traced`).
 
     Args:
         spec: the model.
-        device: its memory, links and speed; 0 is unknown.
-        training: returns the local training of a submodel; it may differ from size to size.
-        kinds: kinds of submodels; by default all.
-        gammas: shares of the parameters; by default the paper's.
-        on_progress: called before each size.
+        device: memory, links and speed of the device; 0 is unknown.
+        training: function that returns the local training of a submodel; it may differ from size to size.
+        kinds: kinds of submodels to consider; by default all.
+        gammas: shares of the parameters that a submodel may hold, in (0, 1]; by default those of the paper.
+        on_progress: called with a line of text before each size.
         processes: number of forked processes; the result does not depend on it.
 
     Raises:
@@ -158,7 +166,7 @@ def plan(
 
 
 def _distinct(offers: Iterable[SubmodelOffer]) -> list[SubmodelOffer]:
-    """Return the first of each kind that costs and trains the same: a model has fewer sizes than there are options."""
+    """Return ``offers`` without those of equal kind and cost as an earlier one; different options may give the same cut."""
     first: dict[object, SubmodelOffer] = {}
     for offer in offers:
         cost = msgspec.structs.replace(offer, size="", options={}, memory_graph="", memory_about=False)
@@ -167,7 +175,10 @@ def _distinct(offers: Iterable[SubmodelOffer]) -> list[SubmodelOffer]:
 
 
 def _settled(planner: _SizePlanner, made: Fit) -> Fit:
-    """Return ``made`` with the recommended offer traced, and with the next one if that does not fit."""
+    """Return ``made`` with a recommended offer whose memory was traced instead of interpolated.
+
+    Repeats with the next recommendation if the traced offer does not fit.
+    """
     while made.able and (best := made.recommended()).memory_about:
         size = Size(best.kind, best.options)
         others = tuple(each for each in made.offers if each is not best)
@@ -185,7 +196,7 @@ def _settled(planner: _SizePlanner, made: Fit) -> Fit:
 def _offered(
     planner: _SizePlanner, sizes: Sequence[tuple[Size, str]], on_progress: Progress
 ) -> list[SubmodelOffer | ModelError]:
-    """Return the offers of the sizes of one kind, or the error for each that has none."""
+    """Return for each size of one kind its offer, or the ModelError if no submodel of that size can be made."""
     found: list[_Sketch | ModelError] = []
     for size, label in sizes:
         on_progress(f"{label}{size.kind}, {size.label}")
@@ -205,7 +216,7 @@ def _offered(
 
 @dataclass(frozen=True)
 class _Peak:
-    """Bytes above the idle agent, and the graph that needs them."""
+    """Peak memory in bytes above the idle agent, and the name of the graph that reaches it."""
 
     bytes: int
     graph: str
@@ -213,7 +224,7 @@ class _Peak:
 
 @dataclass(frozen=True)
 class _Sketch:
-    """A size, its submodel and cost, before anything is built. ``label`` precedes its name in lines of progress."""
+    """One size with its submodel and cost, before its algorithm is built. ``label`` prefixes its lines of progress."""
 
     size: Size
     submodel: Submodel
@@ -228,7 +239,7 @@ class _Sketch:
 
 
 class _SizePlanner:
-    """Costs of the sizes of one model, with the peaks of the graphs that were traced."""
+    """Calculator of the offers for the sizes of one model. Remembers the peak memory of every traced graph."""
 
     def __init__(self, spec: ModelSpec, device: Device, training: Training) -> None:
         self._spec, self._device, self._training = spec, device, training
@@ -237,7 +248,10 @@ class _SizePlanner:
         self._known: dict[object, int] = {}
 
     def trace_whole(self) -> None:
-        """Trace the whole model, before other processes look at its sizes: each kind has one with the same graphs."""
+        """Trace the whole model and remember its peaks, so that forked processes do not trace these graphs again.
+
+        Each kind has a size with these graphs. A ModelError is ignored here; it comes again for each kind.
+        """
         with suppress(ModelError):  # it is raised again for each kind
             self.offer(self.sketch(Size("output_side", {"cut": 0})))
 
@@ -252,7 +266,10 @@ class _SizePlanner:
             return error
 
     def offers(self, sketches: Sequence[_Sketch], on_progress: Progress) -> list[SubmodelOffer]:
-        """Return the offers of the sizes of one kind; all are traced unless the device names its memory."""
+        """Return the offers of ``sketches``, which are of one kind, in order.
+
+        All are traced if the memory of the device is unknown, else only some (:meth:`_search`).
+        """
         alike: dict[object, list[_Sketch]] = {}
         for sketch in sketches:
             # Memory falls with the size only among sizes of equal training.
@@ -268,9 +285,10 @@ class _SizePlanner:
     def _search(
         self, sketches: Sequence[_Sketch], on_progress: Progress
     ) -> list[tuple[_Sketch, SubmodelOffer]]:
-        """Return sizes of equal training with their offers: those near the device's memory traced, others guessed.
+        """Return ``sketches``, all with the same training, each with its offer.
 
-        Also traced are sizes from the smallest on, for as long as finer chunks are better.
+        Sizes near the memory of the device are traced, and so are the smallest ones for as long as a finer cut into
+        chunks needs less memory. The memory of all others is interpolated.
         """
         memory = self._device.memory
         traced: dict[int, SubmodelOffer] = {}
@@ -304,7 +322,10 @@ class _SizePlanner:
         ]
 
     def offer(self, sketch: _Sketch) -> SubmodelOffer:
-        """Return the offer of a size with a trace of all that a round runs."""
+        """Trace all graphs that a round of this size runs and return its offer, or that of a finer size.
+
+        The finer size replaces it if the frozen forward pass needs more memory than training.
+        """
         size, algorithm, prefix = sketch.size, sketch.tier.algorithm, sketch.tier.prefix
         forward = self._peak(sketch, [chunk.forward for chunk in prefix])
         steps = [phase.function for phase in algorithm.phases]
@@ -314,10 +335,10 @@ class _SizePlanner:
         return self._offer(sketch, algorithm, max(training, forward, key=lambda peak: peak.bytes))
 
     def _peak(self, sketch: _Sketch, functions: Sequence[Function]) -> _Peak:
-        """Return the peak of the function that needs most.
+        """Return the highest peak of ``functions``, with the name of that function.
 
-        Equal ports mean equal graphs, which are traced once: among sizes of equal training, within a kind whose tensors
-        travel in another form, and among all other kinds.
+        Functions of equal name, training and ports have equal graphs, so each is traced once. Kinds whose tensors are
+        transferred in a layout of their own (``carrier``) do not share traces with other kinds.
         """
         kind = sketch.size.kind if sketch.submodel.carrier else ""
         most = _Peak(0, "")
@@ -381,7 +402,10 @@ def _note(macs: int, kept: int, dead: str) -> str:
 
 
 def _dead(spec: ModelSpec, submodel: Submodel) -> str:
-    """Return the reason why single entries cannot learn from the initial weights; empty if they can, and for other kinds."""
+    """Return the reason why an importance submodel cannot learn from the initial weights.
+
+    Return "" if it can learn, and for every other kind of submodel.
+    """
     if not isinstance(submodel, Importance) or submodel.carrier is None:
         return ""
     verdict = liveness(spec, submodel.cut_of(own_weights(spec)))
@@ -407,14 +431,14 @@ def _problem(offer: SubmodelOffer, device: Device) -> str:
 
 
 def round_work(algorithm: Algorithm, cost: RoundCost, samples: int = 0) -> int:
-    """Return the multiplications of a round.
+    """Return the number of multiply-accumulates of a round on a device.
 
     A phase over the data counts as training on every row once, in whole batches, whatever its ``steps`` are.
 
     Args:
         algorithm: the local training.
-        cost: the cost of its submodel.
-        samples: rows of the device; 0 for as many as the round's steps draw.
+        cost: costs of the submodel.
+        samples: rows of data on the device; 0 for as many as the steps of a round draw.
     """
     drawn = batch_size(algorithm) * sum(phase.steps for phase in algorithm.phases if not phase.over_data)
     samples = samples or drawn
@@ -423,7 +447,7 @@ def round_work(algorithm: Algorithm, cost: RoundCost, samples: int = 0) -> int:
 
 
 def _in_whole_batches(samples: int, phase: Phase) -> int:
-    """Return the rows of one pass: the last batch is filled up, and there is at least one."""
+    """Return ``samples`` rounded up to whole batches of ``phase``, at least one batch."""
     inputs = phase.function.inputs.items()
     rows = next(spec.shape[0] for name, spec in inputs if name.startswith("batch.0."))
     return max(1, math.ceil(samples / rows)) * rows

@@ -18,12 +18,28 @@ DEAD = "dead at the initial weights"
 class SubmodelOffer(msgspec.Struct, frozen=True, kw_only=True):
     """Submodel and the cost of a round with it on a device.
 
-    Memory is anonymous memory above the idle agent at the peak of a round, predicted from the graph that needs most.
-    ``memory_about``: interpolated from other sizes, far from the device's memory. MACs count one sample's forward
-    pass through the trained part (``macs`` executed, ``kept_macs`` with held weights); ``round_macs`` is the total
-    of a round. Shares are of the whole model; ``trained_share`` is the geometric mean of the two. Seconds
-    follow from known links and speed, and are null otherwise. ``problem`` is empty if the submodel fits. ``dead`` is empty
-    if it can learn; else it names the part of invariant 31 of fiarse.md that the initial weights violate.
+    Attributes:
+        kind: kind of the submodel, such as ``width``.
+        size: text that names the size within the kind.
+        options: options that make this submodel.
+        memory_bytes: predicted peak of anonymous memory above the idle agent.
+        memory_graph: name of the graph that reaches the peak.
+        parameters: number of parameters that the submodel trains.
+        parameter_share: ``parameters`` over those of the whole model.
+        macs: multiply-accumulates of the trained part's forward pass for one sample, as executed.
+        kept_macs: the part of ``macs`` with weights that the submodel holds; the rest multiplies zeros.
+        mac_share: ``kept_macs`` over those of the whole model.
+        prefix_macs: multiply-accumulates of the frozen units for one sample.
+        round_macs: multiply-accumulates of a whole round.
+        download_bytes: bytes that a device receives in a round.
+        upload_bytes: bytes that a device sends in a round.
+        transfer_s: seconds of the transfers; None if no link's rate is known.
+        compute_s: seconds of computing; None if the device's speed is unknown.
+        trained_share: geometric mean of ``parameter_share`` and ``mac_share``.
+        problem: limit of the device that the submodel exceeds; empty if it fits.
+        note: remarks for people.
+        dead: part of invariant 31 of fiarse.md that the initial weights violate; empty if the submodel can learn.
+        memory_about: ``memory_bytes`` was interpolated from other sizes instead of traced.
     """
 
     kind: str
@@ -59,9 +75,11 @@ class SubmodelOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, repr=False)
 class Fit:
-    """Every submodel that exists, in the order of the kinds, and the sizes that do not, with the reason.
+    """Offers of all submodels of a model for one device. ``str()`` gives one line for each offer.
 
-    Printed, a line for each.
+    Attributes:
+        offers: the offers, in the order of the kinds.
+        left_out: sizes without a submodel, each with the error that says why.
     """
 
     offers: tuple[SubmodelOffer, ...]
@@ -73,19 +91,19 @@ class Fit:
 
     @property
     def able(self) -> tuple[SubmodelOffer, ...]:
-        """Offers that fit and can learn."""
+        """Offers that fit the device and can learn from the initial weights."""
         return tuple(offer for offer in self.fitting if not offer.dead)
 
     def recommended(self) -> SubmodelOffer:
-        """Return the offer that trains most of the model among those that fit; of equals the one that moves the fewest
-        bytes.
+        """Return the offer with the largest ``trained_share`` among those that fit and can learn.
 
-        "Most" is the geometric mean of the shares of parameters and of multiplications (with held weights). The first
-        measures how much of the model the device can change, the second how much of the computation takes part. Either alone
-        would favour a cut that trains only the large last layers, or the many positions of the first ones. A dead one would
-        train nothing, and is never taken.
+        Among equals it is the one that transfers the fewest bytes. ``trained_share`` combines the share of parameters,
+        which measures how much of the model the device can change, with the share of multiplications, which measures
+        how much of the computation takes part. The first alone would favour a cut that trains only the large last
+        layers, the second one that trains the many positions of the first layers.
 
-        Raises ModelError, with the smallest submodel and its needs, if none is left.
+        Raises:
+            ModelError: if no offer fits and can learn; it names the offer nearest to that and its needs.
         """
         if not self.able:
             raise _nothing_fits(self.offers)
@@ -103,7 +121,7 @@ class Fit:
         return "\n".join([*lines, f"recommended: {self.reason()}" if self.able else "nothing fits"])
 
     def reason(self) -> str:
-        """Return a text with the reason for :meth:`recommended`."""
+        """Return a sentence that explains the choice of :meth:`recommended`. Raises ModelError as that does."""
         best = self.recommended()
         others = sorted((offer for offer in self.able if offer is not best), key=_rank, reverse=True)
         summary = (
@@ -125,7 +143,7 @@ def _rank(offer: SubmodelOffer) -> tuple[float, int, int]:
 
 
 def _nothing_fits(offers: Sequence[SubmodelOffer]) -> ModelError:
-    """Return the error that names the nearest to fitting: the quickest of those whose memory fits, else the smallest."""
+    """Return the error for offers of which none fits. It names the quickest whose memory fits, else the smallest."""
     alive = [offer for offer in offers if not offer.dead]
     if not alive:
         return _all_dead(offers)

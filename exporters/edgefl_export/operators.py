@@ -13,7 +13,10 @@ from torch._ops import OpOverload
 
 
 def named(names: str) -> frozenset[OpOverload]:
-    """Return the ops of ``aten`` with these names: ``mm`` for its default overload, ``add.Tensor`` for another one."""
+    """Return the ops of ``torch.ops.aten`` for names separated by blanks.
+
+    ``mm`` names the default overload of an op, ``add.Tensor`` the overload ``Tensor``.
+    """
     parts = (name.partition(".") for name in names.split())
     return frozenset(getattr(getattr(torch.ops.aten, op), overload or "default") for op, _, overload in parts)
 
@@ -49,7 +52,7 @@ POSITIVE = torch.ops.edgefl.positive.default
 # Rules of the compiler: a rule is a function that replaces an op, and may leave some cases of it to PyTorch.
 
 Rules = dict[OpOverload, Callable[..., object]]
-"""By op: what takes the op's arguments and returns what the op returns."""
+"""Replacement function of each op: it takes the arguments of the op and returns the results of the op."""
 
 DECLINED: Never = cast(Never, NotImplemented)
-"""What a rule returns in a case that it leaves to PyTorch: torch's own sign for that, of no type that a result has."""
+"""Result of a rule in a case that it leaves to PyTorch. It is NotImplemented, as torch expects of decompositions."""

@@ -1,4 +1,4 @@
-"""Releases of the runtimes that load a file. Imports no torch."""
+"""First releases of ONNX Runtime and ExecuTorch that load a compiled graph. Imports no torch."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _IR_RELEASES = {7: "1.6", 8: "1.10", 9: "1.15", 10: "1.18"}
 
 
 def least_onnxruntime(opset: int, ir: int) -> str:
-    """Return the first release of ONNX Runtime that loads models of an opset and an IR version."""
+    """Return the first release of ONNX Runtime, such as ``"1.18"``, that loads models of this opset and IR version."""
     newest = max(_IR_RELEASES)
     by_ir = _IR_RELEASES[min(max(ir, min(_IR_RELEASES)), newest)]
     return max(RELEASES[opset], by_ir, key=numbers_of)
 
 
 def least_executorch() -> str:
-    """Return the release of ExecuTorch that programs are written by: it loads its own, and older ones may not."""
+    """Return the release of the installed ExecuTorch, such as ``"1.0"``. Older releases may not load its programs."""
     return ".".join(metadata.version("executorch").split(".")[:2])

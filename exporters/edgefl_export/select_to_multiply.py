@@ -160,7 +160,7 @@ def _is_float(node: fx.Node) -> bool:
 
 
 def _inputs_of(graph: fx.Graph) -> dict[fx.Node, int]:
-    """Return by node a bit for each placeholder that it is computed from."""
+    """Return for each node a bit mask of the placeholders that it is computed from."""
     bits = {node: 1 << at for at, node in enumerate(graph.find_nodes(op="placeholder"))}
     return _spread(graph.nodes, lambda node: bits.get(node, 0))
 
@@ -170,7 +170,10 @@ def _spread(
     own: Callable[[fx.Node], int],
     ends: Callable[[fx.Node], bool] = lambda node: False,
 ) -> dict[fx.Node, int]:
-    """Return by node its own bits and those of all nodes that it is computed from; 0 where ``ends`` is true."""
+    """Return for each node the union of its bits ``own(node)`` and of those of all nodes that it is computed from.
+
+    The union is 0 for a node with ``ends(node)``, so no bits pass through it.
+    """
     origins: dict[fx.Node, int] = {}
     for node in nodes:
         bits = reduce(or_, (origins[read] for read in node.all_input_nodes), own(node))
@@ -189,7 +192,10 @@ _RECURRENT |= {_ops.gru_cells_backward.default, _ops.lstm_cells_backward.default
 
 
 class ValueRange(IntEnum):
-    """Sets of numbers, each within the one before it. BELOW holds finite numbers and minus infinity, as masked scores."""
+    """Set of numbers that contains all entries of a value. Each set contains the next one.
+
+    BELOW contains the finite numbers and minus infinity, which masked attention scores have.
+    """
 
     ANY = 0
     BELOW = 1
@@ -210,9 +216,10 @@ Rule = Callable[[fx.Node, Look], ValueRange]
 
 
 def value_ranges(module: fx.GraphModule) -> dict[fx.Node, ValueRange]:
-    """Return the range of each node's entries, of all its tensors if it has several results; ANY for an op without a rule.
+    """Return the range of the entries of each node, over all tensors of a node with several results.
 
-    A placeholder is a running variance if its port, ``meta[PORT]``, is called so. Divisors are guessed
+    Inputs are taken to be finite. An op without a rule gives ANY. A placeholder is a running variance if the name of its
+    port, ``meta[PORT]``, ends so. Divisors that are computed single numbers are assumed not to be 0
     (:func:`guessed_divisor`).
     """
     ranges: dict[fx.Node, ValueRange] = {}
@@ -230,9 +237,10 @@ def value_ranges(module: fx.GraphModule) -> dict[fx.Node, ValueRange]:
 
 
 def guessed_divisor(node: fx.Node, ranges: Mapping[fx.Node, ValueRange]) -> fx.Node | None:
-    """Return the divisor of ``node`` if the node's range holds only for a divisor that is not zero, else None.
+    """Return the divisor of the division ``node`` if the node's range assumes that the divisor is not zero.
 
-    Computed single numbers are mostly the row counts of a mean over a batch with masked rows: they are guessed not to be 0.
+    Return None if no such assumption was made, or for another op. The assumption concerns computed single numbers,
+    which are mostly the row counts of a mean over a batch with masked rows.
     """
     if node.target is not _aten.div.Tensor or ranges[node] < ValueRange.FINITE:
         return None
@@ -242,7 +250,7 @@ def guessed_divisor(node: fx.Node, ranges: Mapping[fx.Node, ValueRange]) -> fx.N
 
 
 def _of_type(node: fx.Node) -> ValueRange | None:
-    """Return the range that follows from the dtype, None for floats."""
+    """Return the range that follows from the dtype of a node, or None for floats."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return None
@@ -277,22 +285,22 @@ def _of_constant(data: Tensor) -> ValueRange:
 
 
 def _passed(node: fx.Node, look: Look) -> ValueRange:
-    """Return the widest range of the arguments: entries, sums and means of values keep it."""
+    """Return the widest range among the arguments. Ops that copy, add or average entries have it as their range."""
     return min(map(look, node.all_input_nodes), default=ValueRange.ANY)
 
 
 def _at(*places: int) -> Rule:
-    """Return the rule of :func:`_passed` for these positional arguments alone, numbers included."""
+    """Return a rule that gives the widest range among the positional arguments at ``places``, numbers included."""
     return lambda node, look: min(look(node.args[place]) for place in places if place < len(node.args))
 
 
 def _computed(least: ValueRange, made: ValueRange) -> Rule:
-    """Return the rule of an op that maps ``least``, and ranges within it, to ``made``."""
+    """Return a rule that gives ``made`` if all arguments lie within ``least``, else ANY."""
     return lambda node, look: made if _passed(node, look) >= least else ValueRange.ANY
 
 
 def _at_least(floor: ValueRange, needed: ValueRange) -> Rule:
-    """Return the rule of an op that keeps the range of its first argument within ``needed``, and raises it to ``floor``."""
+    """Return a rule for the first argument: its range, narrowed to at least ``floor``, or ANY if it exceeds ``needed``."""
 
     def rule(node: fx.Node, look: Look) -> ValueRange:
         known = look(node.args[0])
@@ -362,7 +370,7 @@ def _clamped(low: str) -> Rule:
 
 
 def _largest(node: fx.Node, look: Look) -> ValueRange:
-    """Return the range of a maximum. A window of minus infinities alone is taken not to occur."""
+    """Return the range of a maximum. A window in which all entries are minus infinity is assumed not to occur."""
     ranges = [look(value) for value in node.all_input_nodes]
     return max(*ranges, ValueRange.FINITE) if min(ranges) >= ValueRange.BELOW else ValueRange.ANY
 
@@ -379,14 +387,17 @@ def _selected(node: fx.Node, look: Look) -> ValueRange:
 
 
 def _exponential(node: fx.Node, look: Look) -> ValueRange:
-    """Return NONNEGATIVE for a bounded exponent, because exp(89) overflows float32. Underflow to 0 may happen."""
+    """Return NONNEGATIVE if the exponent has an upper bound, else ANY, because exp(89) overflows float32."""
     read = node.args[0]
     bounded = isinstance(read, fx.Node) and look(read) >= ValueRange.BELOW and _is_bounded(read, look)
     return ValueRange.NONNEGATIVE if bounded else ValueRange.ANY
 
 
 def _is_bounded(node: fx.Node, look: Look) -> bool:
-    """Return True for log-softmax, x - max x, -y and -c y of a y that is not negative, and clamped values."""
+    """Return True if ``node`` has a known upper bound.
+
+    These are log-softmax, x - max x, clamped values, and -y and -c y for a y that is not negative.
+    """
     second = node.args[1] if len(node.args) > 1 else None
     if node.target is _aten._log_softmax.default:
         return True

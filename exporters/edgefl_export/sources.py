@@ -44,7 +44,18 @@ _PARTS = re.compile(r"[./]")
 
 @dataclass(frozen=True)
 class OpNode:
-    """Node of either format: values are named, sizes are in bytes."""
+    """Node of an ONNX or captured graph.
+
+    Attributes:
+        name: name of the node.
+        op: name of its operator.
+        reads: names of the values that it reads.
+        makes: names of the values that it computes.
+        macs: number of its multiply-accumulates.
+        nbytes: bytes of the values that it reads and computes.
+        elementwise: it computes each entry from the entries at the same index.
+        moves: it copies entries without arithmetic.
+    """
 
     name: str
     op: str
@@ -58,13 +69,13 @@ class OpNode:
 
 @dataclass(frozen=True)
 class Nodes:
-    """Ops of a graph in order, and its outputs: the value of each output port."""
+    """Ops of a graph in order, and ``outputs``: the name of the value by output port."""
 
     ops: tuple[OpNode, ...]
     outputs: Mapping[str, str] = field(default_factory=dict)
 
     def attributed(self) -> dict[str, Node]:
-        """Return every op by name, with its phase and module."""
+        """Return an entry of the sources blob for each op by name, with its inferred phase and module."""
         phases = _phases(self)
         modules = _modules(self, phases)
         return {
@@ -93,7 +104,10 @@ def _makers(ops: Iterable[OpNode]) -> dict[str, OpNode]:
 def _before(
     values: Sequence[str], maker: Mapping[str, OpNode], stops: Callable[[OpNode], bool] = lambda _: False
 ) -> set[str]:
-    """Return the names of the ops that ``values`` are computed from, up to the first that ``stops``, which is left out."""
+    """Return the names of the ops that ``values`` are computed from.
+
+    The search does not go beyond an op with ``stops(op)``, which is left out.
+    """
     names: set[str] = set()
     open_values = list(values)
     while open_values:
@@ -105,8 +119,10 @@ def _before(
 
 
 def _modules(nodes: Nodes, phases: Mapping[str, Phase]) -> dict[str, str]:
-    """Return the modules of all ops: their own first, then those of readers from the end, then of makers from the
-    beginning.
+    """Return the module path of each op by its name; "" if it cannot be inferred.
+
+    An op takes the module of the weight that it reads or whose gradient it computes. Other ops that move data or are in
+    the backward pass take that of a reader of their results, and the rest that of an op whose result they read.
     """
     attribution = _own(nodes)
     readers: dict[str, list[OpNode]] = {}
@@ -130,8 +146,9 @@ def _modules(nodes: Nodes, phases: Mapping[str, Phase]) -> dict[str, str]:
 
 
 def _own(nodes: Nodes) -> dict[str, str]:
-    """Return the modules of the ops that read a weight, directly or through moved data, or that make a gradient or a new
-    weight.
+    """Return the module by op name for ops that name a weight: they read it, or compute its gradient or new value.
+
+    A weight also counts as read if ops that only move data lie between.
     """
     ports = {value: port for port, value in nodes.outputs.items()}
     named = [*nodes.outputs, *(value for op in nodes.ops for value in op.reads if value not in ports)]
@@ -157,7 +174,10 @@ def _own(nodes: Nodes) -> dict[str, str]:
 
 
 def _making(value: str, maker: Mapping[str, OpNode]) -> set[str]:
-    """Return the ops that move and combine entries into ``value``, and the makers of these entries."""
+    """Return the names of the ops behind ``value``, back through data movement and element-wise ops.
+
+    The first op of another type on each path is the last one that is included.
+    """
     names: set[str] = set()
     open_values = [value]
     while open_values:
@@ -175,8 +195,10 @@ def _weight_of(port: str) -> str:
 
 
 def _of_port(port: str, known: Collection[str]) -> str:
-    """The module in ``known`` of what a method keeps beside a weight: ``state.adam.m.layer1.conv.weight`` ->
-    ``layer1.conv``. Longer paths first; "" for what belongs to no weight."""
+    """Return the module in ``known`` whose weight a state port accompanies, or "" for other ports.
+
+    ``state.adam.m.layer1.conv.weight`` -> ``layer1.conv``; longer paths are tried first.
+    """
     if not port.startswith(_STATE):
         return ""
     parts = _PARTS.split(port.rpartition(".")[0])
@@ -202,7 +224,7 @@ _ELEMENTWISE = _words(
 
 
 def onnx_nodes(lowered: LoweredGraph, model: bytes) -> dict[str, Node]:
-    """Return the nodes of an ONNX model by their names."""
+    """Return the nodes of the ONNX bytes ``model``, written from ``lowered``, by their names."""
     graph = onnx.load_from_string(model).graph
     shapes = _shapes(graph) | _held_back(graph)
     sizes = {name: shape for name, (shape, _) in shapes.items()}
@@ -212,13 +234,24 @@ def onnx_nodes(lowered: LoweredGraph, model: bytes) -> dict[str, Node]:
 
 
 def program_nodes(lowered: LoweredGraph, graph: fx.Graph, instructions: Mapping[str, int]) -> dict[str, Node]:
-    """Return the nodes of a program, named by the first instruction that runs each: ``12:mul_3``."""
+    """Return the nodes of an ExecuTorch program, named by instruction and node: ``12:mul_3``.
+
+    Args:
+        lowered: the captured graph, for the names of ports.
+        graph: the graph that the program was written from.
+        instructions: first instruction that runs a node, by the name of the node.
+    """
     nodes = graph_nodes(lowered, graph)
     return {f"{first}:{name}": nodes[name] for name, first in instructions.items()}
 
 
 def packed_sources(graphs: Mapping[str, Mapping[str, Node]], chunk: int) -> tuple[BlobRef, bytes]:
-    """Return reference and bytes of the blob of all graphs, as it is stored."""
+    """Return the reference and the compressed bytes of a sources blob.
+
+    Args:
+        graphs: nodes by name, for each graph by its name.
+        chunk: chunk size of the blob in bytes.
+    """
     return compress(sources.encode(sources.make_sources(graphs)), chunk)
 
 
@@ -226,7 +259,7 @@ def packed_sources(graphs: Mapping[str, Mapping[str, Node]], chunk: int) -> tupl
 
 
 def _shapes(graph: Any) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Return shape and bytes of an entry by value."""
+    """Return the shape and the bytes per entry of each named value of an ONNX graph."""
     shapes = {tensor.name: (tuple(tensor.dims), _width(tensor.data_type)) for tensor in graph.initializer}
     for value in (*graph.input, *graph.value_info, *graph.output):
         kind = value.type.tensor_type
@@ -235,9 +268,9 @@ def _shapes(graph: Any) -> dict[str, tuple[tuple[int, ...], int]]:
 
 
 def _held_back(graph: Any) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Return the shapes of values that wait for a gradient (``edgefl::after``).
+    """Return the shape and the bytes per entry of values that ``edgefl::after`` delays until a gradient is computed.
 
-    Each is a Reshape whose shape is a sum with a constant, so that ONNX does not know the result's shape.
+    Each is a Reshape whose shape is a sum with a constant, so that ONNX cannot infer the shape of the result.
     """
     constants = {tensor.name: tensor for tensor in graph.initializer}
     made = {node.output[0]: node for node in graph.node}
@@ -304,7 +337,7 @@ def _onnx_macs(node: Any, shapes: Mapping[str, tuple[int, ...]]) -> int:
 
 
 def _scan_macs(attributes: Mapping[str, Any], read: Sequence[tuple[int, ...]]) -> int:
-    """Return the multiplications of a loop's body, times the entries of its sequences."""
+    """Return the multiply-accumulates of a Scan: those of its body times the length of its sequences."""
     body, steps = attributes["body"].g, read[-1][0] if read and read[-1] else 1
     inside = {name: shape for name, (shape, _) in _shapes(body).items()}
     return steps * sum(_onnx_macs(node, inside) for node in body.node if set(node.input) & inside.keys())
@@ -314,7 +347,7 @@ def _scan_macs(attributes: Mapping[str, Any], read: Sequence[tuple[int, ...]]) -
 
 
 def graph_nodes(lowered: LoweredGraph, graph: fx.Graph) -> dict[str, Node]:
-    """Return the nodes of ``graph``, the one of ``lowered`` or rewritten from it, by their names."""
+    """Return the nodes of ``graph`` by name; it is the graph of ``lowered`` or was rewritten from it with equal ports."""
     ports = [node for node in graph.nodes if node.op == "placeholder"]
     names = {node: name for node, name in zip(ports, lowered.inputs, strict=True)}
     ops = tuple(_graph_op(node, names) for node in graph.nodes if node.op == "call_function")

@@ -1,4 +1,4 @@
-"""Target of the compiler: a graph format with the passes, the writer and the checks that belong to it."""
+"""Target of the compiler: a graph format with its passes, its writer and its checks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ GraphPass = Callable[[fx.GraphModule], None]
 
 
 class Target(ABC):
-    """One format of graphs, for the engines that load it.
+    """Interface of a graph format: it lowers, writes, runs and checks the graphs of one kind of engine.
 
-    ``passes`` run in order on the graph of core ops. ``version`` names the packages beside edgefl and torch that decide the
-    bytes; it is empty if there are none::
+    Attributes:
+        name: name of the format in manifests.
+        version: versions of the packages, besides edgefl and torch, that decide the bytes; "" if there are none.
+        passes: rewrites of the graph of core ops, run in order.
+
+    Example::
 
         target = target_of("onnx")
         lowered = target.lower(trace(algorithm.finish))
@@ -38,11 +42,11 @@ class Target(ABC):
     passes: ClassVar[tuple[GraphPass, ...]] = ()
 
     def rules(self) -> Table | None:
-        """Return the decompositions of the second pass; None for those that all targets share."""
+        """Return the decompositions of the second pass by op, or None for those that all targets share."""
         return None
 
     def lower(self, traced: TracedFunction) -> LoweredGraph:
-        """Decompose ``traced``, which is used up, to core ops and run the passes of this target.
+        """Decompose ``traced`` to core ops and run the passes of this target. Rewrites the module of ``traced``.
 
         Raises:
             ExportError: if the function breaks the contract; it names the rule.
@@ -54,25 +58,25 @@ class Target(ABC):
         return lowered
 
     def capture(self, function: Function) -> LoweredGraph:
-        """Trace and lower ``function``."""
+        """Trace and lower ``function``. Raises ExportError as :meth:`lower` does."""
         return self.lower(trace(function))
 
     @abstractmethod
     def emit(self, lowered: LoweredGraph, budget: Budget | None = None) -> Artifact:
-        """Write a graph. Equal graphs give equal bytes.
+        """Write a graph and return its bytes with their cost. Equal graphs give equal bytes.
 
         Args:
-            lowered: the graph, as :meth:`lower` returned it.
-            budget: memory that one call may take. Values are recomputed until it suffices, and the graph is cut into
-                segments that page if recomputation does not.
+            lowered: graph from :meth:`lower`.
+            budget: memory that one call may use; None for no limit. Values are recomputed until the call fits. If that
+                does not suffice, the graph is cut into segments that pass values through files.
 
         Raises:
-            ExportError: for an op without a form in this format, with its source line, or if no form fits the budget, with
-                the smallest number of bytes that was found.
+            ExportError: if this format cannot express an op (the error has its source line), or if no form of the graph
+                fits the budget (the error has the smallest number of bytes found).
         """
 
     def load(self, function: Function, model: bytes, in_place: Collection[str] = ()) -> Run:
-        """Return a run of ``model`` in the runtime of this format.
+        """Load ``model`` into the runtime of this format and return a function that runs it.
 
         Args:
             function: the function that the graph computes.
@@ -99,29 +103,42 @@ class Target(ABC):
             function: the function that the graph computes.
             model: bytes of the graph.
             seed: seed of the example.
-            in_place: as of :meth:`load`.
-            quick: accept torch's float32 as the measure of rounding wherever it excuses the graph.
+            in_place: state ports as in :meth:`load`.
+            quick: skip the exact reference where the rounding error of torch in float32 already explains a difference.
 
         Raises:
-            ExportError: if an output strays from torch (:mod:`edgefl_export.verify.graphs`).
+            ExportError: if the runtime refuses the graph, or if an output differs from that of torch by more than
+                rounding (:mod:`edgefl_export.verify.graphs`).
         """
         return compare(function, self.load(function, model, in_place), seed, quick=quick)
 
     def verify_untrusted(
         self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
     ) -> Verification:
-        """Run :meth:`verify` for bytes from elsewhere: whatever a damaged graph does to the runtime is an ExportError."""
+        """Verify bytes of unknown origin; arguments as in :meth:`verify`.
+
+        Raises:
+            ExportError: also if a damaged graph crashes the runtime.
+        """
         return self.verify(function, model, seed, in_place)
 
     def variants(
         self, lowered: LoweredGraph, artifact: Artifact, verification: Verification
     ) -> dict[str, bytes]:
-        """Return other forms of ``artifact`` by name, of which a device takes the fastest.
+        """Return variants of ``artifact``: bytes by name of the variant. A device measures them and uses the fastest.
 
-        Each was run here on the example of ``verification`` and gave the same outputs.
+        Each variant was run on the example of ``verification`` and gave the same outputs. By default there are none.
+
+        Args:
+            lowered: the graph that ``artifact`` was written from.
+            artifact: result of :meth:`emit`.
+            verification: result of :meth:`verify` for ``artifact``.
         """
         return {}
 
     def port_mismatch(self, graph: Graph, model: bytes) -> str:
-        """Return the first disagreement between the ports of ``model`` and of the manifest's ``graph``, or ""."""
+        """Return a text with the first difference between the ports of ``model`` and of the manifest's ``graph``.
+
+        Return "" if they agree or if the format does not name its ports.
+        """
         return ""

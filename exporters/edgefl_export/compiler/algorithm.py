@@ -25,14 +25,14 @@ DEFAULT_ALGORITHM = "sgd"
 
 
 class TrainingChoices(NamedTuple):
-    """Algorithm, codec and the server's optimizer of a training; None for the optimizer that the algorithm brings."""
+    """Choice of algorithm, codec and server optimizer. An ``optimizer`` of None is the one of the algorithm."""
 
     algorithm: AlgorithmChoice
     codec: CodecChoice
     optimizer: OptimizerChoice | None = None
 
     def build(self, submodel: Submodel) -> Algorithm:
-        """Return the local training of a submodel; arguments and errors as of :func:`coded_algorithm`."""
+        """Return the local training of ``submodel`` with these choices. Raises ConfigError as :func:`coded_algorithm`."""
         return coded_algorithm(
             submodel,
             self.algorithm.name,
@@ -52,15 +52,15 @@ def coded_algorithm(
     optimizer: str = NONE,
     optimizer_options: Mapping[str, Any] | None = None,
 ) -> Algorithm:
-    """Return the local training of a submodel, its update coded.
+    """Return the local training of a submodel whose ``finish`` function encodes the update.
 
     Args:
         submodel: the submodel to train.
-        name: the algorithm. A codec with a local training of its own replaces ``sgd`` by that (:func:`trained_by`).
+        name: name of the algorithm. A codec with a local training of its own replaces ``sgd`` (:func:`trained_by`).
         options: options of the algorithm.
-        codec: the codec of the update.
-        optimizer: the server's optimizer; ``none`` for the algorithm's own.
-        optimizer_options: options of that optimizer.
+        codec: codec of the update.
+        optimizer: name of the server's optimizer; ``none`` for that of the algorithm.
+        optimizer_options: options of the server's optimizer.
 
     Raises:
         ConfigError: if algorithm, codec and the kind of submodel cannot be combined.
@@ -90,16 +90,16 @@ def coded_algorithm(
 
 
 def with_shorter(algorithm: Algorithm, others: Mapping[int, Algorithm]) -> Algorithm:
-    """Return ``algorithm`` with a step for each of several shorter lengths of samples.
+    """Return ``algorithm`` with additional steps for shorter samples.
 
-    Batches that were walked through are then drawn by length.
+    If its batches walk through the data in order, they are drawn by length instead.
 
     Args:
-        algorithm: the local training for samples of full length.
-        others: the same training by the number of tokens of a sample.
+        algorithm: local training for samples of full length.
+        others: the same training for shorter samples, by their number of tokens. If empty, ``algorithm`` is returned.
 
     Raises:
-        ConfigError: for an algorithm with several exchanges or passes over the data, whose batches are not drawn by length.
+        ConfigError: if the algorithm has several exchanges or passes over the data, which cannot draw by length.
     """
     if not others:
         return algorithm
@@ -123,7 +123,13 @@ def with_shorter(algorithm: Algorithm, others: Mapping[int, Algorithm]) -> Algor
 
 
 def trained_by(codec: Codec, name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return an algorithm and its options, replaced by the codec's own local training if the algorithm is ``sgd``."""
+    """Return name and options of the algorithm to train with ``codec``.
+
+    A codec with a local training of its own replaces the algorithm ``sgd`` by it and adds its options.
+
+    Raises:
+        ConfigError: if the codec has a local training of its own, and ``name`` is neither that nor ``sgd``.
+    """
     training = codec.training
     if training is None:
         return name, dict(options)
@@ -138,17 +144,19 @@ def trained_by(codec: Codec, name: str, options: Mapping[str, Any]) -> tuple[str
 
 
 def _kind(submodel: Submodel) -> str:
-    """Return the name of the kind in the table of combinations."""
+    """Return the name of the submodel's kind in the table of combinations (:mod:`edgefl.facts.combinations`)."""
     if submodel.kind == "output_side" and not submodel.prefix:
         return WHOLE
     return ROLLING if submodel.kind == "width" and submodel.moves else submodel.kind
 
 
 def check_lies_like_weights(algorithm: Algorithm, submodel: Submodel) -> None:
-    """Raise ConfigError if a submodel cannot carry server state of every parameter.
+    """Check that a submodel can hold server state for every parameter.
 
-    Server state is read and sent in the places of the weights, so these must be whole tensors at the same place in each
-    round.
+    Server state has the layout of the weights, so these must be whole tensors in the same region in every round.
+
+    Raises:
+        ConfigError: if the submodel holds single entries, or other entries in each round.
     """
     carrier = submodel.carrier
     if submodel.moves or (carrier is not None and set(carrier.update) - set(Objective.of(submodel).weights)):
@@ -163,7 +171,12 @@ def check_lies_like_weights(algorithm: Algorithm, submodel: Submodel) -> None:
 
 
 def state_read(exchange: Algorithm, names: Mapping[str, float]) -> tuple[str, ...]:
-    """Return those of the server's states ``names`` that devices download in an exchange."""
+    """Return the names of the server states that devices download in an exchange.
+
+    Args:
+        exchange: functions of the exchange.
+        names: all server states of the algorithm (``Algorithm.server_state``).
+    """
     ports = (*exchange.start.inputs, *exchange.finish.inputs)
     labels = [name.partition(".")[2] for name in ports if role_of(name) == "weights"]
     return tuple(name for name in server_state.states_of(labels, names) if name != server_state.WEIGHTS)
@@ -175,7 +188,7 @@ def _check_server_state(algorithm: Algorithm, submodel: Submodel) -> None:
 
 
 def _check_carry(algorithm: Algorithm, submodel: Submodel) -> None:
-    """Raise ConfigError if an algorithm keeps a value per entry on devices whose entries change from round to round."""
+    """Raise ConfigError if an algorithm carries state per entry and the submodel holds other entries in each round."""
     ports = [name for each in algorithm.exchanges for name in (*each.start.inputs, *each.finish.inputs)]
     if submodel.moves and any(role_of(name) == "carry" for name in ports):
         raise combination_error(

@@ -30,12 +30,12 @@ FOLDER = "EDGEFL_CACHE"
 LIMIT = 2 * GIB
 _SUFFIX = ".efl"
 _ABANDONED_S = 3600.0
-"""A part of a file that nobody has written to for this long belongs to a process that was killed."""
+"""Age in seconds after which a partly written file is taken to be left by a killed process."""
 
 
 @dataclass(frozen=True)
 class CompiledBundle:
-    """A bundle, and whether it came from the cache or was compiled just now."""
+    """Result of compiling: the bundle, and ``from_cache``, true if it was read from the cache."""
 
     bundle: BundleArchive
     from_cache: bool
@@ -43,9 +43,13 @@ class CompiledBundle:
 
 @dataclass(frozen=True)
 class CacheEntry:
-    """A file of the cache.
+    """File of the bundle cache.
 
-    ``used`` is the time of last use, in seconds since 1970; ``manifest`` is None if it is damaged.
+    Attributes:
+        path: path of the file.
+        nbytes: size of the file in bytes.
+        used: time of last use, in seconds since 1970.
+        manifest: manifest of the bundle; None if the file is damaged.
     """
 
     path: Path
@@ -56,7 +60,7 @@ class CacheEntry:
 
 @dataclass(frozen=True)
 class BundleCache:
-    """Cache in ``folder`` of at most ``limit`` bytes, or one bundle if that is larger."""
+    """Cache of compiled bundles in ``folder``. It holds at most ``limit`` bytes, or one bundle if that is larger."""
 
     folder: Path
     limit: int = LIMIT
@@ -67,14 +71,14 @@ class BundleCache:
         folder.
 
         Raises:
-            ConfigError: if the user has no home and nothing names a folder.
+            ConfigError: if the user has no home folder and ``EDGEFL_CACHE`` is not set.
         """
         if own := os.environ.get(FOLDER):
             return cls(Path(own))
         return cls(folders.cache("compiled bundles", f"{FOLDER} to a folder") / "bundles")
 
     def find(self, digest: str) -> BundleArchive | None:
-        """Return the bundle of this digest, which counts as used now; None if there is none, or only a damaged one."""
+        """Return the bundle of this request digest and set its time of last use. Return None if it is absent or damaged."""
         path = self._path(digest)
         try:
             bundle = read_bundle(path)
@@ -85,9 +89,9 @@ class BundleCache:
         return bundle
 
     def keep(self, digest: str, bundle: BundleArchive) -> None:
-        """Write a bundle, and remove the least recently used ones beyond the limit.
+        """Write the bundle of a request digest, then remove the least recently used bundles beyond the limit.
 
-        Does nothing if the folder cannot be written, as on a full disk or in a home of somebody else's.
+        Errors of the file system, such as a full disk or a read-only folder, are ignored.
         """
         path = self._path(digest)
         with suppress(OSError):
@@ -102,12 +106,12 @@ class BundleCache:
             self._remove_abandoned()
 
     def entries(self) -> list[CacheEntry]:
-        """Return all files, the last used first."""
+        """Return an entry for each file, the most recently used first."""
         return [CacheEntry(path, nbytes, used, _manifest(path)) for path, nbytes, used in self._files()]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all files."""
+        """Total size of all files in bytes."""
         return sum(nbytes for _, nbytes, _ in self._files())
 
     def clear(self) -> int:
@@ -121,7 +125,7 @@ class BundleCache:
         return self.folder / f"{digest}{_SUFFIX}"
 
     def _files(self) -> list[tuple[Path, int, float]]:
-        """Return path, bytes and time of last use of each file, the last used first."""
+        """Return (path, size in bytes, time of last use in seconds) of each file, the most recently used first."""
         files = []
         for path in self.folder.glob(f"*{_SUFFIX}"):
             with suppress(FileNotFoundError):  # another process removed it
@@ -144,20 +148,27 @@ def _manifest(path: Path) -> Manifest | None:
 
 
 def cache_summary(*, compiled: int, reused: int, folder: Path, nbytes: int) -> str:
-    """Return a line for people: how many bundles came from the cache, and the cache's folder and size."""
+    """Return a line of text for the command line.
+
+    Args:
+        compiled: number of bundles that were compiled.
+        reused: number of bundles that came from the cache.
+        folder: folder of the cache.
+        nbytes: size of the cache in bytes.
+    """
     counts = [f"{reused} from the cache"] * bool(reused) + [f"{compiled} compiled"] * bool(compiled)
     return f"bundles: {', '.join(counts) or 'none'} ({short_path(folder)}, {size(nbytes)})"
 
 
 def short_path(path: Path) -> str:
-    """Return a path below the user's home with ``~`` for it."""
+    """Return ``path`` as text, with ``~`` for the user's home folder if it lies below that."""
     with suppress(ValueError, RuntimeError):  # elsewhere, or without a home
         return f"~/{path.relative_to(Path.home()).as_posix()}"
     return str(path)
 
 
 def bundle_name(tier: str, exchange: str = "", format: str = "onnx") -> str:
-    """Return the file name of a tier's bundle for an exchange; it names the format unless that is ONNX."""
+    """Return a file name ``<tier>[.<exchange>][.<format>].efl``. The format is left out if it is ``onnx``."""
     words = (tier, exchange, "" if format == "onnx" else format, "efl")
     return ".".join(word for word in words if word)
 
@@ -175,7 +186,9 @@ submodels, algorithms and codecs import. A test compares them with the imports."
 
 
 def source_digest(packages: Mapping[str, Path] | None = None) -> str:
-    """Return the digest of our own code that can decide a bundle: an edited tree compiles anew, whatever its version.
+    """Return the SHA-256 of the source files that can decide a bundle (:data:`SOURCES`), as hexadecimal text.
+
+    An edited source tree therefore compiles its bundles again, even at the same version.
 
     Args:
         packages: folders of ``edgefl`` and ``edgefl_export``; by default those that are imported here.

@@ -36,7 +36,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """One function of a bundle: its entry of the manifest, the blobs by SHA-256, and the source of each node."""
+    """Compiled function: its manifest entry, its blobs by SHA-256, and its nodes by name with their source lines."""
 
     entry: Graph
     blobs: Mapping[str, bytes]
@@ -44,12 +44,11 @@ class CompiledGraph:
 
 
 class Compiler:
-    """Compiler of tiers for one target.
+    """Compiler of bundles for one target.
 
     Args:
-        target: the format to write.
-        cache: bundles that were compiled before, of the same request by the same sources and packages. Without it every
-            bundle is compiled.
+        target: format to write.
+        cache: cache of bundles, keyed by request, source code and package versions. If None, every bundle is compiled.
     """
 
     def __init__(self, target: Target, cache: BundleCache | None = None) -> None:
@@ -57,18 +56,18 @@ class Compiler:
         self.cache = cache
 
     def compile(self, request: CompileRequest, on_progress: Progress = lambda _: None) -> CompiledBundle:
-        """Return the bundle of a request, from the cache if it has one.
+        """Return the bundle of a request, from the cache if possible; a newly compiled one is added to the cache.
 
-        Every graph runs once in the runtime of its format and is compared with torch before the bundle exists. Equal
-        functions give equal bytes, so tiers share graphs by their digest.
+        Every graph of a new bundle runs once in the runtime of its format and is compared with torch. Equal functions
+        give equal bytes, so tiers share the blobs of graphs by their digest.
 
         Args:
-            request: the exchange of a tier, and the data that it is for.
-            on_progress: called before each graph; never for a bundle from the cache.
+            request: exchange of a tier, and its data.
+            on_progress: called with a line of text before each graph is compiled.
 
         Raises:
-            ExportError: if a graph cannot be made or disagrees with torch, or if the functions do not fit together, as a
-                step that reads a state which no earlier function returns.
+            ExportError: if a graph cannot be written or differs from torch, or if the functions do not fit together (for
+                example, a step reads a state that no earlier function returns).
         """
         # Look in the cache. The digest covers the traced functions, whose graphs wait for the compiler.
         traces, digest = TraceCache(), ""
@@ -106,21 +105,21 @@ class Compiler:
         return CompiledBundle(bundle, from_cache=False)
 
     def lower(self, traced: TracedFunction) -> LoweredGraph:
-        """Return the graph of core ops, rewritten by the passes of the target. ``traced`` is used up."""
+        """Return the graph of core ops, rewritten by the passes of the target. Rewrites the module of ``traced``."""
         return self.target.lower(traced)
 
     def emit(self, lowered: LoweredGraph, budget: Budget | None = None) -> Artifact:
-        """Return the bytes of a graph, in the cheapest form within the budget."""
+        """Return the bytes of a graph with their cost. Raise ExportError if no form of it fits the budget."""
         return self.target.emit(lowered, budget)
 
     def verify(self, function: Function, artifact: Artifact) -> Verification:
-        """Run an artifact in the runtime of its format; ExportError if it strays from torch."""
+        """Run an artifact in the runtime of its format and compare it with torch. Raise ExportError if they differ."""
         return self.target.verify(function, artifact.model, VERIFY_SEED, artifact.in_place, quick=True)
 
     def _compile_function(
         self, request: CompileRequest, name: str, function: Function, traces: TraceCache
     ) -> CompiledGraph:
-        """Run the stages for one function."""
+        """Lower, emit and verify the function of graph ``name``; only training steps have a budget and variants."""
         is_step = name in request.steps
         with collecting_later():
             lowered = self.lower(traces.take(function))
@@ -155,12 +154,12 @@ class Compiler:
 
 
 def target_of(name: str, outputs: Outputs = "caller") -> Target:
-    """Return the target of a format.
+    """Return a new target for a format.
 
     Args:
         name: one of :data:`edgefl.wire.bundle.formats.FORMATS`.
-        outputs: who has the memory of outputs (:class:`~edgefl_export.executorch.target.ExecuTorchTarget`, which alone has a
-            choice).
+        outputs: owner of the memory of outputs (:class:`~edgefl_export.executorch.target.ExecuTorchTarget`); ignored for
+            ONNX.
 
     Raises:
         ConfigError: if there is no such format, or if its package is not installed.
@@ -171,6 +170,6 @@ def target_of(name: str, outputs: Outputs = "caller") -> Target:
 
 
 def check_installed(names: Iterable[str]) -> None:
-    """Raise ConfigError, with the install command, for the first of these formats that cannot be written here."""
+    """Raise ConfigError, with the install command, if the packages of one of these formats are not installed."""
     for name in names:
         target_of(name)

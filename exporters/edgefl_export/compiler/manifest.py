@@ -42,13 +42,13 @@ def build_manifest(
     """Return the manifest of a bundle.
 
     Args:
-        request: the exchange that was compiled.
-        graphs: the entries of its functions, in the order of ``request.functions``.
-        sources: the blob with the source line of each node.
-        tokenizer: the blob of the tokenizer, for data whose reader is of text.
+        request: the request that was compiled.
+        graphs: entries of its functions, in the order of ``request.functions``.
+        sources: reference to the sources blob, with module, phase and op of each node.
+        tokenizer: reference to the tokenizer, for data with a text reader.
 
     Raises:
-        ExportError: if the steps draw batches of several sizes from one stream, or none.
+        ExportError: if the steps read batches of several sizes from one stream, or no batches (:func:`batch_size`).
     """
     algorithm = request.algorithm
     return Manifest(
@@ -93,7 +93,7 @@ def build_manifest(
 
 
 def _completed(data: DataSpec, names: set[str], tokenizer: BlobRef | None) -> DataSpec:
-    """Return ``data`` with the name of the graph that makes samples of sounds, or the blob of the tokenizer."""
+    """Return ``data`` with its reader completed by the name of the features graph or the reference to the tokenizer."""
     reader = data.reader
     if isinstance(reader, SoundReader) and FEATURES in names:
         return msgspec.structs.replace(data, reader=msgspec.structs.replace(reader, features=FEATURES))
@@ -103,18 +103,18 @@ def _completed(data: DataSpec, names: set[str], tokenizer: BlobRef | None) -> Da
 
 
 def _version(graphs: Sequence[Graph]) -> int:
-    """Return the manifest's version: a later one if older devices could not run one of the graphs."""
+    """Return the manifest's version: the lowest whose devices can run all ``graphs``."""
     if any(graph.planned_outputs for graph in graphs):
         return PLANNED
     return SEGMENTED if any(graph.segments for graph in graphs) else VERSION
 
 
 def ports(specs: Mapping[str, TensorSpec], masks: Mapping[str, int] | None = None) -> tuple[Port, ...]:
-    """Return the ports of named tensors.
+    """Return the manifest's ports for named tensors, in order.
 
     Args:
-        specs: shape and dtype by port.
-        masks: number of bits by label, for those of an update's tensors that are packed bits.
+        specs: shape and dtype by name of the port.
+        masks: number of bits by label of the update's tensors that are packed bits, such as binary masks.
     """
     packed = prefixed("update", masks or {})
     return tuple(
@@ -131,7 +131,7 @@ def ports(specs: Mapping[str, TensorSpec], masks: Mapping[str, int] | None = Non
 
 
 def segments_of(artifact: Artifact) -> tuple[Segment, ...]:
-    """Return the segments of an artifact as entries of a manifest."""
+    """Return the segments of an artifact as entries of a manifest; empty for a graph in one piece."""
     return tuple(
         Segment(inputs=ports(segment.inputs), outputs=ports(segment.outputs), in_place=segment.in_place)
         for segment in artifact.segments
@@ -139,12 +139,11 @@ def segments_of(artifact: Artifact) -> tuple[Segment, ...]:
 
 
 def batch_size(algorithm: Algorithm) -> int:
-    """Return the rows of ``batch.0`` in the steps that draw batches, or else in those that pass over the data.
-
-    Streams may differ in size. Steps that draw from the same stream may not, and neither may the ports of one pass.
+    """Return the rows of ``batch.0`` in the steps that draw batches, or in those that pass over the data if none draws.
 
     Raises:
-        ExportError: if they do, or if no step reads ``batch.0``.
+        ExportError: if no step reads ``batch.0``, if steps draw batches of several sizes from the same stream, or if the
+            ports of one pass differ in size. Different streams may differ in size.
     """
     draw_steps = [phase.function for phase in algorithm.phases if not phase.over_data]
     passing = [phase.function for phase in algorithm.phases if phase.over_data]
@@ -159,7 +158,7 @@ def batch_size(algorithm: Algorithm) -> int:
 
 
 def _stream_sizes(algorithm: Algorithm, functions: Sequence[Function]) -> dict[str, int]:
-    """Return the rows of each stream by its number in port names; ExportError if its ports differ."""
+    """Return the rows of a batch by stream, ``"0"`` for ``batch.0.*``. Raise ExportError if ports of a stream differ."""
     streams: dict[str, set[int]] = {}
     for function in functions:
         for name, spec in function.inputs.items():
@@ -176,9 +175,9 @@ def _stream_sizes(algorithm: Algorithm, functions: Sequence[Function]) -> dict[s
 
 
 def trained_entries(algorithm: Algorithm) -> int:
-    """Return the number of entries that the device trains, moving statistics included.
+    """Return the number of entries of the weights that the device trains, running statistics included.
 
-    These are the weights that ``finish`` reads, or the steps if it reads none.
+    These are the ``state.weights.*`` ports that ``finish`` reads, or that the steps read if ``finish`` reads none.
     """
     finish, steps = algorithm.finish.inputs, [phase.function.inputs for phase in algorithm.phases]
     for ports in (finish, {name: spec for each in steps for name, spec in each.items()}):
@@ -199,11 +198,11 @@ class _RunStage:
     """Place where a device runs a graph.
 
     Attributes:
-        what: the place, for messages.
+        what: name of the place in error messages.
         roles: roles of the ports that the device feeds there.
-        remedy: advice for a port that it does not feed.
-        parts: parts of a batch that it feeds.
-        first_only: only the first stream of batches is fed.
+        remedy: advice of the error message for a port that the device does not feed.
+        parts: parts of a batch that the device feeds, such as ``x``.
+        first_only: the device feeds only the first stream of batches.
     """
 
     what: str
@@ -213,7 +212,7 @@ class _RunStage:
     first_only: bool = False
 
     def feeds(self, port: Port, others: Collection[str] = ()) -> bool:
-        """Return True if a device whose samples have the inputs ``others`` beside x feeds ``port`` here."""
+        """Return True if a device feeds ``port`` here. ``others`` names the inputs that its samples have besides x."""
         if port.role != "batch":
             return port.role in self.roles
         stream, _, part = port.label.partition(".")
@@ -245,7 +244,12 @@ _PERSONALIZE = _RunStage(
 
 
 def check_wiring(manifest: Manifest) -> None:
-    """Raise ExportError if a device that follows ``manifest`` would lack a tensor or feed one of a wrong shape."""
+    """Check that the graphs of a manifest fit together.
+
+    Raises:
+        ExportError: if a graph reads a tensor that neither the device nor an earlier graph provides in this type and
+            shape; the message names the function and the port.
+    """
     for place, graph in _placed(manifest):
         _check_fed(place, graph, [each.name for each in manifest.data.others])
         _check_in_place(graph)
@@ -266,7 +270,7 @@ def check_wiring(manifest: Manifest) -> None:
 
 
 def _placed(manifest: Manifest) -> Iterator[tuple[_RunStage, Graph]]:
-    """Yield every graph that a device feeds by roles, with its place. Chunks of a frozen prefix have one port."""
+    """Yield (stage, graph) for every graph but those of frozen chunks, which read a single port."""
     yield _START, manifest.graph(manifest.start)
     for phase in manifest.phases:
         for name in (phase.graph, *(bucket.graph for bucket in phase.shorter)):
@@ -310,7 +314,7 @@ def _whole(manifest: Manifest) -> list[str]:
 
 
 def _check_shorter(whole: Graph, shorter: Graph) -> None:
-    """Check that a step for shorter samples reads and returns the same state, and as many rows."""
+    """Check that a step for shorter samples has the state ports and the rows of the step for full length."""
     states = [(each.inputs_of("state"), each.outputs_of("state")) for each in (whole, shorter)]
     rows = [[(port.name, port.shape[:1]) for port in each.inputs_of("batch")] for each in (whole, shorter)]
     if states[0] != states[1] or rows[0] != rows[1]:
@@ -322,7 +326,7 @@ def _check_shorter(whole: Graph, shorter: Graph) -> None:
 
 
 def _check_others(graph: Graph, data: DataSpec) -> None:
-    """Check that inputs of samples have the shape and the dtype of the manifest."""
+    """Check that the batch ports of ``graph`` have the shape and the dtype that the manifest gives for samples."""
     listed: dict[str, Input | DataSpec] = {SAMPLE: data, **{each.name: each for each in data.others}}
     for port in graph.inputs_of("batch"):
         part = port.label.partition(".")[2]
@@ -399,7 +403,7 @@ def _check_pass(graph: Graph, data: DataSpec) -> None:
 
 
 def _check_personalize(graph: Graph) -> None:
-    """Check that the weights that an adaptation returns can be fed to it again, for its next step."""
+    """Check that the graph that personalizes the model returns weights with the ports that it reads."""
     read = {port.name: port for port in graph.inputs_of("weights")}
     roles = {port.role for port in graph.outputs}
     if "weights" not in roles or roles - {"weights", "metric"}:

@@ -38,7 +38,7 @@ _PACKAGES = ("torch", "onnx", "onnxscript", "onnx-ir", "onnxruntime")
 
 @dataclass(frozen=True)
 class ChunkForward:
-    """Forward pass of frozen units of a tier that run together."""
+    """Chunk of a tier's frozen units: names of the units, and the function of their forward pass."""
 
     units: tuple[str, ...]
     forward: Function
@@ -49,9 +49,9 @@ class Exchange:
     """One exchange of a method.
 
     Attributes:
-        name: its name in files and for people; empty for the main one.
-        algorithm: its functions.
-        reads: names of the server's states that devices download for it.
+        name: name of the exchange in files and messages; empty for the main one.
+        algorithm: functions of the exchange.
+        reads: names of the server states, such as control variates, that devices download for it.
     """
 
     name: str
@@ -69,16 +69,16 @@ class TierTraining:
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """All exchanges of the algorithm (:func:`exchanges_of`)."""
+        """All exchanges of the algorithm; the main one is the last (:func:`exchanges_of`)."""
         return exchanges_of(self.algorithm)
 
     @property
     def main(self) -> Exchange:
-        """The exchange that a method of one exchange has in every round."""
+        """Main exchange: the last one, and the only one of most algorithms."""
         return self.exchanges[-1]
 
     def exchange(self, name: str) -> Exchange:
-        """Return the exchange of that name; ConfigError if the algorithm has none."""
+        """Return the exchange called ``name``. Raise ConfigError if the algorithm has none of that name."""
         for exchange in self.exchanges:
             if exchange.name == name:
                 return exchange
@@ -91,14 +91,14 @@ class TierTraining:
 
     @cached_property
     def prefix(self) -> tuple[ChunkForward, ...]:
-        """The frozen chunks, each with the function of its forward pass."""
+        """Chunks of frozen units before the trained units, in order; empty if the submodel has none."""
         return tuple(
             ChunkForward(chunk.units, chunk_forward(chunk.module, chunk.sample, batch=FORWARD_BATCH))
             for chunk in self.submodel.prefix
         )
 
     def fetched(self, exchange: Exchange) -> tuple[str, ...]:
-        """Return the names of the blobs that devices download for an exchange (:func:`fetched`)."""
+        """Return the names of the blobs that devices of this tier download to train ``exchange`` (:func:`fetched`)."""
         return fetched(self.submodel, self.name, exchange.reads)
 
     def request(
@@ -111,7 +111,7 @@ class TierTraining:
         memory_budget: Budget | None = None,
         tokenizer: bytes = b"",
     ) -> CompileRequest:
-        """Return the request to compile one exchange of this tier; arguments as of :class:`CompileRequest`."""
+        """Return the request to compile ``exchange`` for this tier; other arguments as in :class:`CompileRequest`."""
         return CompileRequest(
             model=model,
             tier=self.name,
@@ -128,19 +128,20 @@ class TierTraining:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileRequest:
-    """One exchange of a tier for samples like ``data``, and all else that decides the bytes of its bundle.
+    """Request to compile one exchange of a tier: all settings that decide the bytes of the bundle.
 
     Attributes:
-        model: the model's name, for people who read the manifest.
-        tier: the tier's name.
-        algorithm: the functions of the exchange.
-        units: names of the blobs that devices download to train: units, or the tier's own payload, and server state.
-        data: shape, dtype and reader of samples.
-        prefix: the frozen chunks before the trained units.
-        exchange: the exchange's name; empty for the main one.
-        chunk_bytes: chunk size of the blobs.
-        memory_budget: bound of a training step's memory; steps recompute and page until they fit.
-        tokenizer: the tokenizer of texts as JSON, for data whose reader is of text.
+        model: name of the model; only readers of the manifest need it.
+        tier: name of the tier.
+        algorithm: functions of the exchange.
+        units: names of the blobs that devices download to train (:func:`fetched`).
+        data: shape, dtype and reader of the samples.
+        prefix: chunks of frozen units before the trained units.
+        exchange: name of the exchange; empty for the main one.
+        chunk_bytes: chunk size of the blobs in bytes.
+        memory_budget: limit for the memory of a training step; None for no limit. Steps recompute values, and pass some
+            through files, until they fit.
+        tokenizer: tokenizer of texts as JSON, for data with a text reader; empty otherwise.
     """
 
     model: str
@@ -161,10 +162,10 @@ class CompileRequest:
 
     @cached_property
     def functions(self) -> Mapping[str, Function]:
-        """The functions by the name of their graph, in the order of the manifest.
+        """Functions to compile by the name of their graph, in the order of the manifest. Phases may share a function.
 
-        Phases may share a function. ExportError if two functions share a name, or for features of another shape than
-        samples.
+        Raises:
+            ExportError: if two functions have the same name, or if log-mel features have another shape than the samples.
         """
         functions = {f"forward.{number}": chunk.forward for number, chunk in enumerate(self.prefix, 1)}
         for function in self.algorithm.functions:
@@ -178,10 +179,13 @@ class CompileRequest:
         return functions | ({FEATURES: features} if features else {})
 
     def fingerprint(self, target: Target, traces: TraceCache) -> str:
-        """Return the digest of all that decides the bundle of this request in the format of ``target``.
+        """Return the digest of everything that decides the bundle of this request: the key of the bundle cache.
 
-        Models, submodels, algorithms and codecs count as the graphs of their functions: other code with the same options has
-        another digest only if it computes something else. ``traces`` keeps the graphs for the compiler.
+        Models, submodels, algorithms and codecs enter by the graphs of their functions, which are traced here.
+
+        Args:
+            target: format of the bundle.
+            traces: receives the traced functions, so that the compiler need not trace them again.
 
         Raises:
             ExportError: if a function cannot be traced.
@@ -230,9 +234,9 @@ def _version(package: str) -> str:
 
 
 def features_of(data: DataSpec) -> Function | None:
-    """Return the function that makes samples of sounds, or None if the reader of ``data`` asks for no features.
+    """Return the function that computes log-mel features of a sound, or None if the reader of ``data`` has none.
 
-    It maps ``batch.0.x`` float32 (1, length), one sound, to ``record.x`` (1, *shape).
+    The function maps ``batch.0.x`` float32 (1, length), one sound, to ``record.x`` (1, *data.shape).
 
     Raises:
         ExportError: if the features have another shape than samples of ``data``.
@@ -257,7 +261,7 @@ def features_of(data: DataSpec) -> Function | None:
 
 
 def exchanges_of(method: Algorithm) -> tuple[Exchange, ...]:
-    """Return all exchanges of a method, in the order in which they first come; the main one is the last."""
+    """Return all exchanges of an algorithm in the order in which they first run; the main one is the last."""
     names = exchange_names(len(method.opening), len(method.ahead))
     return tuple(
         Exchange(name, algorithm, state_read(algorithm, method.server_state))
@@ -266,7 +270,12 @@ def exchanges_of(method: Algorithm) -> tuple[Exchange, ...]:
 
 
 def exchange_names(opening: int, ahead: int) -> tuple[str, ...]:
-    """Return the names of a method's exchanges, for the numbers of exchanges before its main one."""
+    """Return the names of the exchanges of an algorithm; the last is "", the main one.
+
+    Args:
+        opening: number of exchanges that run once, before the first main one.
+        ahead: number of exchanges that run before each main one.
+    """
     return (*_numbered("opening", opening), *_numbered("ahead", ahead), "")
 
 
@@ -275,12 +284,12 @@ def _numbered(word: str, count: int) -> list[str]:
 
 
 def fetched(submodel: Submodel, tier: str, reads: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the names of the blobs that a device downloads to train.
+    """Return the names of the blobs that a device downloads to train: its weights, then the server states.
 
     Args:
-        submodel: the submodel. Its units are shared between tiers; one without units has a payload of the tier's own.
-        tier: the tier's name, which that payload is called by.
-        reads: names of the server's states.
+        submodel: the submodel. If it consists of whole units, tiers share these blobs; else the tier has its own blobs.
+        tier: name of the tier; prefix of its own blobs.
+        reads: names of the server states that the exchange reads.
     """
     if not submodel.units:
         own = f"{tier}/submodel"
@@ -289,6 +298,6 @@ def fetched(submodel: Submodel, tier: str, reads: tuple[str, ...] = ()) -> tuple
 
 
 def trained_names(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the names of the parameters that gradients move: each has a place in the server's state."""
+    """Return the names of the model's parameters with ``requires_grad``. Server state has one tensor for each."""
     named = spec.module.named_parameters(remove_duplicate=False)
     return tuple(name for name, parameter in named if parameter.requires_grad)

@@ -19,7 +19,14 @@ from edgefl_export.verify.graphs import Verification
 
 @dataclass(frozen=True)
 class GraphCheck:
-    """Result for one graph: ``problem`` is empty if it agrees with its function; ``report`` is None if it could not run."""
+    """Result of the check of one graph.
+
+    Attributes:
+        graph: name of the graph.
+        size: size of its model in bytes.
+        problem: first difference from its function in torch; empty if they agree.
+        report: comparison of the outputs; None if there is a problem.
+    """
 
     graph: str
     size: int
@@ -29,7 +36,12 @@ class GraphCheck:
 
 @dataclass(frozen=True)
 class BundleCheck:
-    """Result for a bundle: ``problems`` are contradictions between the manifest and the request, beside those of graphs."""
+    """Result of the check of a bundle; ``str()`` lists all problems.
+
+    Attributes:
+        graphs: results of its graphs.
+        problems: differences between the manifest and the request, one text for each.
+    """
 
     graphs: tuple[GraphCheck, ...]
     problems: tuple[str, ...]
@@ -56,13 +68,13 @@ def verify_bundle(
     """Compare every graph of a bundle with its function in torch, on random inputs.
 
     Args:
-        bundle: the bundle, of any origin: each graph runs in the runtime of its format.
-        request: the functions that it claims to be made from. Its data do not count, only those of the bundle.
+        bundle: the bundle, which need not be trusted; each graph runs in the runtime of its format.
+        request: request with the functions to compare with. Its ``data`` are replaced by those of the bundle.
         seed: seed of the inputs.
         progress: called with the name of each graph before it runs.
 
     Raises:
-        BundleError: for a graph that belongs to no function of ``request``. All other findings are in the result.
+        BundleError: if ``request`` has no function with the name of a graph. All other findings are in the result.
         ConfigError: if the runtime of a format is not installed.
     """
     request = replace(request, data=bundle.manifest.data)
@@ -95,9 +107,9 @@ def _check(target: Target, graph: Graph, model: bytes, function: Function, seed:
 
 
 def _ports_differ(graph: Graph, function: Function, seed: int) -> str:
-    """Return the first disagreement of manifest and function about ports.
+    """Return a text with the first difference between the ports of a manifest's graph and of its function, or "".
 
-    A graph may leave out inputs that it does not read.
+    A graph may leave out inputs that it does not read. Runs the function once to get its outputs.
     """
     declared = {port.name: _described(port) for port in ports(function.inputs)}
     for port in graph.inputs:
@@ -118,18 +130,18 @@ def _ports_differ(graph: Graph, function: Function, seed: int) -> str:
 
 
 def _described(port: Port) -> str:
-    """Return role, type and shape of a port; the role only if the name does not begin with it."""
+    """Return a text with dtype and shape of a port, and with its role if that is not the one of its name."""
     tensor_type = f"{port.dtype}{list(port.shape)}"
     return tensor_type if port.role == role_of(port.name) else f"{port.role} {tensor_type}"
 
 
 def _repeated(phase: Phase | PhaseSpec) -> int | str:
-    """Return the repetitions of a phase's step; for a pass over the data they follow from the data."""
+    """Return the number of steps of a phase, or a text for a phase that passes once over the data."""
     return "once over the data" if phase.over_data else phase.steps
 
 
 def _contradictions(manifest: Manifest, request: CompileRequest) -> list[str]:
-    """Return every entry of the manifest that differs from the request."""
+    """Return a text for every entry of the manifest that differs from the request."""
     algorithm = request.algorithm
     pairs = {
         "algorithm": (manifest.program, algorithm.name),
