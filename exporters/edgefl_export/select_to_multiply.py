@@ -1,8 +1,9 @@
-"""Pass that turns selections between a value and zero, as of dropout and of ReLU's gradient, into products with a mask.
+"""Pass that replaces selections between a value and zero, as in dropout and ReLU's gradient, by products with a mask.
 
-Engines take longer to select than to multiply: onnxruntime five times as long, and on tensors of activations ExecuTorch's
-own kernel longer than a product of matrices. A product is no selection if the value that is not selected is infinite or NaN,
-because 0 * inf is NaN. So only values that :func:`value_ranges` knows to be finite are rewritten.
+Engines take longer to select than to multiply: onnxruntime five times as long, and for tensors of activations
+ExecuTorch's own kernel longer than for a product of matrices. A product differs from a selection if the value that is not
+selected is infinite or NaN, because 0 * inf is NaN. So only values that :func:`value_ranges` knows to be finite are
+rewritten.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ OPPOSITES = {
 
 
 class SelectToMultiply(ABC):
-    """The pass: where(x >= c, y, 0) -> y * mask, with the mask as an engine computes it fastest."""
+    """Base class of the pass: where(x >= c, y, 0) -> y * mask. Subclasses compute the mask for one engine."""
 
     def __call__(self, module: fx.GraphModule) -> None:
         """Rewrite ``module`` in place."""
@@ -46,15 +47,15 @@ class SelectToMultiply(ABC):
 
     @abstractmethod
     def mask(self, condition: fx.Node, negated: bool, writer: NodeWriter) -> fx.Node | None:
-        """Return the node that is 1.0 where ``condition`` holds (fails, if ``negated``) and 0.0 elsewhere.
+        """Insert the nodes of a mask that is 1.0 where ``condition`` holds and 0.0 elsewhere.
 
         Args:
-            condition: one comparison, or several that are joined.
-            negated: return the mask of the places where the condition fails.
-            writer: inserts new nodes before the selection.
+            condition: boolean node: a comparison, or several joined by logical ops.
+            negated: the mask is 1.0 where the condition does not hold.
+            writer: function that inserts new nodes before the selection.
 
         Returns:
-            The mask as float32, or None if the engine has no form for it.
+            The mask as float32, or None if the engine cannot compute it.
         """
 
 
@@ -101,9 +102,9 @@ class _Rewriter:
         self._graph.erase_node(node)
 
     def _product(self, kept: fx.Node, condition: fx.Node, negated: bool) -> fx.Node | None:
-        """Return ``kept`` where the condition holds, else 0; None without a mask.
+        """Insert the product of ``kept`` and the mask of ``condition``; return None if the engine has no mask for it.
 
-        Both parts of one value, as dropout may leave, take one product: the second part is the value less the first.
+        If the product with the opposite mask exists, the result is ``kept`` minus that product, without a second mask.
         """
         rest = self._made.get((condition, kept, not negated))
         if rest is not None and rest.meta["val"].shape == kept.meta["val"].shape:
@@ -115,9 +116,9 @@ class _Rewriter:
         return None if mask is None else self._write(_aten.mul.Tensor, kept, mask)
 
     def _is_mask(self, condition: Any) -> bool:
-        """Return True for comparisons of finite values, alone or joined.
+        """Return True if ``condition`` consists of comparisons of finite values, alone or joined by logical ops.
 
-        A comparison of a single number costs no time, and mostly guards a quotient by that number.
+        A condition with one entry is excluded: it costs no time, and mostly guards a quotient by that number.
         """
         if not isinstance(condition, fx.Node) or condition.meta["val"].numel() == 1:
             return False
@@ -127,7 +128,7 @@ class _Rewriter:
         return compares and all(map(self._is_known, condition.args))
 
     def _is_known(self, value: object) -> bool:
-        """Return True if a comparison with the value only divides finite values, and does not test for infinite ones."""
+        """Return True if ``value`` is finite and below :data:`LARGEST`, so that a comparison is no test for infinity."""
         if isinstance(value, fx.Node):
             return self._is_finite(value)
         return isinstance(value, (int, float)) and abs(value) < LARGEST
@@ -137,7 +138,10 @@ class _Rewriter:
         return 0 if divisor is None else self._inputs[divisor]
 
     def _may_guard(self, condition: fx.Node, kept: fx.Node) -> bool:
-        """Return True if the condition reads an input of a guessed divisor of ``kept``, as a mask and its own sum do."""
+        """Return True if ``condition`` may protect ``kept`` from a division by zero.
+
+        It may if it depends on an input of a divisor that was assumed not to be zero, as a mask and its sum do.
+        """
         return bool(self._inputs[condition] & self._guesses[kept])
 
     def _is_zero(self, value: fx.Node) -> bool:
@@ -150,7 +154,7 @@ class _Rewriter:
 
 
 def _is_whole(node: fx.Node) -> bool:
-    """Return True if the value can be neither an infinity nor NaN, because it is an integer or a boolean."""
+    """Return True if the value is an integer or a boolean, so that it is neither infinite nor NaN."""
     value = node.meta.get("val")
     return isinstance(value, torch.Tensor) and not value.is_floating_point()
 

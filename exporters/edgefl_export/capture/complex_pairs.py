@@ -1,9 +1,9 @@
-"""Complex tensors as pairs of reals: no engine has complex numbers, so the graph gets a last axis of length 2 instead.
+"""Complex tensors as pairs of real numbers on a last axis of length 2, because no engine has complex numbers.
 
 Runs between the two passes of :mod:`edgefl_export.capture.trace`, on forward, backward and update at once. A pair has the
-memory of the complex tensor, so that views and writes in place keep their meaning; ``view_as_real`` and
-``view_as_complex`` cost nothing. Ops that only move entries run on the pair as they are (:data:`_MOVING`), the others
-have a rule below.
+memory layout of the complex tensor, so that views and writes in place keep their meaning; ``view_as_real`` and
+``view_as_complex`` cost nothing. Ops that only move entries run on the pair unchanged (:data:`_MOVING`). All other ops
+have a rule in :mod:`edgefl_export.decompositions.complex_numbers`.
 """
 
 from __future__ import annotations
@@ -32,14 +32,17 @@ _WRITTEN_OUT = (
 
 
 class NoComplexFormError(Exception):
-    """An op on complex numbers without a rule. Its place is found outside of the trace, which would record that search."""
+    """Op on complex numbers for which there is no rule. Raised while tracing; :meth:`refusal` gives the error for users.
+
+    The source line is searched for after the trace, which would record the search.
+    """
 
     def __init__(self, node: fx.Node) -> None:
         super().__init__(str(node.target))
         self._op = str(node.target)
 
     def refusal(self, function: Function) -> ExportError:
-        """Return the error that names the op, its place and what to write instead."""
+        """Run ``function`` again to find the op, and return the error with its source line and a remedy."""
         place = locate_call(function, self._op, lambda value: value.is_complex())
         remedy = instead_of(self._op, _WRITTEN_OUT)
         return refusal(function, self._op, place, "has no form for complex numbers", f". {remedy}")
@@ -48,9 +51,16 @@ class NoComplexFormError(Exception):
 def without_complex(
     function: Function, names: Sequence[str], joint: fx.GraphModule
 ) -> Callable[..., tuple[Tensor, ...]]:
-    """Return ``joint``, or what computes the same of pairs if it has complex tensors.
+    """Return a function that computes ``joint`` without complex tensors, or ``joint`` itself if it has none.
 
-    Raises ExportError for complex inputs (``names``) and outputs, and for ops on complex numbers without a rule.
+    Args:
+        function: the traced function, for errors.
+        names: names of the inputs of ``joint``, in order.
+        joint: graph of the first pass.
+
+    Raises:
+        ExportError: if an input or an output is complex.
+        NoComplexFormError: raised by the returned function for an op on complex numbers without a rule.
     """
     graph = joint.graph
     if not any(map(_is_complex, graph.nodes)):
@@ -69,7 +79,7 @@ def without_complex(
 
 
 class _Pairs(fx.Interpreter):
-    """Runs a graph with a :class:`Pair` for each complex tensor."""
+    """Interpreter of a graph that uses a :class:`ComplexPair` for each complex tensor."""
 
     def __init__(self, joint: fx.GraphModule) -> None:
         super().__init__(joint)
@@ -104,7 +114,7 @@ class _Pairs(fx.Interpreter):
 
 
 def _run(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the results of an op on pairs; NotImplemented if it has no rule."""
+    """Return the results of the op of ``node`` on pairs, or NotImplemented if it has no rule."""
     op = cast(OpOverload, node.target)
     if op._schema.is_mutable:
         return _write(node, args, kwargs)
@@ -126,7 +136,7 @@ def _run(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _strided(
     node: fx.Node, x: ComplexPair, size: Sequence[int], stride: Sequence[int], offset: int = 0
 ) -> Any:
-    """Return a view by places in memory; NotImplemented if the pair does not lie there as the complex tensor does."""
+    """Return ``as_strided`` of a pair, or NotImplemented if its strides differ from those of the complex tensor."""
     like = fake_value(node.args[0])
     strides = (*(2 * each for each in like.stride()), 1)
     if x.parts.stride() != strides or x.parts.storage_offset() != 2 * like.storage_offset():
@@ -135,7 +145,7 @@ def _strided(
 
 
 def _checked(made: Any, like: Tensor) -> Any:
-    """Return the result in the type that torch gives it; NotImplemented if its shape is another one."""
+    """Return ``made`` converted to the dtype of ``like``, torch's result; NotImplemented if the shapes differ."""
     if made is NotImplemented or isinstance(made, complex):
         return made
     value = made.parts if isinstance(made, ComplexPair) else made
@@ -148,7 +158,10 @@ def _checked(made: Any, like: Tensor) -> Any:
 
 
 def _write(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op that writes to its first argument: its form without writes, and a copy of that."""
+    """Run an in-place op on pairs: compute its form without writes and copy the result into the first argument.
+
+    Return the first argument, or NotImplemented if there is no rule.
+    """
     op, target = cast(OpOverload, node.target), args[0]
     if op is _aten.copy_.default:
         made: Any = args[1]
@@ -192,7 +205,7 @@ _RESHAPING = frozenset({_aten.view.default, _aten._unsafe_view.default})
 
 
 def _moved(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run ``op`` on the pairs' parts, with its sizes and dimensions made those of the parts."""
+    """Run ``op``, which only moves entries, on the parts of pairs. Sizes and dimensions are adapted to the last axis."""
     leaves = _leaves(args, kwargs)
     if isinstance(args[0], complex):  # of a tensor that is a number
         return args[0] if op._schema.arguments[1:] == [] or op is _aten.clone.default else NotImplemented

@@ -28,7 +28,7 @@ from edgefl.models.torch_functions.layouts import META, ListKey, from_key, layou
 from edgefl_export.operators import named
 
 Table = Mapping[OpOverload, Callable[..., object]]
-"""What stands for an op: a function of its arguments. One that returns NotImplemented leaves the op as it is."""
+"""Replacement function of each op, called with the arguments of the op. If it returns NotImplemented, the op stays."""
 
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
@@ -45,7 +45,13 @@ _LAYOUT = frozenset({_aten.size.default, _aten.stride.default, _aten.storage_off
 
 @dataclass(frozen=True)
 class TracedFunction:
-    """Result of the first pass: forward, backward and update of ``function`` as they ran, and the specs of its outputs."""
+    """Result of the first pass of tracing.
+
+    Attributes:
+        function: the traced function.
+        module: graph of forward, backward and update, in the order of execution.
+        outputs: shape and dtype of each output port.
+    """
 
     function: Function
     module: fx.GraphModule
@@ -54,10 +60,14 @@ class TracedFunction:
 
 @dataclass(frozen=True)
 class LoweredGraph:
-    """A function as a functional graph of core ops, which the passes of a target rewrite.
+    """Function as a graph of core ops without in-place writes; the passes of a target rewrite it.
 
-    ``module`` has one placeholder per entry of ``inputs`` and returns one tensor per entry of ``outputs``, both
-    in order; constants are attributes of it. ``unused`` lists declared ports that no output depends on.
+    Attributes:
+        function: the function.
+        module: the graph; constants are attributes of the module.
+        inputs: shape and dtype of each input port, in the order of the placeholders.
+        outputs: shape and dtype of each output port, in the order of the returned tensors.
+        unused: names of declared input ports that no output depends on.
     """
 
     function: Function
@@ -79,12 +89,20 @@ class LoweredGraph:
 def graph_of(
     fn: Callable[..., Sequence[Tensor]], arguments: Sequence[Tensor], table: Table, *, fake: bool
 ) -> fx.GraphModule:
-    """Return the graph of ``fn`` on these arguments, one placeholder for each, with the ops in ``table`` rewritten.
+    """Run ``fn`` and return the graph of the ops that it ran.
 
-    ``fake``: run without values, where no tensor is written to. Else with the values of the arguments, and zeros for
-    products: RuntimeError if a Python value is taken out of a tensor that depends on them. Tensors that no op has
-    made are constants, attributes of the module. Each node has its result, without values, as ``meta["val"]``. The module's
-    code is made when it runs.
+    The graph has one placeholder for each argument. Tensors that no op computed are constants: attributes of the module.
+    ``meta["val"]`` of a node is its result without values.
+
+    Args:
+        fn: function of tensors.
+        arguments: positional arguments of ``fn``.
+        table: replacement functions of ops; the graph has the ops that these run.
+        fake: run on tensors without values. If false, run on the values of ``arguments``, with zeros as the results of
+            matrix products and convolutions, whose values take long to compute.
+
+    Raises:
+        RuntimeError: if ``fn`` takes a Python value out of a tensor that depends on ``arguments``.
     """
     inputs = [_bare(value) for value in arguments] if fake else arguments
     writer = _OpRecorder(table, fake)
@@ -97,7 +115,7 @@ def graph_of(
 
 @dataclass(frozen=True)
 class _Made:
-    """Node of a tensor. ``constant``: its value is the same whatever the arguments are."""
+    """Node that computed a tensor. ``constant``: the value does not depend on the arguments."""
 
     node: fx.Node
     constant: bool = False
@@ -115,7 +133,7 @@ class _OpRecorder(TorchDispatchMode):
         self._constants: dict[int, str] = {}
 
     def place(self, value: Tensor, number: int) -> None:
-        """Add a placeholder for an argument."""
+        """Add a placeholder for ``value``, the argument at position ``number``."""
         name = f"arg{number}_1"
         self._note(value, self._graph.create_node("placeholder", name, name=name))
 
@@ -143,7 +161,10 @@ class _OpRecorder(TorchDispatchMode):
         return self._write(func, args, kwargs, constant and any(made))
 
     def _rewritten(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return the rule of the table for an op, or its decomposition if autograd would not see the op either."""
+        """Return the results of an op by its rule in the table, or by torch's decomposition if it has no kernel of its own.
+
+        Return NotImplemented if the op itself is to be recorded.
+        """
         rule = self._table.get(func)
         if rule is not None:
             with self:
@@ -194,7 +215,7 @@ class _OpRecorder(TorchDispatchMode):
         node.meta["val"] = _bare(value)
 
     def _argument(self, value: Any) -> Any:
-        """Return ``value`` with nodes for tensors."""
+        """Return ``value`` with each tensor replaced by its node, also within lists, tuples and dicts."""
         if isinstance(value, Tensor):
             made = self._made.get(value)
             return self._attribute(value) if made is None else made.node
@@ -224,21 +245,22 @@ def _has_kernel(func: OpOverload) -> bool:
 
 
 def _of_zeros(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return zeros of the shape and layout of the op's result, without computing it."""
+    """Return zeros with shape and layout of the op's result, without computing the result."""
     key = func, layout_key(args), layout_key(tuple(kwargs.items())), torch.get_default_dtype()
     return from_key(_result(*key), _REAL)
 
 
 def _row_major(args: Any, kwargs: Any) -> bool:
-    """Return True if all tensors lie in the order of their axes, so that results do so on each device.
-
-    Matrices may be transposed.
-    """
+    """Return True if every tensor of four or more axes is contiguous, so that the layout of results is known."""
     return all(value.is_contiguous() or value.ndim < 4 for value in _tensors(args, kwargs))
 
 
 def without_values(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the results of an op without values, computed once for equal arguments."""
+    """Return the results of an op as tensors without values; they are cached by the layout of the arguments.
+
+    Raises:
+        DynamicOutputShapeException: if the shape of the result depends on values.
+    """
     if torch.Tag.dynamic_output_shape in func.tags:
         raise DynamicOutputShapeException(func)
     key = func, layout_key(args), layout_key(tuple(kwargs.items())), torch.get_default_dtype()
@@ -251,7 +273,10 @@ def without_values(func: Any, args: Any, kwargs: Any) -> Any:
 
 @functools.lru_cache(_KNOWN_RESULTS)
 def _result(func: Any, args: ListKey, kwargs: ListKey, numbers: torch.dtype) -> Any:
-    """Run an op. ``numbers``: the type that torch takes for numbers now, which is not passed on."""
+    """Run an op without values and return the layout of its results.
+
+    ``numbers`` is torch's default dtype; it is part of the cache's key only.
+    """
     named = dict(from_key(kwargs))
     if func.overloadpacket in _BY_DEVICE:
         return layout_key(func(*from_key(args, _REAL), **named))
@@ -268,7 +293,7 @@ def _bare(value: Any) -> Any:
 
 
 def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
-    """Return the tensors among an op's arguments, which nest only in lists and tuples."""
+    """Return all tensors among the arguments of an op, also within lists and tuples."""
     found: list[Tensor] = []
     waiting = [*reversed(kwargs.values()), *reversed(args)]
     while waiting:
@@ -284,9 +309,10 @@ def _tensors(args: Any, kwargs: Any) -> list[Tensor]:
 
 
 def start_forked() -> None:
-    """Compute with one thread, because those of the other process are not here.
+    """Prepare torch in a forked process: set it to one thread, because a fork does not copy the other threads.
 
-    RuntimeError where the other process had computed a gradient: torch's autograd then works there only.
+    Raises:
+        RuntimeError: if the parent process had computed a gradient; torch's autograd then works in the parent only.
     """
     torch.set_num_threads(1)
     torch.ones(1, requires_grad=True).sum().backward()

@@ -40,9 +40,13 @@ _RUNNERS = tuple(
 
 @dataclass(frozen=True)
 class SourceLocation:
-    """Name of an op in torch, module path as in ``named_modules``, and ``file:line``; empty if unknown.
+    """Place in the user's code that called an op. Unknown parts are empty.
 
-    ``backward``: the op is part of a gradient; module and line then belong to its forward op.
+    Attributes:
+        op: name of the op in torch.
+        module: path of the module as in ``named_modules``, with its class.
+        source: ``file:line``.
+        backward: the op is part of a gradient; ``module`` and ``source`` are those of the forward op.
     """
 
     op: str = ""
@@ -60,10 +64,17 @@ class SourceLocation:
 
 
 def locate(function: Function, op: str) -> SourceLocation:
-    """Return the location of the first call of ``op`` (``aten.name.overload``), or of the op that it is a part of.
+    """Run ``function`` in torch and return the location of the first call that leads to ``op`` in the graph.
 
-    Tried in this order: the op itself, another overload or form of it, an op that has its name among the words of
-    its own, an op that is rewritten into it. An empty Place if no call leads to it.
+    Calls are searched for in this order: ``op`` itself, another overload of it, an op whose name contains the name of
+    ``op``, an op that is decomposed into it.
+
+    Args:
+        function: function to run on its example.
+        op: op of the graph, as ``aten.name.overload``.
+
+    Returns:
+        The location; empty if there is no such call.
     """
     for wanted in (_is(op), _named(op), _contains(op), _decomposes_into(op)):
         place = _watched(function, _CallTracer(wanted))
@@ -73,12 +84,15 @@ def locate(function: Function, op: str) -> SourceLocation:
 
 
 def locate_type(function: Function, dtypes: Collection[torch.dtype]) -> SourceLocation:
-    """Return the location of the first call whose result is a tensor of one of ``dtypes``; empty if there is none."""
+    """Run ``function`` and return the location of the first op with a result of one of ``dtypes``; empty if none has."""
     return _watched(function, _CallTracer(dtypes=dtypes))
 
 
 def locate_call(function: Function, op: str, tensor: Callable[[Tensor], bool]) -> SourceLocation:
-    """Return the location of the first call of ``op`` on a tensor of this kind, or of any of its calls."""
+    """Run ``function`` and return the location of the first call of ``op`` on a tensor for which ``tensor`` is true.
+
+    If there is no such call, return the result of :func:`locate`.
+    """
 
     def wanted(func: Any, args: Any, kwargs: Any) -> bool:
         leaves = pytree.tree_leaves((args, kwargs))
@@ -89,7 +103,7 @@ def locate_call(function: Function, op: str, tensor: Callable[[Tensor], bool]) -
 
 
 def refusal(function: Function, op: object, place: SourceLocation, what: str, rest: str) -> ExportError:
-    """Return the error for ``op`` of the function: that it ``what`` at ``place``, and the ``rest`` of the sentence."""
+    """Return the error ``op <op> in function <name> <what> (<place>)<rest>``, with the same parts as attributes."""
     name = place.op or str(op)
     return ExportError(
         f"op {name} in function {function.name!r} {what} ({place}){rest}",
@@ -116,7 +130,7 @@ def _watched(function: Function, watch: _CallTracer) -> SourceLocation:
 
 
 Wanted = Callable[[Any, Any, Any], bool]
-"""Whether an op, called with these positional and named arguments, is looked for."""
+"""Predicate on a call: op, positional and named arguments. True for a call that is looked for."""
 
 
 def _is(op: str) -> Wanted:
@@ -124,22 +138,22 @@ def _is(op: str) -> Wanted:
 
 
 def _named(op: str) -> Wanted:
-    """Return True for names that differ by torch's forms: ``linalg_svd`` for ``_linalg_svd``."""
+    """Return a predicate for ops whose names equal ``op`` but for overload and underscores: ``_linalg_svd``."""
     return lambda func, args, kwargs: _bare(str(func)) == _bare(op)
 
 
 def _contains(op: str) -> Wanted:
-    """Return True if the words of one name contain another: ``native_batch_norm_backward`` and ``batch_norm``."""
+    """Return a predicate for ops whose names contain that of ``op``: ``native_batch_norm_backward`` for ``batch_norm``."""
     return lambda func, args, kwargs: f"_{_bare(op)}_" in f"_{_bare(str(func))}_"
 
 
 def _bare(op: str) -> str:
-    """Return the name without namespace, overload, underscores around it, and the suffix of forms without writes."""
+    """Return the name of ``namespace.name.overload`` without outer underscores and the suffixes of functional forms."""
     return op.split(".")[1].strip("_").removesuffix("_functional").removesuffix("_copy")
 
 
 def _decomposes_into(op: str) -> Wanted:
-    """Return True for an op that our rules or PyTorch's rewrite into ``op``, among others. Each op is tried once."""
+    """Return a predicate for ops that rules of the compiler or of PyTorch decompose into ``op`` and maybe others."""
     decided: dict[object, bool] = {}
     known = [*torch._decomp.decomposition_table.items(), *core_table().items()]
     rules: dict[Any, Callable[..., object]] = {func: rule for func, rule in known if str(func) != op}
@@ -163,9 +177,7 @@ def _nothing(*_: object) -> bool:
 
 
 class _CallTracer(TorchDispatchMode):
-    """Dispatch mode that runs ops and remembers the location of the first one that is ``wanted``, or whose result is of
-    one of ``dtypes``.
-    """
+    """Dispatch mode that stores the location of the first op that is ``wanted`` or has a result of one of ``dtypes``."""
 
     def __init__(self, wanted: Wanted = _nothing, dtypes: Collection[torch.dtype] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -200,7 +212,7 @@ class _CallTracer(TorchDispatchMode):
         return SourceLocation(op, *here)
 
     def _module(self) -> str:
-        """Return the dotted path of the innermost module, with its class."""
+        """Return the dotted path and the class of the innermost running module; "" outside of all modules."""
         if not self._calls:
             return ""
         module, path = self._calls[-1]
@@ -211,9 +223,9 @@ class _CallTracer(TorchDispatchMode):
 
 
 def _path(module: nn.Module, calls: list[tuple[nn.Module, str]]) -> str:
-    """Return the path of ``module`` as its nearest caller knows it, appended to the caller's path.
+    """Return the dotted path of ``module``: its name in the nearest caller that contains it, after the caller's path.
 
-    A module may be registered under several names; the calls decide between them.
+    A module may be registered under several names; ``calls``, the running modules with their paths, decide between them.
     """
     for caller, path in reversed(calls):
         for name, inner in caller.named_modules(remove_duplicate=False):
@@ -223,10 +235,10 @@ def _path(module: nn.Module, calls: list[tuple[nn.Module, str]]) -> str:
 
 
 def _source() -> str:
-    """Return ``file:line`` of the innermost line of the user's code between the function and the op.
+    """Return ``file:line`` of the innermost frame of the user's code between the function and the op.
 
-    Code that was generated from a graph counts as the line that the graph was traced from. Without any line of the
-    user's, the innermost of edgefl's that is no exporter; empty where torch was called by what runs models.
+    A frame of code that was generated from a graph counts as the line that the graph was traced from. If there is no
+    frame of the user, return the innermost one of edgefl outside the compiler, or "" if that only runs models.
     """
     own: str | None = None
     for frame, line in traceback.walk_stack(None):
@@ -244,7 +256,7 @@ def _source() -> str:
 
 
 def is_compiler(path: Path) -> bool:
-    """Return True if ``path`` lies in torch or in the exporters, through any symbolic links."""
+    """Return True if ``path`` lies in the folder of torch or of the compiler, after resolving symbolic links."""
     return _within(_ROOMS, path)
 
 
@@ -254,7 +266,7 @@ def _within(rooms: tuple[Path, ...], path: Path) -> bool:
 
 
 def _generated(module: nn.Module) -> fx.Node | None:
-    """Return the node that runs in the code that was generated for ``module``; None if there is none."""
+    """Return the graph node that the generated code of ``module`` executes now; None if its code is not generated."""
     frames = traceback.walk_stack(None)
     return next(
         (node_at(frame, line) for frame, line in frames if frame.f_locals.get("self") is module), None

@@ -20,27 +20,27 @@ def fake_value(argument: object) -> Tensor:
 
 
 def node_argument(node: fx.Node, place: int) -> fx.Node:
-    """Return a positional argument that is a tensor."""
+    """Return positional argument ``place`` of ``node``, which is a node of a tensor."""
     return cast(fx.Node, node.args[place])
 
 
 def nodes_argument(node: fx.Node, place: int) -> Sequence[fx.Node]:
-    """Return a positional argument that is a list of tensors."""
+    """Return positional argument ``place`` of ``node``, which is a list of nodes."""
     return cast(Sequence[fx.Node], node.args[place])
 
 
 def int_argument(node: fx.Node, place: int) -> int:
-    """Return a positional argument that is a whole number."""
+    """Return positional argument ``place`` of ``node``, which is an integer."""
     return cast(int, node.args[place])
 
 
 def ints_argument(node: fx.Node, place: int) -> Sequence[int]:
-    """Return a positional argument that is a list of whole numbers."""
+    """Return positional argument ``place`` of ``node``, which is a list of integers."""
     return cast(Sequence[int], node.args[place])
 
 
 def argument(node: fx.Node, name: str) -> Any:
-    """Return an argument by its name in the schema, or its default; KeyError if the op has none of that name."""
+    """Return the argument called ``name`` in the op's schema, or its default. Raise KeyError if the op has none such."""
     for index, item in enumerate(schema_arguments(node)):
         if item.name == name:
             return node.args[index] if index < len(node.args) else node.kwargs.get(name, item.default_value)
@@ -48,17 +48,17 @@ def argument(node: fx.Node, name: str) -> Any:
 
 
 def schema_arguments(node: fx.Node) -> list[Any]:
-    """Return the arguments in the schema of a node's op. The node must be one of an op."""
+    """Return the schema's arguments (names, types, defaults) of the op that ``node`` calls."""
     return list(cast(Any, node.target)._schema.arguments)
 
 
 def results(graph: fx.Graph) -> tuple[fx.Node, ...]:
-    """Return the nodes that a graph returns, in order."""
+    """Return the nodes whose values the graph returns, in order."""
     return tuple(nodes_argument(graph.output_node(), 0))
 
 
 def read_inputs(graph: fx.Graph, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of the inputs that are read, and erase the placeholders of the others."""
+    """Erase the placeholders that no node reads and return the names of the rest; ``names`` are those of all, in order."""
     inputs = list(zip(names, graph.find_nodes(op="placeholder"), strict=True))
     for _, node in inputs:
         if not node.users:
@@ -67,7 +67,7 @@ def read_inputs(graph: fx.Graph, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def copy_of(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
-    """Return a copy of ``graph`` that may be changed, and its node for each node of ``graph``."""
+    """Return a copy of ``graph``, and a dictionary from each node of ``graph`` to its copy."""
     copy, mapping = fx.Graph(), dict[fx.Node, fx.Node]()
     copy.output(copy.graph_copy(graph, mapping))
     copy.output_node().args = (tuple(mapping[node] for node in results(graph)),)
@@ -75,12 +75,12 @@ def copy_of(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
 
 
 def broadcast_shape(*values: Tensor) -> tuple[int, ...]:
-    """Return the shape of a result that is computed entry by entry from these tensors."""
+    """Return the shape of the result of an element-wise op on ``values``, after broadcasting."""
     return tuple(torch.broadcast_shapes(*(value.shape for value in values)))
 
 
 def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    """Insert a call of ``target`` and return its node with a fake result."""
+    """Insert a call of ``target`` at the insertion point of ``graph`` and return its node, with a fake result as value."""
     node = graph.call_function(target, args, kwargs)
     values, options = fx.node.map_arg((args, kwargs), lambda read: read.meta["val"])
     node.meta["val"] = target(*values, **options)
@@ -88,7 +88,7 @@ def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
 
 
 def held_back(graph: fx.Graph, node: fx.Node, trigger: fx.Node | None) -> fx.Node:
-    """Insert ``node``, but not before ``trigger`` has been computed (:data:`edgefl_export.operators.AFTER`)."""
+    """Insert a node with the value of ``node`` that runtimes cannot compute before ``trigger``, and return it."""
     late = graph.call_function(AFTER, (node, trigger))
     late.meta["val"] = node.meta["val"]
     return late

@@ -11,7 +11,7 @@ _one_at_a_time = threading.RLock()
 
 
 class Patch(NamedTuple):
-    """Replacement of ``name`` in a module or class."""
+    """Replacement ``ours`` for the attribute ``name`` of ``place``, a module or class."""
 
     place: object
     name: str
@@ -20,11 +20,11 @@ class Patch(NamedTuple):
 
 @contextlib.contextmanager
 def patched(*patches: Patch) -> Iterator[None]:
-    """Apply the patches within the context, and restore the library after it, also after an error.
+    """Apply ``patches`` while the ``with`` block runs and restore the library afterwards, also after an error.
 
-    Other threads that enter wait for its end, or one would put back what another had put there: without patches it is
-    that lock alone. A thread that calls the library by itself meanwhile sees the patches, so that each has to compute
-    what the library's own does. Where a library has moved a name, its patch is left out.
+    Only one thread at a time can be in such a block, because two could restore each other's patches; without patches the
+    block is this lock alone. Threads that call the library outside of such a block see the patches, so each patch must
+    return what the original does. A patch is ignored if its place has no attribute of that name.
     """
     with _one_at_a_time, contextlib.ExitStack() as originals:
         for place, name, ours in patches:

@@ -28,20 +28,20 @@ from edgefl_export.deploy.target import DeployTarget
 from edgefl_export.verify.graphs import ABSOLUTE, FACTOR, RELATIVE
 
 Run = Callable[[Mapping[str, Array]], Array]
-"""A file in its stock runtime: rows by the names of its inputs to its output."""
+"""Function that runs a file in its stock runtime: arrays by name of the input in, array of the output out."""
 
 
 @dataclass(frozen=True)
 class DeployArtifact:
-    """A deployed file and what was measured of it.
+    """Deployed file and the measured error of its output.
 
     Attributes:
         model: the bytes of the file.
-        batch: samples of one call; 0 for any number.
+        batch: number of samples of one call; 0 if any number is accepted.
         inputs: names of the inputs, in order.
-        max_rel_error: largest difference to torch on the checked rows, relative to the largest logit.
-        rows: number of checked rows.
-        loader: Python source of the loader of a .safetensors file, or "".
+        max_rel_error: largest difference from torch on the compared rows, relative to the largest logit.
+        rows: number of compared rows.
+        loader: Python source of the loader of a .safetensors file; "" for other formats.
     """
 
     model: bytes = field(repr=False)
@@ -54,13 +54,13 @@ class DeployArtifact:
 
 @dataclass(frozen=True, eq=False)
 class ExportedModel:
-    """A model in the format of a target, before its metadata are known.
+    """Model in the format of a target, before its metadata are added.
 
     Attributes:
         target: format and options.
-        program: the model as torch exports it.
-        run: the file in its stock runtime.
-        max_rel_error: largest difference to torch, relative to the largest logit.
+        program: result of torch.export.
+        run: function that runs the file in its stock runtime.
+        max_rel_error: largest difference from torch, relative to the largest logit.
         rows: number of rows that were compared.
     """
 
@@ -73,18 +73,18 @@ class ExportedModel:
 
     @property
     def runtime(self) -> Mapping[str, Any]:
-        """Name and least release of the runtime that loads the file."""
+        """Facts about the runtime: ``name``, ``least`` (the first release that loads the file), and details by format."""
         return self._file.runtime
 
     @property
     def float_weights(self) -> Mapping[str, int]:
-        """Number of float32 weights by the operator that reads them, in a file with int8 weights; else empty."""
+        """Number of weights that int8 quantization left in float32, by operator; empty for files without int8 weights."""
         if self.target.quantize != "int8" or isinstance(self._file, TorchFile):
             return {}
         return self._file.float_weights
 
     def forward(self, inputs: Tensors) -> torch.Tensor:
-        """Return the file's output for any number of rows, in groups of its batch."""
+        """Run the file on ``inputs``, named as in the model, in groups of its batch size, and return all outputs."""
         subject = self.program.subject
         rows = {subject.name(name): each.numpy() for name, each in subject.rows(inputs).items()}
         count = len(inputs[INPUT])
@@ -95,7 +95,11 @@ class ExportedModel:
         return torch.from_numpy(np.concatenate(outputs)[:count])
 
     def artifact(self, metadata: Mapping[str, Any]) -> DeployArtifact:
-        """Return the file with its metadata. ExportError if it does not load or computes anything else than before."""
+        """Return the file with ``metadata`` inside.
+
+        Raises:
+            ExportError: if the file does not load, or if the metadata changed its output.
+        """
         model = self._file.model(metadata)
         loader = self._file.loader if isinstance(self._file, TorchFile) else ""
         example = dict(zip(self.program.inputs, (each.numpy() for each in self.program.example), strict=True))
@@ -119,10 +123,10 @@ def deploy(
 
     Args:
         subject: the model in inference mode.
-        rows: rows of real data to compare on, by the names of its inputs.
-        target: format and options; None for an ONNX file.
-        calibration: rows that int8 ranges are measured on.
-        names: names of tensors in a .safetensors file by those in the module.
+        rows: real data to compare on, by names of the inputs.
+        target: format and options; None for an ONNX file with the default options.
+        calibration: data that int8 ranges are measured on; not used by other quantizations.
+        names: names of tensors in a .safetensors file, by their names in the module.
 
     Raises:
         ConfigError: if a package is missing.
@@ -167,7 +171,7 @@ def _groups(subject: Subject, rows: Tensors, target: DeployTarget) -> Rows:
 
 
 def grouped(count: int, size: int) -> list[Array]:
-    """Row numbers 0 .. count - 1 in groups of exactly ``size``; the last one is filled up with row 0, 1, ..."""
+    """Return the row numbers 0 .. count - 1 in groups of exactly ``size``; the last group is filled up from row 0 on."""
     return list(np.resize(np.arange(count), (max(1, -(-count // size)), size)))
 
 
@@ -180,17 +184,17 @@ def compare(
     batch: int = 1,
     exact: bool = True,
 ) -> float:
-    """Return the largest relative difference of ``forward`` to torch.
+    """Return the largest difference between ``forward`` and torch, relative to the largest output of torch.
 
     Args:
         subject: the model.
-        forward: the file.
-        rows: rows to compare on, by the names of the model's inputs.
-        batch: samples of one call. Torch computes in the same groups, because statistics may be those of the batch.
-        exact: refuse what rounding of float32 does not explain; else NaN only.
+        forward: function that runs the exported model on inputs named as in the model.
+        rows: data to compare on, by names of the model's inputs.
+        batch: samples of one call. Torch computes in the same groups, because norms may use statistics of the batch.
+        exact: accept only differences that rounding of float32 explains. If false, accept all but NaN.
 
     Raises:
-        ExportError: if the file differs by more.
+        ExportError: if the difference is not accepted.
     """
     count = len(rows[INPUT])
     step = batch if batch > 1 else count

@@ -38,7 +38,7 @@ _LIMIT = (1 << 31) - (1 << 20)
 """Most bytes of a file, with room for its metadata: protobuf reads none of 2 GiB."""
 
 Rows = Sequence[Mapping[str, Array]]
-"""Groups of rows, inputs by their names in the file."""
+"""Batches of calibration data; each maps the name of an input in the file to its array."""
 
 
 def _texts(metadata: Mapping[str, Any]) -> dict[str, str]:
@@ -46,18 +46,18 @@ def _texts(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 class OnnxFile:
-    """An ONNX model before its metadata are known."""
+    """Writer of an ONNX file. The model is converted and quantized once; metadata are added per file."""
 
     def __init__(self, program: InferenceProgram, target: DeployTarget, calibration: Rows) -> None:
-        """Write the program.
+        """Convert the program to ONNX and check it.
 
         Args:
             program: the model.
             target: opset and quantization.
-            calibration: groups of rows that int8 ranges are measured on.
+            calibration: batches that int8 ranges are measured on.
 
         Raises:
-            ExportError: if an operator cannot be expressed.
+            ExportError: if ONNX cannot express an operator, or if the model is larger than 2 GiB.
         """
         self._proto = _written(program, target)
         if target.quantize == "float16":
@@ -72,7 +72,7 @@ class OnnxFile:
 
     @property
     def runtime(self) -> dict[str, Any]:
-        """The runtime that loads the file."""
+        """Facts about the runtime: its name, the first release that loads the file, opset and IR version."""
         opset = next(each.version for each in self._proto.opset_import if each.domain == "")
         return {
             "name": "onnxruntime",
@@ -83,7 +83,7 @@ class OnnxFile:
 
     @property
     def float_weights(self) -> dict[str, int]:
-        """Return the number of float32 weights that each operator reads, scales of quantization left out."""
+        """Number of float32 weights by operator that reads them, without the scales of quantization."""
         graph, counts = self._proto.graph, Counter[str]()
         sizes = {
             each.name: int(np.prod(each.dims))
@@ -96,7 +96,7 @@ class OnnxFile:
         return counts
 
     def model(self, metadata: Mapping[str, Any]) -> bytes:
-        """Return the file with ``metadata``: an entry for each key, texts as they are and others in JSON."""
+        """Return the bytes of the file. Each entry of ``metadata`` becomes a metadata property, as text or JSON."""
         proto = onnx.ModelProto()
         proto.CopyFrom(self._proto)
         onnx.helper.set_model_props(proto, _texts(metadata))
@@ -104,7 +104,7 @@ class OnnxFile:
 
 
 class OnnxSession:
-    """A model in ONNX Runtime."""
+    """ONNX model loaded into ONNX Runtime."""
 
     def __init__(self, model: bytes) -> None:
         options = onnxruntime.SessionOptions()
@@ -113,7 +113,7 @@ class OnnxSession:
         self.inputs = tuple(port.name for port in self._session.get_inputs())
 
     def __call__(self, rows: Mapping[str, Array]) -> Array:
-        """Return the output for rows by the names of the inputs; those that the model does not read are ignored."""
+        """Return the output for arrays by name of the input. Entries that the model does not read are ignored."""
         return np.asarray(self._session.run([OUTPUT], {name: rows[name] for name in self.inputs})[0])
 
 
@@ -216,19 +216,19 @@ METADATA = "metadata"
 
 
 class ExecuTorchFile:
-    """An ExecuTorch program before its metadata are known."""
+    """Writer of a .pte file. The model is quantized and lowered once; metadata are added per file."""
 
     def __init__(self, program: InferenceProgram, target: DeployTarget, calibration: Rows) -> None:
-        """Lower the program.
+        """Quantize the program and lower it to ExecuTorch's edge dialect.
 
         Args:
             program: the model.
             target: backend and quantization.
-            calibration: groups of rows that int8 ranges are measured on.
+            calibration: batches that int8 ranges are measured on.
 
         Raises:
-            ConfigError: if a package is missing.
-            ExportError: if an operator has no kernel.
+            ConfigError: if the package executorch or torchao is not installed.
+            ExportError: if ExecuTorch cannot lower the model.
         """
         exported = program.exported
         with quiet():
@@ -239,11 +239,11 @@ class ExecuTorchFile:
 
     @property
     def runtime(self) -> dict[str, Any]:
-        """The runtime that loads the file."""
+        """Facts about the runtime: its name and the first release that loads the file."""
         return {"name": "executorch", "least": least_executorch()}
 
     def model(self, metadata: Mapping[str, Any]) -> bytes:
-        """Return the file; its method ``metadata`` returns the metadata as JSON."""
+        """Return the bytes of the file. Its method ``metadata`` returns ``metadata`` as a JSON text."""
         from executorch.exir import EdgeProgramManager
 
         with quiet():
@@ -258,7 +258,7 @@ class ExecuTorchFile:
 
 
 class ExecuTorchProgram:
-    """A program in ExecuTorch's runtime."""
+    """Program loaded into ExecuTorch's runtime, with the names of its inputs in order."""
 
     def __init__(self, model: bytes, inputs: Sequence[str]) -> None:
         from edgefl_export.executorch.silent_import import portable_lib
@@ -268,7 +268,7 @@ class ExecuTorchProgram:
         self._module = portable_lib()._load_for_executorch_from_buffer(model)
 
     def __call__(self, rows: Mapping[str, Array]) -> Array:
-        """Return the output for rows by the names of the inputs."""
+        """Return the output for arrays by name of the input."""
         given = [torch.from_numpy(np.ascontiguousarray(rows[name])) for name in self.inputs]
         return self._module.forward(given)[0].numpy().copy()  # type: ignore[no-any-return]
 
@@ -296,7 +296,7 @@ def _lowered(exported: ExportedProgram, target: DeployTarget) -> Any:
 
 
 def _float_weights(exported: ExportedProgram) -> dict[str, int]:
-    """Return the number of float32 weights that each operator reads."""
+    """Return the number of float32 weights by name of the operator that reads them."""
     tensors, counts = {**exported.state_dict, **exported.constants}, Counter[str]()
     nodes = exported.graph.find_nodes(op="placeholder")
     for spec, node in zip(exported.graph_signature.input_specs, nodes, strict=True):
@@ -308,9 +308,10 @@ def _float_weights(exported: ExportedProgram) -> dict[str, int]:
 
 
 def _needless_patterns(exported: ExportedProgram) -> list[Patch]:
-    """Return patches that keep XNNPACK from searching for resizing and attention if ``exported`` has no operators of them.
+    """Return patches that disable XNNPACK's search for the patterns of resizing and attention that cannot match.
 
-    XNNPACK exports example modules as patterns first, which takes longer than to lower a small model.
+    For a search, XNNPACK first exports example modules, which takes longer than lowering a small model. A search is
+    disabled if ``exported`` has none of the operators of its pattern.
     """
     from executorch.backends.xnnpack.partition.graphs import bilinear_2d, sdpa
 
@@ -324,7 +325,10 @@ def _needless_patterns(exported: ExportedProgram) -> list[Patch]:
 
 
 def _program_int8(program: InferenceProgram, calibration: Rows) -> ExportedProgram:
-    """Return the program with int8 weights and activations, per channel, by torchao's PT2E flow."""
+    """Return the program quantized to int8 weights (per channel) and activations by torchao's PT2E flow.
+
+    Runs the program on ``calibration`` to measure ranges. Raises ConfigError if a package is not installed.
+    """
     try:
         from executorch.backends.xnnpack.quantizer.xnnpack_quantizer import (
             XNNPACKQuantizer,
@@ -379,18 +383,18 @@ def load(path=Path(__file__).with_suffix(".safetensors")):
 
 
 class TorchFile:
-    """Weights and loader before the metadata are known."""
+    """Writer of a .safetensors file and of its loader in Python. Metadata are added per file."""
 
     def __init__(self, program: InferenceProgram, target: DeployTarget, names: Mapping[str, str]) -> None:
-        """Collect the weights that the model reads.
+        """Collect the weights that the program reads and generate the loader.
 
         Args:
             program: the model.
-            target: with ``float16``, weights are stored so, and the loader converts them to float32.
-            names: names of the user's module for tensors of the model; others keep their own.
+            target: with ``quantize`` float16, weights are stored as float16 and the loader converts them to float32.
+            names: names in the file by name of the tensor in the program; others keep their names.
 
         Raises:
-            ExportError: if the program has parts that are no plain operators.
+            ExportError: if the program contains control flow.
         """
         exported = program.exported
         module, signature = copy.deepcopy(exported.graph_module), exported.graph_signature
@@ -419,16 +423,16 @@ class TorchFile:
 
     @property
     def runtime(self) -> dict[str, Any]:
-        """The runtime that the loader needs."""
+        """Facts about the runtime: the name torch, and the release of torch that wrote the loader."""
         return {"name": "torch", "least": ".".join(torch.__version__.split(".")[:2])}
 
     def model(self, metadata: Mapping[str, Any]) -> bytes:
-        """Return the weights with ``metadata``: an entry for each key, texts as they are and others in JSON."""
+        """Return the bytes of the .safetensors file. Each entry of ``metadata`` is stored as text or JSON."""
         return bytes(save(self._weights, metadata=_texts(metadata)))
 
 
 class TorchModel:
-    """Weights run by their loader."""
+    """Bytes of a .safetensors file, loaded by executing the source of their loader."""
 
     def __init__(self, model: bytes, loader: str, inputs: tuple[str, ...]) -> None:
         space: dict[str, Any] = {"__file__": "model.py", "__name__": "loader"}
@@ -437,7 +441,7 @@ class TorchModel:
         self._call, self.inputs = space["load"](), inputs
 
     def __call__(self, rows: Mapping[str, Array]) -> Array:
-        """Return the output for rows by the names of the inputs."""
+        """Return the output for arrays by name of the input."""
         return self._call(*(torch.from_numpy(rows[name]) for name in self.inputs)).numpy()  # type: ignore[no-any-return]
 
 

@@ -28,9 +28,9 @@ _TIMEOUT_S = 300
 
 
 class FileMeasurement:
-    """Process that measures one deployed file. It loads the runtime while the caller still makes the file.
+    """Child process that measures one deployed file; leaving the ``with`` block kills it.
 
-    Leaving the ``with`` block ends the process.
+    It starts before the file exists, so that it loads the runtime while the caller writes the file.
     """
 
     def __init__(self, target: DeployTarget) -> None:
@@ -57,15 +57,17 @@ class FileMeasurement:
         self._process.communicate()
 
     def of(self, file: Path, inputs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return ``latency_ms``, the median of one call, and ``peak_bytes``, the rise of the process's peak from before the
-        file is loaded.
+        """Measure ``file`` on zeros and return ``latency_ms`` and ``peak_bytes``. May be called once.
+
+        ``latency_ms`` is the median of the calls. ``peak_bytes`` is the peak memory of the process minus its memory before
+        the file is loaded.
 
         Args:
-            file: the file, with the loader of a .safetensors file in its folder.
-            inputs: the facts of its inputs.
+            file: path of the file; the loader of a .safetensors file lies beside it.
+            inputs: ``name``, ``shape`` and ``dtype`` of each input; an axis of None has any size.
 
         Raises:
-            ExportError: if the process ends without an answer.
+            ExportError: if the process fails or does not finish within 300 seconds.
         """
         ports = [
             {**each, "shape": [_FREE if size is None else size for size in each["shape"]]} for each in inputs
@@ -85,7 +87,7 @@ class FileMeasurement:
 
 
 def _imported(format: str) -> Callable[[Path], Callable[[Mapping[str, Any]], object]]:
-    """Import the runtime of a format, and return what loads a file with it."""
+    """Import the runtime of a format and return a function that loads a file and returns a function that runs it."""
     if format == "onnx":
         import onnxruntime
 
@@ -117,7 +119,7 @@ def _imported(format: str) -> Callable[[Path], Callable[[Mapping[str, Any]], obj
 
 
 def main(format: str) -> None:
-    """Measure the file that the input names, and print the result as JSON.
+    """Read ``[path, inputs]`` as JSON from the standard input, measure that file, and print the result as JSON.
 
     Args:
         format: format of the file.

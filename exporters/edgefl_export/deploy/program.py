@@ -24,10 +24,10 @@ from edgefl_export.deploy.target import DeployTarget
 
 
 class Preprocessing(Protocol):
-    """Layer that makes the first input of raw samples.
+    """Interface of a layer that computes the first input of a model from raw samples.
 
     Attributes:
-        example: one raw sample.
+        example: one raw sample, without a batch axis.
         dynamic: axes of a raw sample that may have any size.
     """
 
@@ -38,20 +38,24 @@ class Preprocessing(Protocol):
     def dynamic(self) -> tuple[int, ...]: ...
 
     def __call__(self, raw: Tensor) -> Tensor:
-        """Return the first input (n, *sample) of raw samples (n, ...)."""
+        """Return the first input of the model, (n, *sample), for raw samples (n, ...)."""
 
     def raw(self, x: Tensor) -> Tensor:
-        """Return raw samples from which the first input ``x`` is made again, or others where it has no inverse."""
+        """Return raw samples whose first input is ``x``, or arbitrary ones of equal number if not :attr:`invertible`."""
 
     @property
     def invertible(self) -> bool:
-        """Return True if :meth:`raw` inverts the layer, so that the file's accuracy can be measured."""
+        """True if :meth:`raw` inverts the layer, so that the accuracy of the file can be measured."""
 
 
 class Pixels(nn.Module):
-    """Pixels (n, H, W, C), uint8, of any size as the floats (n, C, height, width) that a model reads.
+    """Preprocessing of images: pixels (n, H, W, C), uint8, to floats (n, C, height, width).
 
-    They are stretched as Pillow does with an antialiased bilinear filter, rounded, and scaled.
+    Images are resized with an antialiased bilinear filter as in Pillow, rounded, and scaled.
+
+    Args:
+        data: shape of a sample, scale, shift, and the value of white.
+        resize: accept images of any size; else H and W must be those of a sample.
     """
 
     invertible = True
@@ -78,7 +82,7 @@ class Pixels(nn.Module):
         return pixels * self.scale + self.shift
 
     def raw(self, x: Tensor) -> Tensor:
-        """Return the pixels of ``x`` in its own size."""
+        """Return the pixels (n, height, width, C), uint8, for floats ``x``."""
         pixels = ((x - self.shift) / self.scale).round()
         if self.white != 255:
             pixels = (pixels * 255 / self.white).floor()
@@ -86,7 +90,7 @@ class Pixels(nn.Module):
 
 
 class Waves(nn.Module):
-    """Sounds (n, length) in [-1, 1] as log-mel features."""
+    """Preprocessing of sounds: waves (n, length) in [-1, 1] to log-mel features."""
 
     dynamic: tuple[int, ...] = ()
     invertible = False
@@ -97,18 +101,18 @@ class Waves(nn.Module):
         self.example = torch.zeros(reader.length)
 
     def forward(self, raw: Tensor) -> Tensor:
-        """Return the features."""
+        """Return the features of sounds (n, length)."""
         made: Tensor = self.features(raw)
         return made
 
     def raw(self, x: Tensor) -> Tensor:
-        """Return noise of as many sounds: features have no inverse."""
+        """Return len(x) sounds of random noise with a fixed seed, because features cannot be inverted."""
         generator = torch.Generator().manual_seed(0)
         return torch.rand((len(x), *self.example.shape), generator=generator) * 2 - 1
 
 
 class Columns(nn.Module):
-    """Columns of a table or of series with mean and deviation taken out."""
+    """Preprocessing of tables and series: subtracts the mean of each column and divides by its standard deviation."""
 
     dynamic: tuple[int, ...] = ()
     invertible = True
@@ -132,17 +136,17 @@ class Columns(nn.Module):
         return (raw - self.mean) / self.deviation
 
     def raw(self, x: Tensor) -> Tensor:
-        """Return the columns as they are in a file."""
+        """Return columns that are not normalized, as files contain them."""
         return x * self.deviation + self.mean
 
 
 def preprocessing_of(data: DataSpec, *, pixels: bool, resize: bool) -> Preprocessing | None:
-    """Return the layer that makes samples of ``data``, or None if tensor operators cannot make them.
+    """Return the layer that computes samples of ``data`` from raw ones, or None if there is no such layer.
 
     Args:
-        data: the samples, and how files become samples.
-        pixels: whether samples are images of whole numbers.
-        resize: whether the operators of the format can resize images of any size.
+        data: shape of the samples, and the reader that makes them from files.
+        pixels: true if the samples are images whose raw pixels are integers.
+        resize: true if the operators of the format can resize images of any size.
     """
     reader = data.reader
     if pixels and (reader is None or isinstance(reader, ImageReader)):
@@ -159,7 +163,7 @@ def preprocessing_of(data: DataSpec, *, pixels: bool, resize: bool) -> Preproces
 
 
 def raw_spec(layer: Preprocessing) -> TensorSpec:
-    """Return one raw sample as a spec."""
+    """Return shape and dtype of one raw sample of ``layer``."""
     return TensorSpec.of(layer.example)
 
 
@@ -179,9 +183,9 @@ class Subject:
 
     Attributes:
         module: the model in inference mode.
-        inputs: one sample of each input, the first as :data:`INPUT`.
-        names: the names of inputs in the file; an input without an entry keeps its own.
-        preprocessing: makes the first input of raw samples, within the file; None if the caller does that.
+        inputs: shape and dtype of one sample of each input; the first is called :data:`INPUT`.
+        names: names of inputs in the file, by name in the model; an input without an entry keeps its name.
+        preprocessing: layer of the file that computes the first input from raw samples; None if the caller does that.
     """
 
     module: nn.Sequential
@@ -190,24 +194,29 @@ class Subject:
     preprocessing: Preprocessing | None = None
 
     def name(self, own: str) -> str:
-        """Return the name of an input in the file."""
+        """Return the name in the file of the input that the model calls ``own``."""
         return self.names.get(own, own)
 
     def rows(self, inputs: Tensors) -> Tensors:
-        """Return rows of the inputs as the file reads them: raw samples if it has the preprocessing."""
+        """Return model inputs as the file reads them: the first is turned into raw samples if the file preprocesses."""
         if self.preprocessing is None:
             return inputs
         return {**inputs, INPUT: self.preprocessing.raw(inputs[INPUT])}
 
     def expected(self, inputs: Tensors) -> Tensor:
-        """Return the output of torch for rows as the file reads them."""
+        """Return the output of the model in torch for inputs as the file reads them (:meth:`rows`)."""
         if self.preprocessing is not None:
             inputs = {**inputs, INPUT: self.preprocessing(inputs[INPUT])}
         return call_with_inputs(self.module, inputs)
 
 
 class Inference(nn.Module):
-    """A model that takes its inputs by position."""
+    """Module that calls the model of a subject, with its preprocessing, on inputs by position.
+
+    Args:
+        subject: the model.
+        half: compute in float16, with a converted copy of the model.
+    """
 
     def __init__(self, subject: Subject, half: bool = False) -> None:
         super().__init__()
@@ -215,7 +224,7 @@ class Inference(nn.Module):
         self.own, self.prepare, self.half_floats = tuple(subject.inputs), subject.preprocessing, half
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        """Return the output. With ``half`` the model computes in float16, and its inputs and output stay float32."""
+        """Return the output. Inputs and output are float32 even if the model computes in float16."""
         named = dict(zip(self.own, inputs, strict=True))
         if self.prepare is not None:
             named[INPUT] = self.prepare(named[INPUT])
@@ -227,13 +236,13 @@ class Inference(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class InferenceProgram:
-    """A model as torch exports it.
+    """Result of torch.export for a model.
 
     Attributes:
-        subject: the model, with the inputs that its output depends on.
-        exported: the program; it has the inputs of ``subject``, in order.
-        example: the inputs that it was exported with.
-        shapes: their dynamic axes.
+        subject: the model, without inputs that its output does not depend on.
+        exported: the program, with the inputs of ``subject`` in order.
+        example: inputs that the program was exported with, each with a batch axis.
+        shapes: dynamic axes of each input.
     """
 
     subject: Subject
@@ -243,15 +252,20 @@ class InferenceProgram:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the inputs in the file, in order."""
+        """Names of the inputs in the file, in order."""
         return tuple(map(self.subject.name, self.subject.inputs))
 
 
 def program_of(subject: Subject, target: DeployTarget, *, half: bool = False) -> InferenceProgram:
-    """Export ``subject``. Inputs that its output does not depend on are left out.
+    """Export a model by torch.export, without the inputs that its output does not depend on.
+
+    Args:
+        subject: the model.
+        target: format, batch size and dynamic axes.
+        half: compute in float16.
 
     Raises:
-        ExportError: if torch cannot export the model, or an input has the name of the output.
+        ExportError: if torch cannot export the model, or if an input has the name of the output.
     """
     program = _exported(subject, target, half)
     read = _read(program.exported)
@@ -287,10 +301,15 @@ def _exported(subject: Subject, target: DeployTarget, half: bool) -> InferencePr
 
 
 def export(module: nn.Module, example: Sequence[Tensor], shapes: Any) -> ExportedProgram:
-    """Return ``torch.export`` of ``module``, without its warnings.
+    """Return the program of ``module`` from ``torch.export``, without warnings.
+
+    Args:
+        module: module to export.
+        example: positional inputs.
+        shapes: dynamic axes, as torch.export takes them.
 
     Raises:
-        ExportError: if torch cannot export it.
+        ExportError: if torch cannot export the module.
     """
     free = any(shape for shape in shapes[0]) if isinstance(shapes[0], tuple) else any(shapes)
     try:
@@ -305,7 +324,7 @@ def export(module: nn.Module, example: Sequence[Tensor], shapes: Any) -> Exporte
 
 
 def _read(program: ExportedProgram) -> list[bool]:
-    """Return for each user input in order whether anything but a check reads it."""
+    """Return a flag for each user input in order: true if an op other than an unused check reads it."""
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
     found = []
     for spec in program.graph_signature.input_specs:

@@ -27,16 +27,16 @@ class DeployTarget:
     """Format and options of a deployed file.
 
     Attributes:
-        format: what reads the file: ONNX Runtime, ExecuTorch, or torch with safetensors.
-        batch: samples of one call.
-        dynamic_batch: accept any number of samples in one call.
-        quantize: ``int8`` (static, with calibration rows), ``float16``, or ``none``.
+        format: format of the file: ``onnx``, ``executorch`` (.pte) or ``safetensors``.
+        batch: number of samples of one call.
+        dynamic_batch: accept any number of samples in one call; ``batch`` must then be 1.
+        quantize: ``int8`` (static, ranges measured on calibration data), ``float16``, or ``none``.
         opset: opset of an ONNX file; None for :data:`OPSET`.
-        backend: kernels of a .pte file: ``xnnpack`` with portable ones for the rest, or ``portable`` alone.
-        preprocessing: put the preprocessing of samples into the file, as far as its operators allow.
+        backend: kernels of a .pte file: ``xnnpack``, with portable kernels for the rest, or ``portable`` alone.
+        preprocessing: include the preprocessing of samples in the file, as far as its operators allow.
 
     Raises:
-        ConfigError: for options that do not go together.
+        ConfigError: if options contradict each other.
     """
 
     format: Format = "onnx"
@@ -73,10 +73,14 @@ class DeployTarget:
 
 
 def target_of(path: str | Path, **options: Any) -> DeployTarget:
-    """Return the target that the suffix of ``path`` decides, with the other fields from ``options``.
+    """Return the target whose format follows from the suffix of ``path``.
+
+    Args:
+        path: file to write; it ends in .onnx, .pte or .safetensors.
+        options: other fields of :class:`DeployTarget`.
 
     Raises:
-        ConfigError: for another suffix, or for options that do not go together.
+        ConfigError: if the suffix is unknown, or if options contradict each other.
     """
     suffix = Path(path).suffix.lower()
     if suffix not in SUFFIXES:
@@ -89,14 +93,14 @@ def target_of(path: str | Path, **options: Any) -> DeployTarget:
 
 
 def files_of(path: str | Path) -> tuple[Path, ...]:
-    """Return the files that a deployment writes: the model, its facts, and the loader of a .safetensors file."""
+    """Return the paths that a deployment to ``path`` writes: model, facts (.json), and .py loader for .safetensors."""
     file = Path(path)
     loader = (file.with_suffix(LOADER),) if file.suffix.lower() == ".safetensors" else ()
     return (file, file.with_suffix(FACTS), *loader)
 
 
 def refuse_existing(files: Iterable[Path]) -> None:
-    """Raise ConfigError if one of ``files`` exists. Devices such as /dev/stdout may."""
+    """Raise ConfigError if one of ``files`` exists as a file or link. Devices such as /dev/stdout are accepted."""
     if found := [file for file in files if file.is_file() or file.is_symlink()]:
         raise ConfigError(
             f"expected new files, found {', '.join(map(str, found))}; choose another `out`, or overwrite with `force`",
