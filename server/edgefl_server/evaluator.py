@@ -1,4 +1,4 @@
-"""Evaluation of global models beside the rounds: the next round begins while the last model is tested."""
+"""Evaluation of global models in parallel with the rounds: the next round begins while the last model is evaluated."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from edgefl_server.storage.retry import RetryingJournal
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Evaluation of the model after a round.
+    """Result of the evaluation of the model after a round.
 
     Attributes:
         round: Number of the round.
-        metrics: Metrics by name, with the loss; empty if the round was not to be evaluated.
-        error: Error of an evaluation that failed.
+        metrics: Metrics by name, including the loss; empty if the round was not due or the evaluation failed.
+        error: Error of a failed evaluation, or None.
     """
 
     round: int
@@ -33,7 +33,9 @@ class Evaluation:
 
 
 def metric_fields(metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Return the fields of an event that describe an evaluation. Only finite values: JSON has neither infinity nor NaN."""
+    """Return the event fields ``accuracy``, ``loss`` and ``metrics``. Values that are not finite are left out: JSON has
+    none.
+    """
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
     loss = finite.pop("loss", None)
     return {"accuracy": finite.get("accuracy"), "loss": loss, "metrics": finite}
@@ -42,7 +44,7 @@ def metric_fields(metrics: Mapping[str, float]) -> dict[str, Any]:
 def round_closed(
     evaluation: Evaluation, outcome: str, details: Mapping[str, Any], metric: str
 ) -> RoundClosed:
-    """Return the event of a round that is evaluated.
+    """Return the event of an evaluated round.
 
     Args:
         evaluation: Its evaluation.
@@ -89,21 +91,24 @@ class Evaluator:
         self.pending: set[int] = set()
 
     def resume(self) -> None:
-        """Submit the rounds that an earlier process ended and did not report."""
+        """Submit the rounds that an earlier process ended but did not report."""
         for number, outcome, details in self._journal.direct.outcomes(self._spec.rules.run):
             if outcome != "open" and not details.get("told"):
                 self.submit(number, "closed" if outcome == "closed" else "abandoned")
 
     def submit(self, number: int, outcome: Outcome, known: Mapping[str, float] | None = None) -> None:
-        """Queue the evaluation of a round. One that needs none, or has ``known`` metrics, only keeps its position."""
+        """Queue the evaluation of round ``number``, which ended with ``outcome``.
+
+        A round that is not due, or whose metrics are ``known``, is queued too, so that rounds are reported in order.
+        """
         self.pending.add(number)
         is_due = known is None and self._spec.evaluates(number, outcome)
         self._executor.submit(self._evaluate, number, known or {}, is_due=is_due)
 
     def report(self, evaluation: Evaluation) -> None:
-        """Report an evaluated round, then journal that it was reported.
+        """Emit the event of an evaluated round, then journal that it was reported.
 
-        If the listener is gone, the round stays unreported: the process that resumes the run reports it.
+        If the listener is gone, the round stays unreported, and the process that resumes the run reports it.
         """
         run, number = self._spec.rules.run, evaluation.round
         outcome, details = self._journal.outcome(run, number)
@@ -113,7 +118,7 @@ class Evaluator:
             self.pending.discard(number)
 
     def stop(self) -> None:
-        """Drop the queue, and wait for the evaluation in progress."""
+        """Drop the queued evaluations, and wait for the one in progress."""
         self._executor.shutdown(wait=True, cancel_futures=True)
 
     def _evaluate(self, number: int, metrics: Mapping[str, float], *, is_due: bool) -> None:

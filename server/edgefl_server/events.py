@@ -18,7 +18,7 @@ class EventListener(Protocol):
 
 
 class Started(Event, frozen=True, kw_only=True):
-    """The server is up. ``resumed``: an earlier process began the run."""
+    """The server has started. ``resumed`` is True if an earlier process began the run."""
 
     federation: str
     run: str
@@ -31,7 +31,7 @@ class Started(Event, frozen=True, kw_only=True):
 
 
 class Exporting(Event, frozen=True, kw_only=True):
-    """A tier's graphs are compiled. This takes a while, once per configuration."""
+    """The graphs of a tier are being compiled. This takes a while, once per configuration."""
 
     tier: str
     text: str
@@ -54,14 +54,14 @@ class Compiled(Event, frozen=True, kw_only=True):
 
 
 class Warned(Event, frozen=True, kw_only=True):
-    """A warning, about a tier or about the run; the run continues."""
+    """A warning about a tier, or about the run if ``tier`` is empty. The run continues."""
 
     tier: str
     text: str
 
 
 class Noted(Event, frozen=True, kw_only=True):
-    """A notice about the run that is no warning, such as a default that depends on the machine."""
+    """Information about the run that is not a warning, such as a default that depends on the machine."""
 
     text: str
 
@@ -70,10 +70,12 @@ class Waiting(Event, frozen=True, kw_only=True):
     """No round is open: the next one waits for devices.
 
     Attributes:
+        next_round: Number of the round.
         known: Number of present devices.
-        needed: Number of devices that it needs.
+        needed: Number of devices that the round needs.
         missing: Names of absent devices, if they are known.
-        reason: Why it needs so many, if the federation file does not say so, and which devices do not count.
+        reason: Why more devices are needed than the federation file requires, and why some devices do not count;
+            or empty.
     """
 
     next_round: int
@@ -84,7 +86,7 @@ class Waiting(Event, frozen=True, kw_only=True):
 
 
 class Offline(Event, frozen=True, kw_only=True):
-    """The broker is away. The server tries again in ``retry_s`` seconds."""
+    """The connection to the broker was lost. The server tries again in ``retry_s`` seconds."""
 
     text: str
     retry_s: float
@@ -148,7 +150,7 @@ class AwaitedDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Awaiting(Event, frozen=True, kw_only=True):
-    """No update came for a while. The round waits for these devices until ``until`` (epoch seconds) at the latest."""
+    """No update arrived for a while. The round waits for ``devices``, until ``until`` (epoch seconds) at the latest."""
 
     round: int
     devices: tuple[AwaitedDevice, ...]
@@ -156,7 +158,7 @@ class Awaiting(Event, frozen=True, kw_only=True):
 
 
 class RoundOpened(Event, frozen=True, kw_only=True):
-    """A round began and aims for ``goal`` updates of ``devices``."""
+    """A round opened. It closes once ``goal`` updates of ``devices`` are accepted, or at ``deadline`` (epoch seconds)."""
 
     round: int
     goal: int
@@ -196,7 +198,7 @@ class DeviceSeen(Event, frozen=True, kw_only=True):
 
 
 class UpdateAccepted(Event, frozen=True, kw_only=True):
-    """An update is in the journal. ``weight``: its weight in the round; ``sha256``: digest of the received bytes."""
+    """An update was journaled. ``weight`` is its weight in the round, ``sha256`` the digest of the received bytes."""
 
     device: str
     tier: str
@@ -216,7 +218,7 @@ class Rejected(Event, frozen=True, kw_only=True):
 
 
 class Declined(Event, frozen=True, kw_only=True):
-    """A device declined its task. ``reason`` is a short code, ``text`` is the device's own."""
+    """A device declined its task. ``reason`` is a short code, ``text`` comes from the device."""
 
     device: str
     round: int
@@ -225,7 +227,7 @@ class Declined(Event, frozen=True, kw_only=True):
 
 
 class Limited(Event, frozen=True, kw_only=True):
-    """Messages that were not read since the server started, by reason (:mod:`edgefl_server.updates.rate_limit`)."""
+    """Numbers of messages that were refused unread since the start, by reason (:mod:`edgefl_server.updates.rate_limit`)."""
 
     counts: dict[str, int]
 
@@ -266,16 +268,22 @@ class Ordered(Event, frozen=True, kw_only=True):
 
 
 class Refused(Event, frozen=True, kw_only=True):
-    """The run ends unfinished, because its algorithm needs a device that is missing. The process exits with an error."""
+    """The run ends early, as the algorithm needs a missing device or training diverged. The process exits with an error."""
 
     text: str
 
 
 class RoundEnded(Event, frozen=True, kw_only=True):
-    """A round receives no more updates. Its evaluation follows in :class:`RoundClosed`, when the next one may have begun.
+    """A round accepts no more updates. Its evaluation follows in :class:`RoundClosed`, maybe after the next round has
+    opened.
 
     Attributes:
+        round: Number of the round.
+        outcome: ``closed`` or ``abandoned``.
+        reports: Number of accepted updates.
         missing: Devices of the round without an accepted update, with reasons.
+        seconds: Duration of the round.
+        text: Reason of an abandoned round, or empty.
     """
 
     round: int
@@ -297,7 +305,9 @@ class RolloutJudged(Event, frozen=True, kw_only=True):
     """The trial of a candidate is over. ``text`` has the figures.
 
     Attributes:
-        promoted: True if all devices of its tiers train with it from the next round on, False if none does.
+        round: Last round of the trial.
+        promoted: True if all devices of its tiers use it from the next round on; False if no device does.
+        text: Reason of the verdict.
     """
 
     round: int
@@ -361,9 +371,9 @@ class RoundClosed(Event, frozen=True, kw_only=True):
 
 
 class Stopped(Event, frozen=True, kw_only=True):
-    """The server was stopped. Started again on the same folder, it continues with round ``next_round`` of ``rounds``.
+    """The server was stopped. A server on the same folder continues with round ``next_round`` of ``rounds``.
 
-    ``next_round`` is one more than ``rounds`` if only an evaluation is left.
+    If only an evaluation is left, ``next_round`` is ``rounds + 1``.
     """
 
     next_round: int
@@ -371,9 +381,17 @@ class Stopped(Event, frozen=True, kw_only=True):
 
 
 class Finished(Event, frozen=True, kw_only=True):
-    """All rounds are over. ``model`` is the file of the trained model; the metrics are as in :class:`RoundClosed`.
+    """All rounds are over.
 
-    ``text`` is the reason why the metrics are not reliable, or empty.
+    Attributes:
+        rounds: Number of rounds.
+        model: Path of the trained model.
+        weights_sha256: Digest of that file.
+        accuracy: Accuracy of the model, as in :class:`RoundClosed`.
+        loss: Loss of the model, or None.
+        metric: Name of the metric to show first.
+        metrics: All metrics by name, without the loss.
+        text: Reason why the metrics are not reliable, or empty.
     """
 
     rounds: int

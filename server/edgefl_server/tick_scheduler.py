@@ -1,8 +1,7 @@
-"""Times at which the coordinator looks at all of its devices.
+"""Schedule of the coordinator's ticks, in which it examines all of its devices.
 
-Such a look takes longer the more devices there are. So it happens by the coordinator's deadlines and not for each message
-of a burst: the next deadline is computed once for each state, and hellos in quick succession are noted and looked at
-together.
+A tick takes longer the more devices there are. So it happens at the coordinator's deadlines and not for each message
+of a burst. The next deadline is computed once for each state, and hellos in quick succession are examined together.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class TickScheduler:
         self._has_noted = False
 
     def wake_at(self, state: State, now: float) -> float | None:
-        """Return the time at which a tick may change something; None if only messages can."""
+        """Return the epoch second at which a tick may change something; None if only messages can."""
         if self._has_noted:
             return now
         if state is not self._known:
@@ -52,7 +51,10 @@ class TickScheduler:
         return wake is not None and wake <= now and now >= self._looked_at + _BURST_S
 
     def settles(self, event: Event, now: float, *, quiet: bool) -> bool:
-        """Return False if an event should only be noted: a device's hello or status during a burst."""
+        """Return True if the coordinator should settle at this event, False if it should only store the event.
+
+        False is for hellos and statuses in a burst of messages; the next tick then examines them.
+        """
         is_deferrable = isinstance(event, DeviceHello | DeviceStatus) and not quiet
         settle = not is_deferrable or now >= self._looked_at + _BURST_S
         self._has_noted = not settle

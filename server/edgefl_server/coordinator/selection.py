@@ -128,13 +128,13 @@ def _bounded(rules: Rules, lost: float | None) -> float:
 def assign(
     rules: Rules, state: State, number: int, device: RosterEntry, *, turn: int = 0, until: float = 0.0
 ) -> Assignment:
-    """Return a task that begins from the model of round ``number``.
+    """Return a new task that begins from the model of round ``number``.
 
     Args:
         rules: Rules of the run.
         state: State of the coordinator.
         number: Number of the round.
-        device: RosterEntry that gets the task.
+        device: Device that gets the task.
         turn: Number of the device's task in that round, if there are several.
         until: End of the task's time in epoch seconds, in asynchronous rounds.
     """

@@ -1,6 +1,7 @@
-"""Dashboard of a fleet: reads the folder of a run, and shows it. A process of its own, so that killing it changes nothing
-in the run. :mod:`edgefl_server.dashboard.state` reads, :mod:`edgefl_server.dashboard.views` makes tables and pages, and
-:mod:`edgefl_server.dashboard.web` serves them."""
+"""Dashboard of a fleet: reads the folder of a run and shows it. It is a process of its own, so killing it does not
+affect the run. :mod:`edgefl_server.dashboard.state` reads, :mod:`edgefl_server.dashboard.views` renders tables and
+pages, and :mod:`edgefl_server.dashboard.web` serves them.
+"""
 
 from __future__ import annotations
 

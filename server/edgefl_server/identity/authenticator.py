@@ -1,7 +1,7 @@
-"""Authentication of devices' messages: their keys, the validity of these, and protection against replays.
+"""Authenticator of devices' messages: checks keys, their validity, and message numbers against replays.
 
-Without enrolment the first key that sends a hello under a name is trusted from then on (trust on first use). With it only
-keys of the list are trusted. Nothing of a message is stored before it is accepted.
+Without enrolment, the first key that signs a hello under a name is trusted from then on (trust on first use). With
+enrolment, only listed keys are trusted. Nothing of a message is stored before it is accepted.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ _BETWEEN_ROTATIONS_S = 60.0
 
 @dataclass(frozen=True)
 class _KeyEntry:
-    """Addition of a new key to the registry. ``until``: end of the key before it, in epoch seconds."""
+    """New key to add to the registry. ``until`` is the end of the earlier key in epoch seconds; ``token`` permits the
+    new one.
+    """
 
     source: Source
     until: int = 0
@@ -53,9 +55,9 @@ class VerifiedMessage(Generic[AnyMessage]):
         device: Name of the device.
         message: The message.
         envelope: Its signature; None if devices need not sign.
-        known: Key that signed it, if the registry has it.
-        entry: Addition of a new key that the message introduces.
-        is_copy: True if the message was accepted before: brokers deliver retained messages and repeat others.
+        known: Registered key that signed it; None for a new key.
+        entry: New key that the message introduces, or None.
+        is_copy: True if it was accepted before: brokers deliver retained messages and repeat others.
     """
 
     device: str
@@ -95,7 +97,7 @@ class Authenticator:
         self._newcomers: dict[str, bytes] = {}
 
     def open(self, kind: type[AnyMessage], device: str, topic: str, payload: bytes) -> AnyMessage:
-        """Verify, accept and return a message. Raises as :meth:`verify`."""
+        """Verify and accept a message, and return it. Args and errors are those of :meth:`verify`."""
         verified_message = self.verify(kind, device, topic, payload)
         self.accept(verified_message)
         return verified_message.message
@@ -147,8 +149,10 @@ class Authenticator:
         return VerifiedMessage(device, message, envelope, known, entry, is_copy)
 
     def accept(self, verified_message: VerifiedMessage[AnyMessage]) -> None:
-        """Store the new key and the number of a verified message. On a full disk they are stored later: see
-        :meth:`take_error`."""
+        """Store the new key and the number of a verified message.
+
+        On a full disk they are kept in memory and stored later (:meth:`take_error`).
+        """
         self._registry.retry()
         device, envelope, entry = verified_message.device, verified_message.envelope, verified_message.entry
         if envelope is None:
@@ -160,7 +164,9 @@ class Authenticator:
         self._store_number(type(verified_message.message), device, envelope, verified_message.known)
 
     def is_first(self, kind: type[Message], device: str, topic: str, payload: bytes) -> bool:
-        """Return True if the device signed this message, and it is newer than all others of its kind."""
+        """Return True if the device signed this message and it is newer than every accepted one of its kind. Stores
+        nothing.
+        """
         try:
             envelope = self.verify(kind, device, topic, payload).envelope
         except (IdentityError, ProtocolError):
@@ -168,11 +174,11 @@ class Authenticator:
         return envelope is not None and envelope.at > self._numbers.get((device, envelope.key, kind), 0)
 
     def is_listed(self, device: str) -> bool:
-        """Return True if the device is on a list, so that its name is not made up."""
+        """Return True if devices must be enrolled and this one is. Only then its name cannot be invented."""
         return self._enrolled and bool(self._registry.keys(device))
 
     def is_barred(self, device: str) -> bool:
-        """Return True if the device has no valid key, so that no message of it can be accepted."""
+        """Return True if no message of the device can be accepted, because it has no valid key."""
         keys, now = self._registry.keys(device), self._clock()
         is_valid = any(
             each.state == "active" or (each.state == "retired" and now < each.until) for each in keys
@@ -180,13 +186,14 @@ class Authenticator:
         return not is_valid and (self._enrolled or bool(keys))
 
     def take_error(self) -> StoreError | None:
-        """Return the error of a write that failed since the last call; None if all succeeded."""
+        """Return the error of a failed write since the last call; None if all writes succeeded."""
         return self._registry.take_error()
 
     def take_status(self, device: str) -> Status | None:
-        """Return the status of a device whose key its last hello introduced, or None if the key was known.
+        """Return the status of a device whose last hello introduced its key; None if the key was known before.
 
-        The status came before the hello, and was refused under an unknown key. Without one the device is online.
+        A status that arrived before that hello was stored unverified, and is verified now. Without one the device is
+        online.
         """
         key = self._newcomers.pop(device, None)
         if key is None:
@@ -198,7 +205,9 @@ class Authenticator:
         return Status(online=True)
 
     def is_new(self, device: str, error: IdentityError) -> bool:
-        """Return True for the first refusal of a device for this reason: an attacker may cause a million."""
+        """Return True if no refusal of this device for this reason was reported before. An attacker may cause a million
+        refusals.
+        """
         key = device, error.reason
         if key in self._reported:
             return False
@@ -208,7 +217,7 @@ class Authenticator:
         return True
 
     def _keep_early(self, device: str, key: bytes, topic: str, payload: bytes) -> None:
-        """Store a status whose hello may follow. It is not verified: most keys are never accepted."""
+        """Store a status, unverified, until the hello of its key arrives. Only a bounded number is kept."""
         self._early[device, key] = topic, payload
         self._early.move_to_end((device, key))
         if len(self._early) > _MAX_EARLY:
@@ -223,7 +232,11 @@ class Authenticator:
         keys: Sequence[DeviceKey],
         max_devices: int,
     ) -> _KeyEntry:
-        """Return the addition of a new key: by a token, by the key before it, or as the first of its name."""
+        """Return the addition of a new key: permitted by a token, by the key before it, or as the first key of the name.
+
+        Raises:
+            IdentityError: If the key is not permitted, changes too quickly, or too many names are known.
+        """
         if hello.token and self._proven(device, topic, hello, envelope):
             return _KeyEntry("token", token=hello.token)
         roots = {each.key: FOREVER for each in keys if each.state == "active"}
@@ -266,9 +279,12 @@ class Authenticator:
         self._events.emit(Noted(text=_NOTICES[entry.source].format(device=device, key=key.hex())))
 
     def _is_copy(self, kind: type[Message], device: str, envelope: Envelope, known: DeviceKey | None) -> bool:
-        """Return True if this process accepted the same message before. Raises IdentityError for an older one.
+        """Return True if this process accepted the same message before.
 
-        The last message that an earlier process accepted is no copy: it is retained, and its effect may be lost.
+        The last message that an earlier process accepted is not a copy: it is retained, and its effect may be lost.
+
+        Raises:
+            IdentityError: If the message is older than the last accepted one.
         """
         number = self._numbers.get((device, envelope.key, kind), 0)
         if envelope.at < max(number, _stored(kind, known)):
@@ -300,12 +316,12 @@ class Authenticator:
 
 
 def _stored(kind: type[Message], known: DeviceKey | None) -> int:
-    """Return the number of the last message of a kind in the registry."""
+    """Return the number of the last message of this kind in the registry; 0 without one."""
     return {Hello: known.hello_at, Status: known.status_at}.get(kind, 0) if known else 0
 
 
 def check_valid(device: str, known: DeviceKey, now: float) -> None:
-    """Raise IdentityError if a key is not valid any more."""
+    """Raise IdentityError if the key was revoked, or replaced and its time is over. ``now``: epoch seconds."""
     if known.state == "revoked":
         raise IdentityError(
             "revoked-key",
@@ -321,13 +337,13 @@ def check_valid(device: str, known: DeviceKey, now: float) -> None:
 
 
 def unsigned(kind: type[Message], device: str, *, enrolled: bool) -> IdentityError:
-    """Return the error of a message without a signature."""
+    """Return the error for a message without a signature."""
     why = "only enrolled devices are let in" if enrolled else "this device signs what it says"
     return IdentityError("unsigned", f"a {kind.__name__} of {device} is not signed, and {why}", device=device)
 
 
 def unknown_key(device: str, envelope: Envelope, keys: Sequence[DeviceKey]) -> IdentityError:
-    """Return the error of a message that none of the device's ``keys`` signed."""
+    """Return the error for a message signed by a key that is not among the device's ``keys``."""
     good = ", ".join(short_key(each.key) for each in keys if each.state == "active")
     if not good:
         text = f"device {device} with the key {envelope.key.hex()} is not enrolled: give it a token (`edgefl enroll token`)"

@@ -1,6 +1,6 @@
-"""Registry of devices whose failed writes are kept in memory, and repeated later.
+"""Registry of devices that keeps failed writes in memory and repeats them later.
 
-A device sends one hello a connection. If a full disk made the server refuse its key, the device would be away for good.
+A device sends one hello per connection. If a full disk made the server refuse its key, the device would not return.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ _KeyStates = tuple[tuple[bytes, State], ...]
 
 @dataclass(frozen=True)
 class _PendingKey:
-    """Key that is not in the registry yet. ``until``: end of the one before it; ``before``: the registry at that time."""
+    """Key that is not written yet. ``until`` is the end of the earlier key, ``before`` the state of the registry at that
+    time.
+    """
 
     key: DeviceKey
     until: int
@@ -35,7 +37,7 @@ class BufferedRegistry:
 
     Args:
         registry: The registry.
-        clock: Seconds; failed writes are repeated after one of them.
+        clock: Clock in seconds, for the pause before a retry.
     """
 
     def __init__(self, registry: Registry, clock: Clock) -> None:
@@ -47,7 +49,7 @@ class BufferedRegistry:
         self._error: StoreError | None = None
 
     def keys(self, device: str) -> list[DeviceKey]:
-        """Return all keys that a device ever had, the oldest first."""
+        """Return all keys that a device ever had, including unwritten ones, the oldest first."""
         written, pending = self._registry.keys(device), self._keys.get(device)
         if pending is None:
             return written
@@ -63,7 +65,7 @@ class BufferedRegistry:
         return self._registry.devices() + len(self._keys)
 
     def token(self, name: str, now: float) -> tuple[str, bytes] | None:
-        """Return device and secret of a valid token."""
+        """Return (device, secret) of a token; None if it is unknown, expired or used."""
         is_used = any(pending.token == name for pending in self._keys.values())
         return None if is_used else self._registry.token(name, now)
 
@@ -95,7 +97,7 @@ class BufferedRegistry:
             self._keys[device] = pending
 
     def store_numbers(self, device: str, key: bytes, *, hello_at: int = 0, status_at: int = 0) -> None:
-        """Store the number of the last hello, or status, that a key signed; 0 leaves the stored one."""
+        """Store the number of the last hello or status that a key signed. 0 leaves the stored number."""
         if self._can_write():
             try:
                 self._registry.store_numbers(device, key, hello_at=hello_at, status_at=status_at)
@@ -106,12 +108,12 @@ class BufferedRegistry:
         self._numbers[device, key] = max(hello, hello_at), max(status, status_at)
 
     def take_error(self) -> StoreError | None:
-        """Return the error of a write that failed since the last call; None if all succeeded."""
+        """Return the error of a failed write since the last call; None if all writes succeeded."""
         error, self._error = self._error, None
         return error
 
     def retry(self) -> None:
-        """Repeat the failed writes, if it is time."""
+        """Repeat the failed writes, if enough time has passed since the last failure."""
         if self._can_write() or 0 <= self._clock() - self._failed_at < _RETRY_S:
             return
         try:
@@ -134,7 +136,7 @@ class BufferedRegistry:
             self._registry.add(device, key, source=pending.key.source, now=now, until=pending.until)
 
     def _can_write(self) -> bool:
-        """Return False while earlier writes wait: the order must stay."""
+        """Return False while earlier writes are pending, because the order of writes must stay."""
         return not (self._keys or self._numbers)
 
     def _note_failure(self, error: StoreError) -> None:
@@ -146,7 +148,7 @@ def _states(keys: list[DeviceKey]) -> _KeyStates:
 
 
 def _succeeded(known: DeviceKey, until: int) -> DeviceKey:
-    """Return a key as it is once another one has replaced it."""
+    """Return ``known`` as it is after another key replaced it: retired, and valid until ``until``."""
     if known.state != "active":
         return known
     return msgspec.structs.replace(known, state="retired", until=until)

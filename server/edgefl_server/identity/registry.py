@@ -108,7 +108,7 @@ class Registry:
 
     @contextmanager
     def _using(self, *, durable: bool = False, changed: str = "") -> Iterator[sqlite3.Connection]:
-        """Open a transaction that changes the device ``changed``."""
+        """Open a transaction that may change the device ``changed``. ``durable``: it is on disk before this returns."""
         with self._reading() as db:
             self._read.pop(changed, None)
             db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
@@ -117,7 +117,7 @@ class Registry:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Open the database for reading without a transaction, which each message needs."""
+        """Return the database for reading, without a transaction, because each message reads."""
         with self._lock:
             try:
                 yield self._db
@@ -146,7 +146,7 @@ class Registry:
             return int(self._count)
 
     def _look(self, db: sqlite3.Connection) -> None:
-        """Drop the cached keys if another process changed the file: its version number shows that cheaply."""
+        """Drop the cached keys if another process changed the file, which its version number shows."""
         [(version,)] = db.execute("PRAGMA data_version").fetchall()
         if version != self._version or len(self._read) > _MOST_READ:
             self._read, self._count, self._version = {}, None, version
@@ -159,10 +159,12 @@ class Registry:
     def add(
         self, device: str, key: bytes, *, source: Source, now: float, until: int = 0, token: str = ""
     ) -> None:
-        """Add a key of a device, and use up the token of that name. The key before it is valid until ``until``.
+        """Add a key of a device and delete the token of that name. Earlier active keys retire and are valid until
+        ``until``.
 
         Raises:
             ConfigError: If the key was revoked.
+            StoreError: If the file cannot be written.
         """
         known = self.keys(device)
         if any(each.key == key and each.state == "revoked" for each in known):
@@ -190,7 +192,9 @@ class Registry:
             self._count += 1
 
     def revoke(self, device: str) -> int:
-        """Revoke all keys of a device, and all that they introduce later. Return their number."""
+        """Revoke all keys of a device, and return their number. Keys that these introduced later are not accepted
+        either.
+        """
         with self._using(durable=True, changed=device) as db:
             changed = db.execute(
                 "UPDATE keys SET state = 'revoked', until = 0 WHERE federation = ? AND device = ? AND state != 'revoked'",
@@ -199,7 +203,7 @@ class Registry:
             return changed.rowcount
 
     def forget(self, device: str) -> int:
-        """Delete all keys of a device, revoked ones too. Return their number."""
+        """Delete all keys of a device, including revoked ones, and return their number."""
         self._count = None
         with self._using(durable=True, changed=device) as db:
             gone = db.execute(
@@ -208,7 +212,7 @@ class Registry:
             return gone.rowcount
 
     def store_numbers(self, device: str, key: bytes, *, hello_at: int = 0, status_at: int = 0) -> None:
-        """Store the number of the last hello, or status, that a key signed; 0 leaves the stored one."""
+        """Store the number of the last hello or status that a key signed. 0 leaves the stored number."""
         with self._using(changed=device) as db:
             db.execute(
                 "UPDATE keys SET hello_at = max(hello_at, ?), status_at = max(status_at, ?) "
@@ -227,7 +231,7 @@ class Registry:
             )
 
     def token(self, name: str, now: float) -> tuple[str, bytes] | None:
-        """Return device and secret of a valid token."""
+        """Return (device, secret) of a token; None if it is unknown or expired."""
         with self._using() as db:
             row = db.execute(
                 "SELECT device, secret FROM tokens WHERE name = ? AND federation = ? AND until > ?",
@@ -236,13 +240,15 @@ class Registry:
         return (str(row[0]), bytes(row[1])) if row else None
 
     def redeem(self, name: str, device: str, key: bytes, *, now: float) -> None:
-        """Add ``key`` by a token, which is used up."""
+        """Add ``key`` by the token ``name`` and delete the token."""
         self.add(device, key, source="token", now=now, token=name)
 
     # -- numbers ---------------------------------------------------------------------------------------------
 
     def number(self) -> int:
-        """Return the number from which the server continues (:class:`edgefl.wire.mqtt.envelope.MessageCounter`)."""
+        """Return the stored number of the server's messages (:class:`edgefl.wire.mqtt.envelope.MessageCounter`); 0
+        without one.
+        """
         with self._using() as db:
             row = db.execute("SELECT value FROM facts WHERE name = 'number'").fetchone()
         return int(row[0]) if row else 0

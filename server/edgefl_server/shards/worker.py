@@ -110,7 +110,7 @@ class KeyRing:
         """Verify and decode a chunk.
 
         Args:
-            device: RosterEntry in the topic.
+            device: Name in the topic.
             topic: Topic of the message, which is part of what was signed.
             payload: The envelope.
 

@@ -1,11 +1,12 @@
-"""Audit log of each round, as chained JSON lines: ``audit.jsonl`` in the run's folder.
+"""Audit log of the rounds: chained JSON lines in ``audit.jsonl`` of the run's folder.
 
-Each line has a number, a time, an event, the hash of the line before, and its own::
+Each line has a number, a time, an event, the hash of the line before, and its own hash::
 
     {"n":7,"at":1700000000.5,"event":{"event":"updateaccepted","round":1,...},"before":"<sha256>","hash":"<sha256>"}
 
-``hash`` is the SHA-256 of the line's bytes up to it. A changed, removed or added line breaks the chain from there on. A
-rewritten chain has another last hash: store that elsewhere (`edgefl audit verify` prints it) to detect this too.
+``hash`` is the SHA-256 of the bytes of the line before the hash. A changed, removed or added line breaks the chain
+from there on. If the whole chain is rewritten, its last hash differs. Store that elsewhere (`edgefl audit verify`
+prints it) to detect it.
 """
 
 from __future__ import annotations
@@ -30,13 +31,17 @@ HISTORY_NAME = "history.jsonl"
 
 
 class History:
-    """Writer of the history of rounds. A round that a killed server reports twice is in the file twice."""
+    """Writer of ``history.jsonl``, one line per closed round. A round that a killed server reports again has two lines."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / HISTORY_NAME
 
     def take(self, event: Event) -> Warned | None:
-        """Write a closed round, and ignore other events. Returns a warning if it cannot write."""
+        """Write the event of a closed round, durable before this returns. Other events are ignored.
+
+        Returns:
+            A warning if the file cannot be written, else None.
+        """
         if not isinstance(event, RoundClosed):
             return None
         try:
@@ -53,9 +58,10 @@ class History:
 
 
 def rounds_of(folder: Path) -> tuple[RoundClosed, ...]:
-    """Return the rounds of the run in ``folder``, in their order, each as first reported.
+    """Return the closed rounds of the run in ``folder``, sorted by number. If a round was reported twice, the first one
+    counts.
 
-    Ignores a line that a killed server left incomplete: the resumed server reports that round again.
+    A line that a killed server left incomplete is ignored; the resumed server reports that round again.
     """
     path = folder / HISTORY_NAME
     rounds: dict[int, RoundClosed] = {}
@@ -87,7 +93,9 @@ _HASH = b',"hash":"'
 
 @dataclass
 class _ChainState:
-    """End of a chain. ``accepted``: (run, round, device, nonce) of the updates that it has."""
+    """End of a chain: number of lines, last hash, size in bytes, run, and the accepted updates (run, round, device,
+    nonce).
+    """
 
     lines: int = 0
     head: str = BEGINNING
@@ -97,7 +105,7 @@ class _ChainState:
 
 
 class Audit:
-    """Writer of the chain in ``folder``. Returns a warning if it cannot write."""
+    """Writer of the audit log in ``folder``."""
 
     def __init__(self, folder: Path, clock: Clock = time.time) -> None:
         self._path = folder / NAME
@@ -107,9 +115,12 @@ class Audit:
         self._devices: frozenset[str] = frozenset()
 
     def take(self, event: Event) -> Warned | None:
-        """Append an event that belongs to the history of a round.
+        """Append an event, if it is of a kind that the log records.
 
         An update that a killed server accepted twice is appended once.
+
+        Returns:
+            A warning if the file cannot be written, else None.
         """
         try:
             self._tail = self._tail or _repaired(self._path)
@@ -155,9 +166,8 @@ class Audit:
 
 
 class AuditVerification(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of the verification of a log.
-
-    ``head`` is the hash of its last line, ``problems`` name lines, and rounds that it lacks.
+    """Result of a verification. ``head`` is the hash of the last line. ``problems`` lists faulty lines and missing
+    rounds.
     """
 
     lines: int
@@ -168,9 +178,10 @@ class AuditVerification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def verify(folder: Path) -> AuditVerification:
-    """Check every line of the log in ``folder``, and that it has the rounds of ``history.jsonl`` with the same weights.
+    """Verify every line of the audit log in ``folder``, and compare its rounds with ``history.jsonl``.
 
-    DataError if there is no log.
+    Raises:
+        DataError: If there is no log.
     """
     path = folder / NAME
     if not path.is_file():
@@ -197,7 +208,7 @@ def verify(folder: Path) -> AuditVerification:
 
 
 def _read(line: bytes, number: int, before: str) -> tuple[dict[str, Any], str]:
-    """Return a line as values, and its fault, or an empty text if it is valid."""
+    """Return (line as a dict, fault). The fault is empty if the line is valid; the dict is empty if it is not JSON."""
     try:
         entry = msgspec.json.decode(line, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -213,7 +224,7 @@ def _read(line: bytes, number: int, before: str) -> tuple[dict[str, Any], str]:
 
 
 def _event(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return the event of a line, or an empty one if the line is invalid."""
+    """Return the event of a decoded line; an empty dict if it has none."""
     event = entry.get("event")
     return event if isinstance(event, dict) else {}
 
@@ -224,7 +235,7 @@ def _own_hash(line: bytes) -> str:
 
 
 def _repaired(path: Path) -> _ChainState:
-    """Return the end of the chain. Cuts off half a line that a killed server left, and changes nothing else."""
+    """Return the end of the chain in a file. An incomplete last line, left by a killed server, is cut off."""
     tail = _ChainState()
     if not path.exists():
         return tail

@@ -1,4 +1,4 @@
-"""Files of the models: checkpoints after each round, and the published bytes. Each is whole or missing."""
+"""Model files of a run: checkpoints after each round, and records of published models. A file is complete or absent."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEPT = 3
 
 
 class Checkpoints:
-    """``checkpoints/round-0007.safetensors`` and, at the end, ``model.safetensors`` below ``folder``."""
+    """Checkpoints ``checkpoints/round-0007.safetensors`` and the trained model ``model.safetensors`` in ``folder``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -30,22 +30,30 @@ class Checkpoints:
         return self._folder / "model.safetensors"
 
     def path(self, number: int) -> Path:
-        """Return the file of the model after round ``number``; 0 is the initial model."""
+        """Return the path of the model after round ``number``; 0 for the initial model."""
         return self._folder / "checkpoints" / f"round-{number:04d}.safetensors"
 
     def save(self, number: int, weights: Mapping[str, Array]) -> str:
-        """Write the model after a round; SHA-256 of the file. The round before is kept until this one is journaled."""
+        """Write the model after round ``number`` and return the SHA-256 of the file. Earlier checkpoints stay.
+
+        Raises:
+            StoreError: If it cannot be written.
+        """
         return store(self.path(number), tensors.dump(weights), private=True)
 
     def prune(self, newest: int, keep: Collection[int] = ()) -> None:
-        """Delete all but the last files up to round ``newest``, and those of the rounds in ``keep``."""
+        """Delete all checkpoints up to round ``newest`` except the last ones and those of the rounds in ``keep``."""
         for path in self.path(0).parent.glob("round-*.safetensors"):
             number = path.stem.removeprefix("round-")
             if number.isdigit() and int(number) <= newest - KEPT and int(number) not in keep:
                 path.unlink(missing_ok=True)
 
     def load(self, number: int) -> Arrays:
-        """Return the model after round ``number``. StoreError if the file is missing or damaged."""
+        """Return the model after round ``number``.
+
+        Raises:
+            StoreError: If the file is missing or damaged.
+        """
         path = self.path(number)
         try:
             return tensors.load(path.read_bytes())
@@ -57,14 +65,24 @@ class Checkpoints:
             ) from error
 
     def finish(self, weights: Mapping[str, Array]) -> str:
-        """Write the trained model; SHA-256 of the file."""
+        """Write the trained model and return the SHA-256 of the file.
+
+        Raises:
+            StoreError: If it cannot be written.
+        """
         return store(self.model, tensors.dump(weights))
 
 
 def store(path: Path, data: bytes, *, private: bool = False) -> str:
-    """Replace ``path`` by ``data``, on disk before this returns. Return the SHA-256 of ``data``.
+    """Write ``data`` to ``path`` atomically, durable before this returns. Return the SHA-256 of ``data``.
 
-    ``private``: only the owner may read it. StoreError if it cannot be written.
+    Args:
+        path: The file. Missing folders are created.
+        data: Its new content.
+        private: True if only the owner may read it.
+
+    Raises:
+        StoreError: If it cannot be written.
     """
     try:
         make_folder(path.parent, private=private)
@@ -82,10 +100,14 @@ Lines = dict[str, tuple[BlobRef, ...]]
 
 
 class PublishedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Record of one published model: per name a whole blob and the patches since, and the blobs new in this record.
+    """Record of one published model.
 
-    A name's whole blob is in the record that began its line, also if it was published before. ``oldest`` is the number
-    of the oldest record that holds any of the others. ``model`` is the version of the model it was made from.
+    Attributes:
+        run: Identifier of the run.
+        model: Version of the model.
+        oldest: Number of the oldest record with a blob that ``lines`` names.
+        lines: By published name, the complete blob and the patches since then.
+        blobs: Bytes of the blobs that are new in this record.
     """
 
     run: str
@@ -96,9 +118,9 @@ class PublishedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PublishedModels:
-    """``published/round-0007.msgpack`` below ``folder``: a record per published model of ``run``, 0 for the initial one.
+    """Records ``published/round-0007.msgpack`` of ``run`` in ``folder``; 0 is the initial model.
 
-    Those of another run, which an earlier server left in the folder, are as good as none.
+    Records of another run, which an earlier server left in the folder, are treated as missing.
     """
 
     def __init__(self, folder: Path, run: str) -> None:
@@ -106,13 +128,18 @@ class PublishedModels:
         self.run = run
 
     def save(self, number: int, record: PublishedModel) -> None:
-        """Keep a record, whole or not at all, on disk before this returns."""
+        """Write a record atomically, durable before this returns.
+
+        Raises:
+            StoreError: If it cannot be written.
+        """
         store(self._path(number), msgspec.msgpack.encode(record))
 
     def load(self, number: int, model: str) -> tuple[PublishedModel, Blobs] | None:
-        """Return the record and all blobs that it names, as they travelled.
+        """Return the record of round ``number`` and all blobs that it names, encoded.
 
-        None if any is missing or damaged, or if the record was made from another model.
+        The result is None if a record or blob is missing or damaged, or if the record is of another version than
+        ``model``.
         """
         record = self._read(number)
         if record is None or record.model != model:
@@ -126,7 +153,7 @@ class PublishedModels:
         return (record, {name: blobs[name] for name in wanted}) if whole else None
 
     def prune(self, oldest: int, newest: int) -> None:
-        """Delete all records but those of the numbers ``oldest`` to ``newest``."""
+        """Delete all records except those numbered ``oldest`` to ``newest``."""
         for path in self._folder.glob("round-*.msgpack"):
             number = path.stem.removeprefix("round-")
             if number.isdigit() and not oldest <= int(number) <= newest:

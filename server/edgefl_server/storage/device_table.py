@@ -1,4 +1,4 @@
-"""Devices as the journal's table holds them, within one transaction of :mod:`edgefl_server.storage.journal`."""
+"""Queries on the journal's table of devices. They run in a transaction of :mod:`edgefl_server.storage.journal`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _FEW = 500
 def save(
     connection: Connection, federation: str, devices: Iterable[tuple[RosterEntry, bytes | None]]
 ) -> None:
-    """Insert or update rows of devices, each with the hello that it sent, if it sent a new one."""
+    """Insert or update the rows of ``devices``: pairs of a device and its encoded hello, or None to keep the stored
+    hello.
+    """
     table, new = tables.devices, {device.name: (device, hello) for device, hello in devices}
     ours = table.c.federation == federation
     among = ours & table.c.device.in_(list(new)) if len(new) <= _FEW else ours
@@ -67,7 +69,9 @@ def count(connection: Connection, federation: str) -> int:
 
 
 def _conditions(hello: bytes) -> Conditions:
-    """Return the conditions of a stored hello. A hello of an earlier release may be invalid for this one."""
+    """Return the conditions in a stored hello. They are unknown if it is missing or invalid, such as one of an earlier
+    release.
+    """
     try:
         conditions = decode(Hello, hello).conditions if hello else UNKNOWN_CONDITIONS
     except ProtocolError:

@@ -1,10 +1,10 @@
-"""Event log of a server for its users: ``events.jsonl`` in the run's folder, a time and an event a line.
+"""Event feed of a server for its users: ``events.jsonl`` in the run's folder, one event and its time per line.
 
     {"at":1700000000.5,"event":{"event":"roundopened","round":1,...}}
 
-For users and their programs: nothing of the run depends on it. A separate thread writes it several times a second, with
-only the newest progress of each device, so an event costs the server no more than an append. The log is bounded: a full
-file becomes ``events.1.jsonl`` and replaces the one before. Fields that equal an event's default are left out.
+The run does not depend on the feed. A thread writes it several times a second, and only the newest progress of each
+device, so an event costs the server no more than an append. The size is bounded: a full file is renamed to
+``events.1.jsonl``, which replaces the earlier one. Fields with default values are left out.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Feed:
         self._thread.start()
 
     def take(self, event: Event) -> Warned | None:
-        """Queue ``event`` for the log. Returns a failed earlier write once, as a warning."""
+        """Queue ``event`` for the feed. Return a warning, once, if an earlier write failed; otherwise None."""
         now = self._clock()
         with self._lock:
             if isinstance(event, events.DeviceSeen) and event.stage != events.REPORTED:
@@ -69,7 +69,7 @@ class Feed:
         return Warned(tier="", text=self._problem)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the queued events and end the thread."""
         self._ended.set()
         self._thread.join()
 
@@ -93,7 +93,9 @@ class Feed:
             self._problem = f"{path} lacks events ({error.strerror or error}), and the fleet's page with it: free some space"
 
     def _take_due(self, *, all_of_it: bool) -> list[tuple[float, Event]]:
-        """Return the events that are due now, in their order."""
+        """Return the queued (time, event) pairs that are due, sorted by time. ``all_of_it``: include progress that is
+        not due yet.
+        """
         now = time.monotonic()
         with self._lock:
             due: list[tuple[float, Event]] = self._pending
@@ -106,7 +108,7 @@ class Feed:
 
 
 def begin(folder: Path) -> None:
-    """Create an empty feed in ``folder`` if there is none: a reader then recognizes the folder of a run."""
+    """Create ``folder`` and an empty feed in it, so that readers recognize the folder of a run. An existing feed stays."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / NAME).touch()
 
@@ -121,7 +123,9 @@ def _line(at: float, event: Event) -> bytes:
 
 
 def _set_fields(event: Event) -> dict[str, Any]:
-    """Return the fields that differ from their defaults, without NaN, which JSON lacks."""
+    """Return the fields of ``event`` that differ from their defaults. NaN and infinity are left out, because JSON lacks
+    them.
+    """
     kind = type(event)
     required = len(kind.__struct_fields__) - len(kind.__struct_defaults__)
     found: dict[str, Any] = {}
@@ -159,7 +163,7 @@ _decode = msgspec.json.Decoder(FeedEvent).decode
 
 
 def decode_event(line: bytes) -> FeedEvent | None:
-    """Return the event of a line. None if it is invalid, such as half a line of a killed server, or of a later release."""
+    """Decode a line of the feed. Return None if it is incomplete or of a later release."""
     try:
         return _decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -167,7 +171,7 @@ def decode_event(line: bytes) -> FeedEvent | None:
 
 
 class FeedReader:
-    """Reader that follows the feed in ``folder`` over rotations and new runs, from its oldest line on."""
+    """Reader that follows the feed in ``folder`` from its oldest line, across renamed files and new runs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -182,7 +186,9 @@ class FeedReader:
             self._file = None
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the new lines that are complete."""
+        """Yield the complete lines that are new since the last call. The last incomplete line is yielded once it is
+        complete.
+        """
         if self._old:
             self._old = False
             older = self._folder / BEFORE
@@ -212,7 +218,7 @@ class FeedReader:
         return True
 
     def _replaced(self) -> bool:
-        """Return True if another file has the name, because this one was full or another run began."""
+        """Return True if the feed's name now refers to another file, after a rename or the begin of another run."""
         inode = _inode(self._folder / NAME)
         return inode not in (0, self._inode)
 

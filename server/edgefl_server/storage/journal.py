@@ -1,9 +1,10 @@
-"""The server's journal on disk: what has to survive ``kill -9`` at any instant.
+"""Journal of the server: the state that must survive ``kill -9`` at any time.
 
-SQLite in write-ahead mode by default; any SQLAlchemy URL works. Every method is one transaction: it happened or it
-did not. Updates are journaled before they are acknowledged. Their bytes lie in a place of their own
-(:mod:`edgefl_server.storage.update_storage`), are durable before the journal names them, and go when the round is over.
-Workers (:mod:`edgefl_server.shards`) write to the same journal: a round takes an update, or it is closed and does not.
+The default is SQLite in write-ahead mode; any SQLAlchemy URL works. Each method is one transaction. Updates are
+journaled before they are acknowledged. Their bytes are stored separately
+(:mod:`edgefl_server.storage.update_storage`): they are durable before the journal names them, and deleted when the
+round is over. Workers (:mod:`edgefl_server.shards`) write to the same journal, so a round either accepts an update or
+is closed for it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ twenty."""
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One training run. ``number`` is its next (or open) round, which starts from checkpoint ``number - 1``."""
+    """Row of a training run. ``number`` is the next or open round, which begins from checkpoint ``number - 1``."""
 
     run: str
     digest: str
@@ -47,7 +48,7 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class StoredUpdate:
-    """An accepted update as it came, with its weight, and the share of its change that counts."""
+    """Accepted update as received. ``share`` is the factor of its change, ``data`` its encoded bytes."""
 
     device: str
     sha256: str
@@ -59,7 +60,7 @@ class StoredUpdate:
 def _in_transaction(
     rows: Callable[Concatenate[Connection, _Given], _Read],
 ) -> Callable[Concatenate[Journal, _Given], _Read]:
-    """Return a method of the journal that calls ``rows`` in a transaction of its own."""
+    """Return a journal method that calls ``rows`` with a connection, in a transaction of its own."""
 
     @wraps(rows)
     def method(journal: Journal, /, *args: _Given.args, **kwargs: _Given.kwargs) -> _Read:
@@ -70,11 +71,19 @@ def _in_transaction(
 
 
 class Journal:
-    """The journal of one federation; ``files`` hold the bytes of updates. StoreError if the database cannot be opened.
+    """Journal of one federation.
 
-    ``most_rows``: how many tasks of rounds that are over it remembers. ``keep``: all of them, and the bytes of all updates.
-    ``versions``: rounds before the last one whose devices may still be at work. ``shard_of`` names the shard of a device,
-    where a worker writes.
+    Args:
+        url: SQLAlchemy URL of the database.
+        federation: Name of the federation.
+        files: Storage of the updates' bytes.
+        most_rows: Number of tasks of finished rounds to keep.
+        keep: True to keep all tasks, and the bytes of all updates.
+        versions: Number of rounds before the last one whose devices may still work.
+        shard_of: Function that returns the shard of a device; only for a worker.
+
+    Raises:
+        StoreError: If the database cannot be opened.
     """
 
     def __init__(
@@ -140,7 +149,9 @@ class Journal:
     # -- devices ---------------------------------------------------------------------------------------------
 
     def save_devices(self, devices: Iterable[tuple[RosterEntry, bytes | None]]) -> None:
-        """Remember devices, each with the hello that it sent, if it sent one anew: all in one step."""
+        """Insert or update devices in one transaction: pairs of a device and its encoded hello, or None to keep the
+        stored hello.
+        """
         with self._transaction() as connection:
             device_table.save(connection, self._federation, devices)
 
@@ -171,8 +182,14 @@ class Journal:
     def open_round(
         self, run: str, opened: OpenRound, units: bytes, outcome: Mapping[str, Any] | None = None
     ) -> None:
-        """Begin a round. ``units`` is opaque: what was published for it, so that it can be cleared later. ``outcome``: what
-        of it is known already."""
+        """Insert a round and its tasks.
+
+        Args:
+            run: Identifier of the run.
+            opened: The round.
+            units: Opaque encoding of the published blobs, so that a later process can clear them.
+            outcome: Parts of the outcome that are known already.
+        """
         with self._transaction() as connection:
             connection.execute(
                 tables.rounds.insert().values(
@@ -187,24 +204,26 @@ class Journal:
             round_table.insert_tasks(connection, run, opened.began)
 
     def reassign(self, run: str, over: Sequence[Assignment], tasks: Sequence[Assignment]) -> None:
-        """Store tasks that ended without an answer, with their status, and new ones."""
+        """Store the status of ``over``, tasks that ended without an answer, and insert the new ``tasks``."""
         with self._transaction() as connection:
             round_table.answer(connection, run, over)
             round_table.insert_tasks(connection, run, tasks)
 
     def begin_again(self, run: str, number: int) -> None:
-        """Mark an open round: once it has ended, the method begins again. Before then the mark says nothing."""
+        """Mark an open round: after its end the algorithm begins again. The mark has no effect while the round is open."""
         key = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
         with self._transaction() as connection:
             connection.execute(tables.rounds.update().where(key).values(restart=True))
 
     def decline(self, run: str, task: Assignment, reason: str) -> None:
-        """Store that a device sends no update for a task."""
+        """Store that a device declined its task, with the reason."""
         with self._transaction() as connection:
             round_table.answer(connection, run, [replace(task, status="declined", reason=reason)])
 
     def published_units(self, run: str) -> list[bytes]:
-        """Return the units of the last two rounds, or of those that are open, the newest first."""
+        """Return the stored ``units`` of the last round and of those before it whose devices may still work, the newest
+        first.
+        """
         query = (
             sa.select(tables.rounds.c.units)
             .where(tables.rounds.c.run == run)
@@ -222,10 +241,15 @@ class Journal:
         outcome: Mapping[str, Any],
         took_part: Mapping[str, Participation] | None = None,
     ) -> None:
-        """Close (or abandon) a round: the run moves on to the next one, the bytes of its updates go, and old rows,
-        unless they are kept.
+        """Close or abandon a round: store its outcome, move the run to the next round, and delete what is no longer
+        needed.
 
-        ``took_part``: its devices' rows from now on.
+        Args:
+            run: Identifier of the run.
+            number: Number of the round.
+            state: ``closed`` or ``abandoned``.
+            outcome: Figures of the round.
+            took_part: New participation rows of its devices.
         """
         with self._transaction() as connection:
             connection.execute(
@@ -245,7 +269,7 @@ class Journal:
             self._files.drop()
 
     def add_to_outcome(self, run: str, number: int, more: Mapping[str, Any]) -> None:
-        """Add to an ended round's outcome, for example an evaluation."""
+        """Merge ``more``, such as an evaluation, into the outcome of a round."""
         key = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
         with self._transaction() as connection:
             known = connection.execute(sa.select(tables.rounds.c.outcome).where(key)).scalar_one()
@@ -276,7 +300,12 @@ class Journal:
     tally = _in_transaction(update_table.tally)
 
     def accept(self, run: str, number: int, updates: Sequence[AcceptedUpdate]) -> None:
-        """Keep accepted updates and mark their assignments, all or none; after this they may be acknowledged."""
+        """Store accepted updates and mark their tasks, all or none. The updates may be acknowledged after this returns.
+
+        Raises:
+            RoundOver: If the round is closed, or one of the tasks is not open. Nothing is stored then.
+            StoreError: If the bytes or rows cannot be written.
+        """
         places = self._files.append(number, [update.data for update in updates])
         with self._transaction() as connection:
             update_table.accept(connection, run, number, updates, places, self._shard_of)
@@ -294,9 +323,22 @@ class Journal:
         step: int,
         final: Assignment | None,
     ) -> bool:
-        """Journal a refused update; False if it was known, or the device has had MOST_REJECTED in that round.
+        """Store a refused update.
 
-        ``step``: the round that it came in; ``final``: the task that ends with it.
+        Args:
+            run: Identifier of the run.
+            number: Round that the update names.
+            device: Name of the device.
+            nonce: Nonce of the update.
+            sha256: Digest of the update.
+            reason: Reason code.
+            text: Reason for people.
+            step: Round in which the update arrived.
+            final: Task that ends with the refusal, or None.
+
+        Returns:
+            True if a row was inserted. False if it was known, or the device has reached the limit of refusals in
+            that round.
         """
         key = {"run": run, "round": number, "device": device, "nonce": nonce, "sha256": sha256}
         with self._transaction() as connection:
@@ -305,8 +347,8 @@ class Journal:
             return update_table.reject(connection, key, step, reason, text)
 
     def accepted_sha256(self, run: str, number: int, device: str, nonce: str) -> str:
-        """Return the digest of a device's accepted update for a task, in any round that has its rows; empty if there is
-        none.
+        """Return the digest of the update that was accepted for a task; an empty text if there is none or its row was
+        deleted.
         """
         query = sa.select(tables.updates.c.sha256).where(
             (tables.updates.c.run == run)
@@ -322,9 +364,11 @@ class Journal:
     def accepted(
         self, run: str, number: int, shards: Collection[int] | None = None
     ) -> Iterator[StoredUpdate]:
-        """Yield the accepted updates of a round (of these ``shards`` only) in the order of their arrival.
+        """Yield the accepted updates of a round in order of arrival, one in memory at a time. ``shards``: only these;
+        None for all.
 
-        Holds one in memory at a time. StoreError if their bytes are missing.
+        Raises:
+            StoreError: If the bytes of an update are missing.
         """
         columns = tables.updates.c
         names = ("device", "sha256", "weight", "share", "file", "offset", "size")
@@ -343,7 +387,9 @@ _TOGETHER_S = 1.0
 
 
 class DeviceWriteBuffer:
-    """Devices without a tier take part in nothing, and have no rows: anybody may be one."""
+    """Buffer of changed devices that are journaled together. Devices without a tier are not journaled, as anybody may be
+    one.
+    """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -351,7 +397,7 @@ class DeviceWriteBuffer:
         self._since = 0.0
 
     def take(self, before: State, after: State, name: str, hello: bytes | None) -> None:
-        """Buffer a device that changed, with its ``hello`` if it sent one."""
+        """Buffer the device ``name`` if it changed between the two states. ``hello`` is its encoded hello, or None."""
         device = after.devices.get(name)
         if device is None or not device.tier or device is before.devices.get(name):
             return
@@ -361,12 +407,15 @@ class DeviceWriteBuffer:
         self._new[name] = (device, hello if hello is not None else known[1] if known else None)
 
     def wait(self) -> float | None:
-        """Return the seconds until something is to be written; None if nothing is."""
+        """Return the seconds until the buffer should be written; None if it is empty."""
         return max(0.0, self._since + _TOGETHER_S - time.monotonic()) if self._new else None
 
     def write(self, *, quiet: bool) -> None:
-        """Journal what is new, if it is ``quiet`` or has waited long enough. StoreError if it cannot be written; it is tried
-        again later."""
+        """Journal the buffered devices, if ``quiet`` is True or they have waited long enough.
+
+        Raises:
+            StoreError: If they cannot be written. They stay buffered.
+        """
         if self._new and (quiet or self.wait() == 0.0):
             self._since = time.monotonic()
             self._journal.save_devices(list(self._new.values()))

@@ -1,4 +1,4 @@
-"""Retries of storage operations: while a disk is full or a database away, the run waits instead of ending."""
+"""Retries of storage operations. If a disk is full or a database unreachable, the run waits instead of ending."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _POLL_S = 0.05
 
 
 class ActionFailed(StoreError):
-    """An action of the coordinator could not be performed, because the storage failed while the server stopped."""
+    """Error of an action of the coordinator whose storage failed while the server was stopping."""
 
 
 class StorageErrorListener(Protocol):
@@ -29,7 +29,7 @@ class StorageErrorListener(Protocol):
 
 
 class RetryPolicy:
-    """Repetition of storage operations until they succeed, or until :meth:`stop`.
+    """Retries of storage operations until they succeed, or until :meth:`stop`.
 
     Args:
         pause_s: Seconds before the first retry; doubled for each further one.
@@ -43,7 +43,7 @@ class RetryPolicy:
         self._waited = 0.0
 
     def take_waited(self) -> float:
-        """Return the seconds that retries took since the last call. The server could not answer devices meanwhile."""
+        """Return the seconds spent in retries since the last call, in which the server could not answer devices."""
         waited, self._waited = self._waited, 0.0
         return waited
 
@@ -51,7 +51,7 @@ class RetryPolicy:
         """Call ``operation`` until it succeeds, and return its result.
 
         Raises:
-            StoreError: The operation's own, after :meth:`stop`.
+            StoreError: The error of the operation, if it fails after :meth:`stop`.
         """
         began, pause_s = time.monotonic(), self._pause_s
         is_retry = False
@@ -72,7 +72,7 @@ class RetryPolicy:
             return result
 
     def stop(self) -> None:
-        """Retry nothing from now on. May be called from a signal handler."""
+        """Stop retrying: the next failure is raised. May be called from a signal handler."""
         self._is_stopped = True
 
 

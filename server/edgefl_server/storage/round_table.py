@@ -1,4 +1,4 @@
-"""Rounds, their tasks, participations and trials in the tables of the journal, each within one transaction of it."""
+"""Queries on the journal's tables of rounds, tasks, participations and trials. They run in a transaction of the journal."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from edgefl_server.storage import tables
 
 @dataclass(frozen=True)
 class MethodProgress:
-    """Progress of a method (:class:`edgefl_server.coordinator.states.State`): completed exchanges, last closed round, who
-    must take part."""
+    """Progress of an algorithm: completed exchanges, last closed round, and names of the members that must take part."""
 
     position: int = 0
     base: int = 0
@@ -56,7 +55,7 @@ _STATE_LOCKED = (
 
 
 class RoundOver(StoreError):
-    """An update came too late to be kept: the round is closed, or the device's task was answered meanwhile."""
+    """Error of an update that cannot be stored: the round is closed, or its device's task is not open."""
 
 
 def open_round(connection: Connection, run: str) -> OpenRound | None:
@@ -86,7 +85,7 @@ def _tasks_of(connection: Connection, run: str, number: int) -> dict[str, Assign
 def _buffered(
     connection: Connection, run: str, row: Mapping[Any, Any], tasks: Mapping[str, Assignment]
 ) -> OpenRound:
-    """Return an asynchronous round: its open ``tasks``, and the number of updates that it has."""
+    """Return an asynchronous round with its open ``tasks``, and the number of accepted updates of other tasks."""
     number, took = row["round"], tables.updates.c
     taken = (took.run == run) & (took.step == number) & (took.reason == "")
     rounds = list(connection.execute(sa.select(took.round).where(taken)).scalars())
@@ -102,7 +101,7 @@ def _buffered(
 
 
 def ended_round(connection: Connection, run: str, number: int) -> OpenRound:
-    """Return a finished round: its devices and their answers, or the weight that an asynchronous round took."""
+    """Return a finished round with its devices and their answers. An asynchronous round has counts of answers only."""
     which = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
     row = connection.execute(sa.select(tables.rounds).where(which)).mappings().one()
     if row["weight_cap"]:
@@ -112,14 +111,14 @@ def ended_round(connection: Connection, run: str, number: int) -> OpenRound:
 
 
 def open_tasks(connection: Connection, run: str) -> dict[str, Assignment]:
-    """Return the tasks of all rounds that wait for an answer, by device."""
+    """Return the open tasks of all rounds, by device."""
     columns = tables.assignments.c
     query = sa.select(tables.assignments).where((columns.run == run) & (columns.status == "open"))
     return {each["device"]: _assignment(each) for each in connection.execute(query).mappings()}
 
 
 def versions(connection: Connection, run: str) -> dict[int, Version]:
-    """Return the model that each round began from, by its number."""
+    """Return the version of the model from which each round began, by round number."""
     columns = tables.rounds.c
     query = sa.select(columns.round, columns.state, columns.model_version, columns.restart)
     position, found = 0, {}
@@ -130,7 +129,7 @@ def versions(connection: Connection, run: str) -> dict[int, Version]:
 
 
 def insert_tasks(connection: Connection, run: str, tasks: Iterable[Assignment]) -> None:
-    """Insert rows of new tasks."""
+    """Insert rows of new tasks. The end of a task's time is not stored: after a restart its time begins anew."""
     rows = [{**asdict(task), "seed": str(task.seed), "run": run} for task in tasks]
     for row in rows:
         del row["until"]  # after a restart its time begins anew
@@ -139,7 +138,7 @@ def insert_tasks(connection: Connection, run: str, tasks: Iterable[Assignment]) 
 
 
 def progress(connection: Connection, run: str) -> MethodProgress:
-    """Return the progress of the run's method: the exchanges closed since the last round with the mark ``restart``."""
+    """Return the progress of the run's algorithm since the last round with the mark ``restart``."""
     columns = tables.rounds.c
     query = sa.select(columns.round, columns.state, columns.whole, columns.restart).where(columns.run == run)
     rows = connection.execute(query.order_by(columns.round)).all()
@@ -154,7 +153,7 @@ def progress(connection: Connection, run: str) -> MethodProgress:
 
 
 def answer(connection: Connection, run: str, tasks: Sequence[Assignment]) -> int:
-    """Store the status and reason of tasks that are open. Return the number of changed rows."""
+    """Store status and reason of ``tasks`` that are open in the table. Return the number of changed rows."""
     rows = [
         {
             "of_run": run,
@@ -178,9 +177,16 @@ def status(connection: Connection, run: str, number: int, device: str, nonce: st
 
 
 def check_open(connection: Connection, run: str, number: int, answered: int, tasks: int) -> None:
-    """Raise RoundOver unless the round is open, and as many tasks were open as there should be.
+    """Raise RoundOver unless the round is open and all tasks were open.
 
-    In databases with row locks, the closing of the round waits for this transaction.
+    In databases with row locks, closing the round waits for this transaction.
+
+    Args:
+        connection: Connection in a transaction.
+        run: Identifier of the run.
+        number: Number of the round.
+        answered: Number of rows that :func:`answer` changed.
+        tasks: Number of tasks that it was called with.
     """
     state = connection.execute(_STATE_LOCKED, {"of_run": run, "number": number}).scalar()
     if state != "open" or answered != tasks:
@@ -193,7 +199,7 @@ def check_open(connection: Connection, run: str, number: int, answered: int, tas
 
 
 def close(connection: Connection, run: str, number: int) -> dict[str, tuple[int, str]]:
-    """Close the round for updates. Return (shard, sha256) of its updates, by device."""
+    """Close the round for updates. Return (shard, sha256) of each accepted update, by device."""
     key = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
     connection.execute(tables.rounds.update().where(key).values(state=CLOSING))
     columns = tables.updates.c
@@ -203,13 +209,16 @@ def close(connection: Connection, run: str, number: int) -> dict[str, tuple[int,
 
 
 def open_again(connection: Connection, run: str) -> None:
-    """Open a round again whose server was killed while it closed it."""
+    """Open a round again if the server was killed while it closed the round."""
     which = (tables.rounds.c.run == run) & (tables.rounds.c.state == CLOSING)
     connection.execute(tables.rounds.update().where(which).values(state="open"))
 
 
 def undo(connection: Connection, run: str, after: int, text: str, weights_sha256: str) -> None:
-    """Abandon closed rounds after round ``after``, because of ``text``, and store that all rounds since have its weights."""
+    """Mark the rounds behind round ``after`` as abandoned, and store the digest of their common weights.
+
+    ``text`` is stored as the reason of those that were closed.
+    """
     columns = tables.rounds.c
     query = sa.select(columns.round, columns.state, columns.outcome)
     behind = query.where((columns.run == run) & (columns.round > after))
@@ -238,7 +247,7 @@ TURNOUT = "turnout"
 
 
 def keep_participations(connection: Connection, run: str, now: Mapping[str, Participation]) -> None:
-    """Replace the rows of these devices."""
+    """Replace the participation rows of these devices. Rows of other devices stay."""
     if not now:
         return
     columns = tables.participations.c
@@ -252,7 +261,7 @@ def keep_participations(connection: Connection, run: str, now: Mapping[str, Part
 
 
 def read_participations(connection: Connection, run: str) -> ParticipationRecord:
-    """Return the participation of all devices in the finished rounds of a run."""
+    """Return the participation record of a run, from its finished rounds."""
     columns = tables.participations.c
     of = {
         row.device: Participation(row.tasks, row.reports, row.last)
@@ -270,7 +279,7 @@ ROLLOUT = "rollout"
 
 
 def trial(connection: Connection, run: str) -> Trial | None:
-    """Return the current trial, or None if none has begun."""
+    """Return the trial as of the newest round; None if no trial has begun."""
     rounds = tables.rounds.c
     query = sa.select(rounds.outcome).where(rounds.run == run).order_by(rounds.round.desc()).limit(1)
     outcome = connection.execute(query).scalar()
@@ -278,7 +287,7 @@ def trial(connection: Connection, run: str) -> Trial | None:
 
 
 def reports(connection: Connection, run: str, number: int) -> dict[str, Reports]:
-    """Return the reports of a round's accepted updates, by the tier of their tasks."""
+    """Return the medians over a round's accepted updates, by tier of their tasks."""
     tasks, updates = tables.assignments.c, tables.updates.c
     same = (tasks.run == updates.run) & (tasks.round == updates.round) & (tasks.device == updates.device)
     query = sa.select(tasks.tier, updates.metrics, updates.train_ms).where(

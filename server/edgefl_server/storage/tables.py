@@ -1,4 +1,4 @@
-"""The tables of the journal."""
+"""Tables of the journal, and connections to its database."""
 
 from __future__ import annotations
 
@@ -115,7 +115,11 @@ _CONNECT_S = 10
 
 
 def engine(url: str) -> sa.Engine:
-    """Return the connections to the journal at ``url``, an SQLAlchemy URL. StoreError if it cannot be used here."""
+    """Return an SQLAlchemy engine for the journal at ``url``.
+
+    Raises:
+        StoreError: If the URL is invalid or its driver is not installed.
+    """
     try:
         if url.startswith("sqlite"):
             made = sa.create_engine(url)
@@ -138,7 +142,11 @@ def engine(url: str) -> sa.Engine:
 
 
 def create(engine: sa.Engine) -> None:
-    """Create missing tables. StoreError if existing ones have another layout."""
+    """Create the tables if there are none.
+
+    Raises:
+        StoreError: If the existing tables have another layout.
+    """
     names = set(sa.inspect(engine).get_table_names())
     with engine.begin() as connection:
         if not names & set(_tables.tables):
@@ -159,9 +167,7 @@ def create(engine: sa.Engine) -> None:
 
 
 def use_write_ahead_log(connection: Any, _record: object) -> None:
-    """Set up a connection: writers do not block readers, a commit is on disk (FULL) before an update is acknowledged, and
-    writers wait for each other.
-    """
+    """Set up an SQLite connection: write-ahead log, durable commits, and writers that wait for each other."""
     cursor = connection.cursor()
     cursor.execute("PRAGMA busy_timeout=30000")
     cursor.execute("PRAGMA journal_mode=WAL")

@@ -1,4 +1,6 @@
-"""Bytes of accepted updates, in files of a folder or in objects elsewhere; the journal holds their locations."""
+"""Storage of the bytes of accepted updates, in files of a folder or in objects of a store. The journal holds their
+locations.
+"""
 
 from __future__ import annotations
 
@@ -27,24 +29,30 @@ class UpdateLocation:
 
 
 class UpdateStore(Protocol):
-    """Bytes of the updates of open rounds. Several processes may add to one; each of them gives what it writes a name of
-    its own."""
+    """Storage of the updates of open rounds. Several processes may write at once, each under file names of its own."""
 
     def append(self, number: int, updates: Sequence[bytes]) -> list[UpdateLocation]:
-        """Add updates of round ``number``, all durable before this returns; StoreError if they are not.
+        """Store the updates of round ``number``, durable before this returns, and return their locations.
 
-        If the process is killed before the journal names the bytes, they are never read.
+        If the process is killed before the journal names them, the bytes are never read.
+
+        Raises:
+            StoreError: If they cannot be written.
         """
 
     def read(self, place: UpdateLocation) -> bytes:
-        """Return the bytes at a location. StoreError if they are incomplete."""
+        """Return the bytes at a location.
+
+        Raises:
+            StoreError: If they are missing or incomplete.
+        """
 
     def drop(self) -> None:
-        """Delete the updates of all rounds, whoever wrote them. What cannot be deleted stays until the next time."""
+        """Delete the updates of all rounds and processes. Failures are ignored; the next call tries again."""
 
 
 def places_of(file: str, begin: int, updates: Sequence[bytes]) -> list[UpdateLocation]:
-    """Return the locations of updates that lie one after the other, the first at ``begin``."""
+    """Return the locations of consecutive updates in one file, the first at offset ``begin``."""
     places = []
     for data in updates:
         places.append(UpdateLocation(file, begin, len(data)))
@@ -56,9 +64,9 @@ _PATTERN = "round-*.bin"
 
 
 class UpdateFiles:
-    """The files in ``folder``. They go when the round is over: the disk holds what is open, and no more.
+    """Update storage in the files of ``folder``.
 
-    ``writer`` is part of their names: two processes that append to one would not know where their bytes lie.
+    ``writer`` is part of the file names, because two processes that append to one file would not know their offsets.
     """
 
     def __init__(self, folder: Path, writer: str = "") -> None:
@@ -66,7 +74,6 @@ class UpdateFiles:
         self._suffix = f"-{writer}" if writer else ""
 
     def append(self, number: int, updates: Sequence[bytes]) -> list[UpdateLocation]:
-        """Add updates of round ``number``, as :class:`edgefl_server.storage.update_storage.UpdateStore` specifies."""
         with self._guard():
             path = self._folder / f"round-{number:08d}{self._suffix}.bin"
             new = not path.exists()
@@ -87,7 +94,6 @@ class UpdateFiles:
         return places_of(path.name, begin, updates)
 
     def read(self, place: UpdateLocation) -> bytes:
-        """Return the bytes at a location. StoreError if they are incomplete."""
         path = self._folder / place.file
         if not path.is_file():
             raise StoreError(
@@ -106,7 +112,6 @@ class UpdateFiles:
         return data
 
     def drop(self) -> None:
-        """Delete the files of all rounds and processes."""
         for path in self._folder.glob(_PATTERN):
             with suppress(OSError):
                 path.unlink()
@@ -129,10 +134,13 @@ _PREFIX = "round-"
 
 
 class UpdateObjects:
-    """The objects below ``url``, such as ``s3://bucket/run``. They go when the round is over. ``writer`` is part of their
-    names, so that no process writes over another's, also not over those of the one that it takes the place of.
+    """Update storage in objects below ``url``, such as ``s3://bucket/run``.
 
-    StoreError where fsspec, or what it needs for such a place, is not installed.
+    ``writer`` is part of the object names, so that no process overwrites the objects of another, or of its
+    predecessor.
+
+    Raises:
+        StoreError: If fsspec, or its driver for this URL, is not installed.
     """
 
     def __init__(self, url: str, writer: str) -> None:
@@ -143,14 +151,12 @@ class UpdateObjects:
             self._files, self._root = _file_system(self._url)
 
     def append(self, number: int, updates: Sequence[bytes]) -> list[UpdateLocation]:
-        """Add updates of round ``number``, as :class:`edgefl_server.storage.update_storage.UpdateStore` specifies."""
         name = f"{_PREFIX}{number:08d}-{self._writer}-{next(self._numbers):08d}.bin"
         with self._guard():
             self._files.pipe_file(f"{self._root}/{name}", b"".join(updates))
         return places_of(name, 0, updates)
 
     def read(self, place: UpdateLocation) -> bytes:
-        """Return the bytes at a location. StoreError if they are incomplete."""
         data = b""
         if place.size:  # no store returns an empty range
             begin, end = place.offset, place.offset + place.size
@@ -164,7 +170,6 @@ class UpdateObjects:
         return data
 
     def drop(self) -> None:
-        """Delete the objects of all rounds and processes."""
         with suppress(StoreError), self._guard():
             self._files.invalidate_cache()
             names = [str(name) for name in self._files.find(self._root)]
@@ -174,7 +179,7 @@ class UpdateObjects:
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
-        """Raise StoreError for any error of a file system or its library."""
+        """Raise StoreError for any error in the block."""
         try:
             yield
         except StoreError:
@@ -203,22 +208,26 @@ _FILE = "file://"
 
 
 def journal_at(path: Path) -> str:
-    """Return the URL of a journal that is a file, for any name of its folder."""
+    """Return the SQLite URL of the journal file ``path``. Special characters are escaped."""
     return sa.URL.create("sqlite", database=str(path)).render_as_string()
 
 
 def place_of(chosen: str, federation: str, folder: Path) -> str:
     """Return the location for the bytes of a federation's updates.
 
-    It lies below the ``chosen`` location, which federations may share, or, without one, in the ``folder`` of the run.
+    It is ``chosen/federation``, because federations may share ``chosen``; if that is empty, ``updates`` in the run's
+    ``folder``.
     """
     return f"{chosen.rstrip('/')}/{federation}" if chosen else str(folder / "updates")
 
 
 def store_at(place: str, writer: str = "") -> UpdateStore:
-    """Return the storage in a folder, of this machine or a shared one, or at an fsspec URL.
+    """Return the update storage at ``place``: a folder, or an fsspec URL.
 
-    ``writer`` is part of the names of the files of this process. StoreError if the location cannot be used.
+    ``writer`` is part of this process's file names.
+
+    Raises:
+        StoreError: If the location cannot be used.
     """
     if "://" in place and not place.startswith(_FILE):
         return UpdateObjects(place, writer)

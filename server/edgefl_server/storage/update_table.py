@@ -1,4 +1,4 @@
-"""Updates as the journal's tables hold them, within one transaction of :mod:`edgefl_server.storage.journal`."""
+"""Queries on the journal's table of updates. They run in a transaction of :mod:`edgefl_server.storage.journal`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,19 @@ _updates = tables.updates.c
 
 @dataclass(frozen=True, slots=True)
 class AcceptedUpdate:
-    """Record of an accepted update: its bytes ``data`` as received, its weight, the ``share`` of its change that
-    counts, and figures.
+    """Row of an accepted update, and its bytes.
 
-    ``down`` and ``up`` are what the device fetched and sent for the round so far, ``up_float32_bytes`` what it would
-    have sent as float32. ``train_ms`` is the reported time of all its local steps.
+    Attributes:
+        assignment: Task that it answers.
+        sha256: Digest of ``data``.
+        weight: Its weight in the mean.
+        share: Factor of its change, below 1 for stale updates.
+        metrics: Metrics that the device reported.
+        down: Messages that the device received for the round so far.
+        up: Messages that it sent for the round so far.
+        up_float32_bytes: Size of the sent messages if the update were float32.
+        data: Bytes as received.
+        train_ms: Reported time of all its local steps.
     """
 
     assignment: Assignment
@@ -42,11 +50,11 @@ class AcceptedUpdate:
 
 @dataclass(frozen=True)
 class Tally:
-    """A round's updates in figures; ``train_loss`` is the mean over the devices that reported one, ``staleness`` the mean
-    number of rounds between the one that an update began in and this one.
+    """Figures of a round's updates. Bytes count accepted updates only: message payloads, and with ``wire`` also their
+    headers.
 
-    Bytes count accepted updates only: payloads of their messages, and with ``wire`` the messages' headers too;
-    ``up_float32_bytes`` is what ``up_bytes`` would be if they were float32 tensors.
+    ``train_loss`` is the mean over the devices that reported one. ``staleness`` is the mean number of rounds between
+    the round in which an update began and this one.
     """
 
     reports: int
@@ -61,7 +69,7 @@ class Tally:
 
 
 def of_step(run: str, number: int) -> sa.ColumnElement[bool]:
-    """Return the condition for updates that round ``number`` took, also those of tasks from other rounds."""
+    """Return the SQL condition for updates that round ``number`` counted, including those of tasks from earlier rounds."""
     return (_updates.run == run) & (_updates.step == number)
 
 
@@ -79,11 +87,18 @@ def accept(
     places: Sequence[UpdateLocation],
     shard_of: ShardOf,
 ) -> None:
-    """Insert rows of updates whose bytes are at ``places``, and store the answers of their devices, with one statement for
-    many.
+    """Insert rows of updates and mark their tasks as accepted.
 
-    RoundOver, and nothing is to be kept, unless the round is open and each device's task is, too: somebody else may have
-    closed the one, or answered the other.
+    Args:
+        connection: Connection in a transaction.
+        run: Identifier of the run.
+        number: Round that counts the updates.
+        updates: The updates.
+        places: Locations of their bytes.
+        shard_of: Function that returns the shard of a device.
+
+    Raises:
+        RoundOver: If the round is closed or one of the tasks is not open. The transaction must be rolled back.
     """
     tasks = [replace(update.assignment, status="accepted") for update in updates]
     answered = round_table.answer(connection, run, tasks)
@@ -121,9 +136,11 @@ def accept(
 
 
 def reject(connection: Connection, key: Mapping[str, object], step: int, reason: str, text: str) -> bool:
-    """Insert a row of a refused update.
+    """Insert a row of a refused update with the columns ``key``. ``step`` is the round in which it arrived.
 
-    Return False if there is one of ``key``, or the device has had MOST_REJECTED in that round.
+    Returns:
+        False, without a row, if ``key`` is in the table or the device has reached the limit of refusals in that
+        round.
     """
     same = sa.and_(*(_updates[name] == value for name, value in key.items()))
     if connection.execute(sa.select(_updates.reason).where(same)).first() is not None:
@@ -147,7 +164,7 @@ def reject(connection: Connection, key: Mapping[str, object], step: int, reason:
 
 
 def add_traffic(connection: Connection, run: str, number: int, came: Mapping[str, PublishTraffic]) -> None:
-    """Add traffic that the devices of accepted updates sent later for that round."""
+    """Add messages that devices sent for the round after their accepted update, by device."""
     key = of_step(run, number) & (_updates.reason == "") & (_updates.device == sa.bindparam("name"))
     more = {"up_bytes": "payload", "up_wire_bytes": "wire", "up_float32_bytes": "payload"}
     values = {column: _updates[column] + sa.bindparam(part) for column, part in more.items()}
@@ -176,8 +193,11 @@ def tally(connection: Connection, run: str, number: int) -> Tally:
 
 
 def prune(connection: Connection, run: str, number: int, most: int, versions: int) -> None:
-    """Delete the tasks and updates of the oldest rounds, so that not many more than ``most`` rows of each are left; those of
-    round ``number`` and of ``versions`` before it stay in any case. How a round ended stays in its own row."""
+    """Delete tasks and updates of the oldest rounds, so that about ``most`` rows of each are left.
+
+    Rows of round ``number`` and of ``versions`` rounds before it stay. The outcome of a round is in its own row and
+    stays too.
+    """
     tasks = tables.assignments.c
     query = (
         sa.select(tasks.round, sa.func.count())

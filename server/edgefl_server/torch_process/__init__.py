@@ -1,1 +1,1 @@
-"""Child process of a server that has torch: it composes the run and calls the run's functions."""
+"""Child process with torch: composes the run and calls its functions, so that the server itself does not load torch."""

@@ -38,7 +38,9 @@ from edgefl_server.torch_process.process import Process
 
 
 class RunResolver:
-    """Resolver of placeholders: the functions and bundles of the run in ``folder``."""
+    """Resolver of placeholders in a received run spec. Bundles are read from ``folder``; functions call the torch
+    process.
+    """
 
     def __init__(self, process: TorchProcess, folder: Path) -> None:
         self._process = process
@@ -46,7 +48,11 @@ class RunResolver:
         self._placing = _Placing(process)
 
     def resolve(self, name: messages.Placeholder) -> object:
-        """Return the object for a placeholder."""
+        """Return the object that a placeholder stands for.
+
+        Raises:
+            BundleError: If a bundle file cannot be read.
+        """
         match name:
             case messages.MeanRef():
                 return MEAN
@@ -94,7 +100,9 @@ class _Placing:
 
 @dataclass(frozen=True)
 class _RemoteSchedule:
-    """Schedule of an exchange; ``pages`` caches its values, by the first position of each page."""
+    """Schedule of an exchange whose values the torch process computes. ``pages`` caches them by the first position of a
+    page.
+    """
 
     process: TorchProcess
     exchange: int
@@ -121,7 +129,7 @@ def _unfold(*_: object) -> Any:
 
 @dataclass(frozen=True)
 class _RemoteOptimizer(ServerOpt):
-    """Server's optimizer whose functions run in the torch process."""
+    """Server optimizer whose functions run in the torch process."""
 
     process: TorchProcess | None = None
     exchange: int = 0
@@ -180,7 +188,7 @@ class TorchProcess:
         return process.pid if process is not None else 0
 
     def close(self) -> None:
-        """End the process, even if it computes."""
+        """End the process, even during a computation. Later calls raise TorchProcessError."""
         self._closing.set()
         with self._lock:
             process, self._process = self._process, None
@@ -214,7 +222,17 @@ class TorchProcess:
         return spec, about.processor
 
     def call(self, request: WorkRequest, *, beside: bool = False, resolver: RunResolver | None = None) -> Any:
-        """Return the answer of the process, or raise its error. TorchProcessError if each process ends at the request."""
+        """Send a request to the process and return its answer. The process is started if none runs.
+
+        Args:
+            request: The request.
+            beside: True to use the second connection, so that it does not wait for other requests.
+            resolver: Resolver of placeholders in the answer.
+
+        Raises:
+            TorchProcessError: If every process that tried the request ended.
+            Exception: The error that the request caused in the process.
+        """
         ended = ""
         for _ in range(_TRIES):
             process = self._ready()
@@ -240,7 +258,7 @@ class TorchProcess:
         )
 
     def _ready(self) -> Process:
-        """Return the process, started if none runs. It counts as busy until the request is answered."""
+        """Return the running process, started if there is none, and count one more open request."""
         if self._closing.is_set():
             raise TorchProcessError("the server's process that computes with models is closed")
         with self._lock:
@@ -251,7 +269,9 @@ class TorchProcess:
         return process
 
     def _take(self, process: Process) -> Process:
-        """Use ``process`` for further requests, unless another thread has started one meanwhile."""
+        """Make ``process`` the current one, and return it. If another thread was first, end it and return the other
+        process.
+        """
         with self._lock:
             if self._process is not None:
                 process.end()
@@ -289,7 +309,7 @@ class TorchProcess:
         return message.value
 
     def _lost(self, process: Process, *, warn: bool) -> str:
-        """Drop a process and return a description of its end. Warns once if the end was unexpected."""
+        """End and forget a broken process, and return a description of its end. ``warn``: emit a warning, once."""
         with self._lock:
             own = self._process is process
             if own:

@@ -1,12 +1,12 @@
-"""Connection of a server and its torch process: pickled objects, and the memory of their arrays without a copy.
+"""Connection between a server and its torch process: pickled objects, with the memory of arrays sent without a copy.
 
 ::
 
-    8 bytes: how many lengths follow | 8 bytes for each: of the head, of each array | the head | the arrays
+    8 bytes: number of lengths | 8 bytes for each length: pickle, arrays | pickle | arrays
 
-A head is pickled. Both ends are one program of one user, and the socket between them has no name that another process could
-connect to. An object that cannot be pickled, such as a function, is sent as a placeholder (``names``). The other side
-replaces it (:class:`PlaceholderResolver`).
+Both ends are the same program of the same user, and no other process can connect to the socket pair. An object that
+cannot be pickled, such as a function, is sent as a placeholder (``names``), which the receiver resolves
+(:class:`PlaceholderResolver`).
 """
 
 from __future__ import annotations
@@ -30,17 +30,20 @@ _LOOK_MS = 1000
 
 
 class ConnectionEnded(Exception):
-    """The other side is gone."""
+    """The process at the other end has closed the connection or ended."""
 
 
 class PlaceholderResolver(Protocol):
-    """Source of the objects behind placeholders."""
+    """Function from a placeholder to the object that it stands for."""
 
     def resolve(self, name: Any) -> object: ...
 
 
 class PickleConnection:
-    """One end of the connection, for one thread at a time. It ends with the ``other`` process, if that is given."""
+    """One end of the connection, for one thread at a time.
+
+    If the process ``other`` is given, the connection also ends with that process.
+    """
 
     def __init__(self, end: socket.socket, other: subprocess.Popen[bytes] | None = None) -> None:
         self._end = end
@@ -49,7 +52,11 @@ class PickleConnection:
         self._poll.register(end, select.POLLIN)
 
     def send(self, thing: object, names: Mapping[int, object] | None = None) -> None:
-        """Send an object. ``names``: placeholders of objects, by their ids. ConnectionEnded if the other side is gone."""
+        """Send an object. ``names`` gives the placeholders of objects, by their ids.
+
+        Raises:
+            ConnectionEnded: If the other end is closed.
+        """
         head, buffers = io.BytesIO(), list[pickle.PickleBuffer]()
         _Pickler(head, names or {}, buffers).dump(thing)
         parts = [head.getbuffer(), *(buffer.raw() for buffer in buffers)]
@@ -62,9 +69,10 @@ class PickleConnection:
             raise ConnectionEnded from error
 
     def receive(self, resolver: PlaceholderResolver | None = None) -> Any:
-        """Return the next object, its arrays in new memory. ConnectionEnded if the other side is gone.
+        """Wait for the next object and return it, with its arrays in new memory. ``resolver`` resolves placeholders.
 
-        ``resolver`` returns the objects for placeholders.
+        Raises:
+            ConnectionEnded: If the other end is closed.
         """
         (count,) = struct.unpack("<Q", self._read(8))
         lengths = struct.unpack(f"<{count}Q", self._read(8 * count))
@@ -88,7 +96,7 @@ class PickleConnection:
         return room
 
     def hang_up(self) -> None:
-        """Shut down the socket, which wakes any thread that waits for it."""
+        """Shut down the socket, which wakes threads that wait for it."""
         with suppress(OSError):  # the other side did
             self._end.shutdown(socket.SHUT_RDWR)
 

@@ -1,4 +1,4 @@
-"""Entry point of the torch process: answers requests until its server is gone."""
+"""Entry point of the torch process, which answers requests until its server ends."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 
 def main(first: int, beside: int) -> None:
-    """Answer the requests that arrive on the sockets with these file descriptors."""
+    """Answer requests on the sockets with the file descriptors ``first`` and ``beside``. Never returns: the process
+    exits.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the server, which ends this process
         signal.signal(number, signal.SIG_IGN)
     end_with_input()
@@ -46,7 +48,9 @@ class _ServerListener:
 
 
 def _answerer() -> Callable[[WorkRequest, EventListener], Answer]:
-    """Return the function that answers requests. If it cannot be loaded, each request fails with the reason."""
+    """Return the function that answers requests. If its module cannot be imported, the function raises that error each
+    time.
+    """
     try:
         from edgefl.setup.torch_start import without_dynamo
 

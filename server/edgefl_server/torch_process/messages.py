@@ -23,7 +23,11 @@ PAGE = 256
 
 
 class ComposeRequest(msgspec.Struct, frozen=True):
-    """First request: compose the run into ``folder``. ``device``: as for :func:`edgefl.setup.processor.processor`."""
+    """First request: compose the run and write its bundles to ``folder``.
+
+    ``device`` is as for :func:`edgefl.setup.processor.processor`. The answer is the run spec with a
+    :class:`ComposeResult`.
+    """
 
     federation: Federation
     folder: Path
@@ -31,9 +35,9 @@ class ComposeRequest(msgspec.Struct, frozen=True):
 
 
 class RecomposeRequest(msgspec.Struct, frozen=True):
-    """Request to compose the run again in a new process, from the bundles in the folder.
+    """Request to compose a run in a new process, from the bundles of an earlier one.
 
-    ``digest`` identifies the run. ``sources`` has the contents of the user's files when the run was composed.
+    ``digest`` identifies the run. ``sources`` has the contents of the user's files when the run was first composed.
     """
 
     compose: ComposeRequest
@@ -42,7 +46,7 @@ class RecomposeRequest(msgspec.Struct, frozen=True):
 
 
 class PlaceRequest(msgspec.Struct, frozen=True):
-    """Request for placements by tier: the shares that are chosen anew in round ``number``."""
+    """Request for the placements in round ``number`` that change from round to round, by tier."""
 
     weights: Arrays
     number: int
@@ -91,29 +95,33 @@ WorkRequest = (
 
 
 class EventMessage(msgspec.Struct, frozen=True):
-    """Event that precedes an answer."""
+    """Event that is sent before the answer to a request."""
 
     event: Event
 
 
 class Done(msgspec.Struct, frozen=True):
-    """Answer to a request."""
+    """Successful answer to a request."""
 
     value: object
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """Error instead of an answer, as :func:`portable` made it."""
+    """Answer to a request that raised ``error``, converted by :func:`portable`."""
 
     error: Exception
 
 
 class WorkFailed(RuntimeError):
-    """Error whose class exists only in the torch process, with its text."""
+    """Error whose class exists in the torch process only. Its text names that class."""
 
 
 def portable(error: Exception) -> Exception:
-    """Return ``error`` in a class that both sides have, with a note of its trace if it is not one of ours."""
+    """Return ``error`` in a class that both processes can import.
+
+    An error of edgefl becomes its nearest class in :mod:`edgefl.errors`. Another one stays, or becomes WorkFailed,
+    and gets its traceback as a note.
+    """
     if isinstance(error, EdgeflError):
         # The other side may lack the class, so send its nearest base class in edgefl.errors.
         known = next(each for each in type(error).__mro__ if each.__module__ == errors.__name__)
@@ -137,7 +145,7 @@ def _plain(value: object) -> bool:
 
 
 class MeanRef(msgspec.Struct, frozen=True):
-    """Placeholder for the server of FedAvg."""
+    """Placeholder for the server optimizer of FedAvg."""
 
 
 class BundleRef(msgspec.Struct, frozen=True):
@@ -147,13 +155,13 @@ class BundleRef(msgspec.Struct, frozen=True):
 
 
 class PlacementRef(msgspec.Struct, frozen=True):
-    """Placeholder for the placement of a tier."""
+    """Placeholder for the placement function of a tier."""
 
     tier: str
 
 
 class OptimizerRef(msgspec.Struct, frozen=True):
-    """Placeholder for the server of an exchange."""
+    """Placeholder for the server optimizer of an exchange."""
 
     exchange: int
     name: str
@@ -163,23 +171,24 @@ class OptimizerRef(msgspec.Struct, frozen=True):
 
 
 class ScheduleRef(msgspec.Struct, frozen=True):
-    """Placeholder for the schedule of an exchange; its first values are ``known``."""
+    """Placeholder for the schedule of an exchange. ``known`` are its first values."""
 
     exchange: int
     known: Sequence[Scalars]
 
 
 class EvaluationRef(msgspec.Struct, frozen=True):
-    """Placeholder for the evaluation."""
+    """Placeholder for the function that evaluates a model."""
 
 
 Placeholder = MeanRef | BundleRef | PlacementRef | OptimizerRef | ScheduleRef | EvaluationRef
 
 
 class ComposeResult(msgspec.Struct, frozen=True):
-    """Answer to :class:`Compose`, with the spec.
+    """Second part of the answer to :class:`ComposeRequest`, after the run spec.
 
-    ``processor`` evaluates models and sums updates (``cpu`` or ``cuda``). ``sources`` has the contents of the user's files.
+    ``processor`` evaluates models and sums updates: ``cpu`` or ``cuda``. ``sources`` has the contents of the user's
+    files.
     """
 
     processor: str

@@ -1,4 +1,4 @@
-"""Handle of one torch process. Imports little, so that the process can start before all else."""
+"""Handle of one torch process. It imports few modules, so that the process can be started first."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ _END_S = 5.0
 
 
 class Process:
-    """Process that has begun to load torch. Its two connections answer requests at the same time.
+    """Torch process with two connections, which answer requests at the same time. It loads torch after its start.
 
-    The process ends with this one, however that ends. ``composed``: it has the run's models. ``broken``: its next message
-    may not belong to the next request.
+    The process ends when this one ends.
+
+    Attributes:
+        composed: True if the process has composed the run.
+        broken: True if an exchange was interrupted, so that the next message may belong to an earlier request.
     """
 
     def __init__(self) -> None:
@@ -53,7 +56,7 @@ class Process:
         return self._process.pid
 
     def end(self) -> str:
-        """End the process and return a description of its end. The caller must not hold one of its locks."""
+        """End the process and return a description of its end. Do not call it while holding one of its locks."""
         with self._ending:
             if not self._ended:
                 self._ended = self._end()
@@ -84,7 +87,7 @@ def _exit_text(code: int) -> str:
 
 
 def _command(*sockets: int) -> list[str]:
-    """Return a command with the import path of this process, so that the working directory adds no module."""
+    """Return the command of the process, with the import path of this one: the working directory must not add modules."""
     ways = child_path().split(os.pathsep)
     begin = f"import sys; sys.path[:] = {ways!r}; from {INSIDE} import main; main{sockets!r}"
     return [sys.executable, "-P", "-c", begin]

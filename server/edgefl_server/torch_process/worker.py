@@ -1,4 +1,4 @@
-"""Worker of the torch process: composes the run, and then calls the run's functions."""
+"""Worker in the torch process: composes the run, and then calls the run's functions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ class ModelWorker:
         self._spec: RunSpec | None = None
 
     def answer(self, request: messages.WorkRequest, listener: EventListener) -> Answer:
-        """Return the answer to a request of the server. Errors of the run's functions pass through."""
+        """Return (result of the request, placeholders of objects in it by their ids).
+
+        Raises:
+            Exception: Any error of the run's functions.
+        """
         value: object = None
         match request:
             case messages.ComposeRequest(federation, folder, device):
@@ -67,7 +71,11 @@ class ModelWorker:
 
 
 def _recompose(request: messages.RecomposeRequest) -> RunSpec:
-    """Compose the run from the bundles of an earlier process. ConfigError if its files have changed since."""
+    """Compose the run from the bundles of an earlier process.
+
+    Raises:
+        ConfigError: If the user's files or edgefl changed since then.
+    """
     federation, folder = request.compose.federation, request.compose.folder
     remember(request.sources)
     if run_digest(federation) != request.digest:
@@ -94,7 +102,7 @@ def _file(tier: str, exchange: str, format: str) -> str:
 
 
 def _factory_names(federation: Federation) -> list[str]:
-    """Return the configured names that may refer to factories in the user's files."""
+    """Return the names in the configuration that may refer to factories in the user's files."""
     candidate = str(federation.rollout.algorithm.get("name", ""))
     return [federation.model.name, federation.algorithm.name, federation.loss.name, candidate]
 
@@ -104,7 +112,7 @@ def _values(schedule: Schedule, first: int, stop: int, rounds: int) -> list[Scal
 
 
 def _names(spec: RunSpec) -> Iterator[tuple[int, messages.Placeholder]]:
-    """Yield the placeholders of the functions and the bundles of a run, by their ids."""
+    """Yield (id of an object, its placeholder) for the functions and bundles of a run."""
     yield id(MEAN), messages.MeanRef()
     if spec.evaluate is not None:
         yield id(spec.evaluate), messages.EvaluationRef()

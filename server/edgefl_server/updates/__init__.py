@@ -1,1 +1,1 @@
-"""Reception of model updates: rate limit, reassembly, validation, journal, sums and acknowledgement."""
+"""Reception of updates: rate limits, reassembly, validation, journal, sums and acknowledgement."""

@@ -13,12 +13,14 @@ MAX_TEXT = 1000
 
 
 def accepted(number: int, chunk: UpdateChunk) -> Ack:
-    """Return the acknowledgement of the accepted update that ``chunk`` belongs to."""
+    """Return the acknowledgement that the update of ``chunk`` was accepted. ``number``: round in its topic."""
     return Ack(round=number, nonce=chunk.nonce, status="accepted", sha256=chunk.sha256)
 
 
 def rejected(number: int, chunk: UpdateChunk, refusal: UpdateRejected) -> Ack:
-    """Return the refusal of the update that ``chunk`` belongs to. A device may have sent anything: texts are cut."""
+    """Return the acknowledgement that the update of ``chunk`` was refused. Texts are cut, as the device may send any
+    length.
+    """
     return Ack(
         round=number,
         nonce=chunk.nonce[:64],
@@ -30,7 +32,7 @@ def rejected(number: int, chunk: UpdateChunk, refusal: UpdateRejected) -> Ack:
 
 
 def missing(number: int, chunk: UpdateChunk, indices: list[int], text: str = "") -> Ack:
-    """Return the request for the chunks ``indices`` of the update that ``chunk`` belongs to."""
+    """Return the request for the chunks ``indices`` of the update of ``chunk``. ``text`` describes a damaged update."""
     return Ack(
         round=number, nonce=chunk.nonce, status="missing", missing=indices, text=text, sha256=chunk.sha256
     )
@@ -39,9 +41,9 @@ def missing(number: int, chunk: UpdateChunk, indices: list[int], text: str = "")
 def already_answered(
     assignment: Assignment, number: int, chunk: UpdateChunk, accepted_sha256: str, rules: Rules
 ) -> Ack:
-    """Return the acknowledgement of another update for a task that has an answer.
+    """Return the acknowledgement of an update for a task that is not open.
 
-    Only the accepted update itself, by its digest, is acknowledged as accepted again.
+    Only the accepted update itself, identified by ``accepted_sha256``, is acknowledged as accepted again.
     """
     if assignment.status == "accepted" and accepted_sha256 == chunk.sha256:
         return accepted(number, chunk)
@@ -61,7 +63,7 @@ def already_answered(
 
 
 def task_over(status: str, number: int, rules: Rules) -> UpdateRejected | None:
-    """Return the refusal of an update for a task that ended without one; None for other statuses."""
+    """Return the refusal of an update for a task that expired or became stale; None for any other status."""
     match status:
         case "stale":
             text = f"more than {rules.max_staleness} versions came since (round.max_staleness)"

@@ -1,8 +1,8 @@
-"""Rate limits of incoming messages, and admission of devices beyond the configured number.
+"""Rate limits of incoming messages, and admission of devices if there are more than the server takes.
 
-Device names come from topics, and any client of the broker can make them up. So for a name without a hello the server
-keeps one bit, online or offline, of a bounded number of names, and all of them share one rate. A device that sent a hello
-has rates of its own. Whatever is refused is counted.
+Device names come from topics, so any client of the broker can invent them. For names without a hello the server
+stores one bit, online or offline, for a bounded number of names, and all such names share one rate. A device that
+sent a hello has rates of its own. Refused messages are counted.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ _REFUSED: dict[RateKind, str] = {
 class TokenBuckets:
     """Token buckets by name. A new name has a full bucket.
 
-    A bucket that was not used for as long as it takes to fill is full again, so it is forgotten: a generation at a time.
+    A bucket that was not used for the time that it takes to fill is full again. So buckets are deleted in two
+    generations.
 
     Args:
         rate: Tokens a second.
@@ -62,7 +63,7 @@ class TokenBuckets:
         self._since = clock()
 
     def allow(self, name: str) -> bool:
-        """Take a token. Return False if there is none."""
+        """Take a token from the bucket of ``name``. Return False if it has none."""
         now = self._clock()
         if (now - self._since) * self._rate > self._burst:
             self._levels, self._previous, self._since = {}, self._levels, now
@@ -102,7 +103,7 @@ class RateLimiter:
         self._online: OrderedDict[str, bool] = OrderedDict()
 
     def accepts(self, device: str, leaf: str, size: int, *, is_known: bool, devices: int) -> bool:
-        """Return True if the server reads a message. Called before anything of it is decoded.
+        """Return True if the server should read a message, otherwise count it. Called before any of it is decoded.
 
         Args:
             device: Name in the topic.
@@ -129,7 +130,7 @@ class RateLimiter:
         return "" if self._strangers.allow("") else "unknown names"
 
     def allow(self, kind: RateKind, device: str, *, is_known: bool = True) -> bool:
-        """Return True if a device's rate of this kind permits one more, and count it otherwise.
+        """Return True if a device's rate of this ``kind`` has a token, and take it. Otherwise count the refusal.
 
         Chunks of updates have no rate: :class:`~edgefl_server.updates.receiver.UpdateReceiver` limits their bytes.
 
@@ -146,7 +147,7 @@ class RateLimiter:
         return allowed
 
     def set_presence(self, device: str, *, online: bool) -> None:
-        """Store the status of a name without a hello. The name that was stored longest ago is forgotten."""
+        """Store whether a name without a hello is online. If too many names are stored, the oldest is forgotten."""
         self._online.pop(device, None)
         self._online[device] = online
         if len(self._online) > self._limits.max_strangers:
@@ -154,13 +155,13 @@ class RateLimiter:
             self.counts["unknown names"] += 1
 
     def take_presence(self, device: str) -> bool:
-        """Return False if a device is offline whose first hello came, and forget its status."""
+        """Return the stored presence of a device whose first hello arrived, and forget it. True if nothing was stored."""
         return self._online.pop(device, True)
 
 
 @dataclass(frozen=True)
 class AdmissionDecision:
-    """Decision on one device. ``replaces``: the device that loses its place to it, or empty."""
+    """Decision on one device. ``replaces`` is the device that loses its place to it; empty if a place was free."""
 
     is_admitted: bool
     replaces: str = ""
@@ -196,7 +197,7 @@ class AdmissionControl:
         return int.from_bytes(digest[:8], "big")
 
     def decide(self, name: str, state: State) -> AdmissionDecision:
-        """Decide on a device that has no place. If it is admitted, it has one from now on."""
+        """Decide whether a device without a place is admitted. An admitted device has a place from then on."""
         decision = self._decision(name, state)
         if decision.is_admitted:
             self._refused.pop(name, None)
@@ -219,7 +220,9 @@ class AdmissionControl:
         return AdmissionDecision(True, heapq.heapreplace(highest, entry)[1])
 
     def retry_after_s(self, name: str) -> float:
-        """Return the seconds after which a device without a place should send its hello again. Counts the refusal."""
+        """Return the seconds after which a refused device should send its hello again. Counts one more refusal of the
+        device.
+        """
         times = self._refused.pop(name, 0) + 1
         self._refused[name] = times
         if len(self._refused) > self._max_refused:
@@ -229,7 +232,7 @@ class AdmissionControl:
         return window * (1.0 + jitter)
 
     def admitted(self, state: State, names: Iterable[str]) -> Collection[str]:
-        """Return those of ``names`` that keep a place when a server restarts with more devices than it takes."""
+        """Return those of ``names`` that keep their places when a server restarts with a lower limit of devices."""
         ranked = sorted(names, key=lambda name: (_is_replaceable(state, name), self.lot(name)))
         return frozenset(ranked[: self._places])
 

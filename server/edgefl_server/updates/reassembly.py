@@ -29,7 +29,7 @@ _DIGEST_LETTERS = 64
 
 @dataclass(frozen=True)
 class ReassembledUpdate:
-    """Complete update whose bytes have the digest that the device declared."""
+    """Complete update. ``sha256`` is the digest that the device declared, which ``data`` has."""
 
     sha256: str
     data: bytes
@@ -37,9 +37,9 @@ class ReassembledUpdate:
 
 @dataclass(frozen=True)
 class MissingChunks:
-    """Chunks to request after the last chunk arrived, or after the whole was damaged.
+    """Chunks to request after the last chunk arrived, or after the complete bytes had another digest than declared.
 
-    If there are more than :data:`MAX_MISSING`, the last chunk is among them: its arrival triggers the next request.
+    If there are more than :data:`MAX_MISSING`, the last chunk is included: its arrival triggers the next request.
     ``text`` describes the damage.
     """
 
@@ -59,7 +59,8 @@ class _PartialUpdate:
 
 
 class ChunkReassembler:
-    """Unfinished updates, one a device at most. If they exceed ``max_bytes``, the one that grew longest ago is dropped.
+    """Unfinished updates, at most one per device. If they exceed ``max_bytes``, the one that is unchanged for longest is
+    dropped.
 
     Args:
         max_update_bytes: Limit of one update.
@@ -68,7 +69,7 @@ class ChunkReassembler:
 
     Attributes:
         held_bytes: Memory of all unfinished updates.
-        dropped: Number of updates that were dropped for want of memory.
+        dropped: Number of updates that were dropped because memory was short.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class ChunkReassembler:
         self.dropped = 0
 
     def missing(self, device: str, chunk: UpdateChunk) -> list[int]:
-        """Return the missing chunks of the update that ``chunk`` belongs to: all, or the first :data:`MAX_MISSING`."""
+        """Return the indices of chunks that the update of ``chunk`` lacks, at most :data:`MAX_MISSING`."""
         partial = self._partial.get(device)
         return _gaps(
             chunk.count, partial.chunks if partial is not None and _is_same(partial.head, chunk) else {}
@@ -133,7 +134,7 @@ class ChunkReassembler:
         self.held_bytes -= partial.memory if partial else 0
 
     def forget(self, device: str) -> None:
-        """Drop the device's unfinished update and its count of damaged ones: its task is over."""
+        """Drop the device's unfinished update and its count of damaged updates, because its task is over."""
         self.drop(device)
         self._damaged.pop(device, None)
 
@@ -144,7 +145,7 @@ class ChunkReassembler:
         self.held_bytes = 0
 
     def check(self, chunk: UpdateChunk) -> None:
-        """Check the fields of a chunk, or of an offer, against the limits.
+        """Validate the fields of a chunk, or of an offer, against the limits.
 
         Raises:
             UpdateRejected: If it cannot belong to an acceptable update.

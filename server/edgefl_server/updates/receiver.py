@@ -1,7 +1,7 @@
-"""Reception of updates: from a chunk on a topic to an update in the journal and in the sums of its round.
+"""Receiver of updates: from a chunk on a topic to an update in the journal and in the sums of its round.
 
-The server and its workers share the receiver. A chunk passes through the rate limit, reassembly and validation; a complete
-update waits in a batch for the journal; then it is added to the sums and acknowledged.
+Server and workers use the same receiver. A chunk passes the rate limit, reassembly and validation. A complete update
+waits in a batch for the journal; then it is added to the sums and acknowledged.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class ReceiveResult:
-    """Result of received chunks: replies for devices, and answers for the coordinator."""
+    """Result of received chunks: ``replies`` to send to devices, ``answers`` for the coordinator."""
 
     replies: tuple[Reply, ...] = ()
     answers: tuple[Answered | TurnLost, ...] = ()
@@ -69,12 +69,12 @@ _NOTHING = ReceiveResult()
 
 @dataclass
 class UploadState:
-    """Upload of one device.
+    """State of one device's upload.
 
     Attributes:
-        traffic: Messages since the device's last report, that the journal does not have yet.
-        sent_bytes: Bytes of messages that held new chunks of the update for the current task.
-        accepted: Round, nonce and digest of its last accepted update.
+        traffic: Messages since the device's last report that the journal does not have yet.
+        sent_bytes: Bytes of messages with new chunks of the update for the current task.
+        accepted: Round, nonce and digest of the device's last accepted update.
     """
 
     traffic: PublishTraffic = field(default_factory=PublishTraffic)
@@ -84,7 +84,7 @@ class UploadState:
 
 @dataclass(frozen=True, slots=True)
 class _ValidUpdate:
-    """Update that waits for the journal: its row, the message with the figures, and the arrays for the sums."""
+    """Validated update that waits for the journal: its row, its decoded message, and its arrays for the sums."""
 
     row: AcceptedUpdate
     message: Update
@@ -143,12 +143,12 @@ class UpdateReceiver:
 
     @property
     def dropped(self) -> int:
-        """Number of unfinished updates that were dropped for want of memory."""
+        """Number of unfinished updates that were dropped because memory was short."""
         return self._reassembler.dropped
 
     @property
     def has_batch(self) -> bool:
-        """True if :meth:`flush` has updates to journal."""
+        """True if :meth:`flush` has updates to write."""
         return bool(self._batch)
 
     def due_in(self, state: State) -> float | None:
@@ -275,7 +275,11 @@ class UpdateReceiver:
         state: State,
         aggregation: RoundAggregation,
     ) -> _ValidUpdate:
-        """Decode and check a complete update. Raises UpdateRejected if any part of it is wrong."""
+        """Decode and validate a complete update.
+
+        Raises:
+            UpdateRejected: If any part of it is invalid.
+        """
         update = validation.decode_update(whole.data)
         if update.device != assignment.device:
             raise UpdateRejected(
@@ -313,7 +317,7 @@ class UpdateReceiver:
         return _ValidUpdate(row, update, checked.added)
 
     def _answer_again(self, assignment: Assignment, number: int, chunk: UpdateChunk) -> ReceiveResult:
-        """Answer an update for a task that has an answer."""
+        """Acknowledge an update for a task that is not open, without a change."""
         device, accepted = assignment.device, ""
         if assignment.status == "accepted":
             accepted = self._journal.accepted_sha256(self._rules.run, number, device, assignment.nonce)
@@ -323,7 +327,7 @@ class UpdateReceiver:
     def _unrequested(
         self, device: str, number: int, chunk: UpdateChunk, refusal: UpdateRejected, state: State
     ) -> ReceiveResult:
-        """Answer an update for no open task. A late copy of an accepted update is acknowledged as accepted."""
+        """Answer an update that belongs to no open task. A late copy of an accepted update is acknowledged as accepted."""
         is_known = device in state.devices
         if not self._rate_limiter.allow("answer", device, is_known=is_known):
             return _NOTHING
@@ -352,7 +356,9 @@ class UpdateReceiver:
         task: Assignment | None,
         step: int,
     ) -> Reply:
-        """Journal a refused update, and return the refusal. ``task`` ends with it."""
+        """Journal a refused update and return the refusal. ``task``, if given, ends with it; ``step`` is the current
+        round.
+        """
         ack = acks.rejected(number, chunk, refusal)
         # The chunk's own nonce and digest may be of any length: the journal gets their digest.
         key = hashlib.sha256(f"{number}/{chunk.nonce}/{chunk.sha256}".encode()).hexdigest()
@@ -416,10 +422,10 @@ class UpdateReceiver:
     def _journal_updates(
         self, updates: list[_ValidUpdate], aggregation: RoundAggregation
     ) -> tuple[list[_ValidUpdate], list[Reply]]:
-        """Journal updates. Return those that the journal has now, and the refusals of the others.
+        """Journal updates. Return those that the journal has now, and refusals of the others.
 
-        Another process may have closed the round, or answered a task, meanwhile. The journal then refuses the whole batch,
-        so its updates are tried one by one.
+        If another process closed the round or answered a task meanwhile, the journal refuses the whole batch. Then
+        the updates are written one by one.
         """
         run, number = self._rules.run, aggregation.number
         try:
@@ -444,7 +450,7 @@ class UpdateReceiver:
         return [], [self._reject(task.device, number, chunk, refusal, task=None, step=number)]
 
     def _warn_once(self, update: Update) -> None:
-        """Warn once for a tier if the metrics show that training may diverge."""
+        """Emit a warning, once per tier, if the metrics of an update show that training may diverge."""
         text = warning(update.metrics)
         if text and update.tier not in self._warned_tiers:
             self._warned_tiers.add(update.tier)
@@ -453,7 +459,7 @@ class UpdateReceiver:
     # -- uploads and rounds ----------------------------------------------------------------------------------
 
     def request_uploads(self, opened: OpenRound) -> ReceiveResult:
-        """Return the requests to devices whose turn to upload begins, and the turns that devices lost."""
+        """Return the requests to devices whose turn to upload begins, and the events of devices that lost their turns."""
         replies = []
         for device, offer in self._scheduler.next(opened.opened, opened.deadline):
             missing = self._reassembler.missing(device, offer)
@@ -475,7 +481,7 @@ class UpdateReceiver:
     def end_round(self, ended: OpenRound) -> None:
         """Drop the unfinished updates of a round, and journal the copies that devices sent after their accepted update.
 
-        Uploads for tasks that continue in the next round (asynchronous rounds) are kept.
+        In asynchronous rounds, uploads for tasks that continue are kept.
 
         Args:
             ended: The round, with its answers.
@@ -502,7 +508,7 @@ class UpdateReceiver:
             self._uploads[device].traffic = PublishTraffic()
 
     def replay(self, aggregation: RoundAggregation, shards: Collection[int] | None = None) -> dict[str, str]:
-        """Add the journaled updates of a round that another process began.
+        """Add the journaled updates of an open round to its sums, after a restart. Events are emitted again.
 
         Args:
             aggregation: The round.

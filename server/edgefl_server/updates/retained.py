@@ -1,8 +1,8 @@
-"""Removal of retained messages that devices leave on topics where none may be.
+"""Removal of retained messages on topics where devices must not retain any.
 
-A broker keeps a retained message until somebody removes it, so one device could fill the broker's memory. In MQTT 5 a live
-message shows that it is retained; in MQTT 3.1.1 the broker sends retained messages for a new subscription only (3.3.1.3).
-In both, messages may be lost on a full connection. So the server subscribes again at intervals.
+A broker keeps a retained message until a client removes it, so one device could fill the broker's memory. In MQTT 5 a
+live message shows that it is retained. In MQTT 3.1.1 the broker sends retained messages for a new subscription only
+(3.3.1.3). In both, a full connection may lose messages. So the server repeats its subscription at intervals.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ class RetainedMessageCleaner:
         self._looks_at_shards = False
 
     def subscribe(self, *, shards: bool) -> None:
-        """Subscribe to updates, before the session starts: Mosquitto keeps the options of the first subscription.
+        """Subscribe to the topics of updates. Must be called before the session starts: Mosquitto keeps the first
+        options.
 
         Args:
-            shards: True to subscribe to the topics of shards too, because no worker does.
+            shards: True to subscribe to the topics of shards as well, because there are no workers.
         """
         self._session.subscribe(self._filters if shards else self._filters[:1], qos=1 | AS_PUBLISHED)
         self._next = time.monotonic() + SWEEP_S
 
     def step(self, *, shards: bool) -> float:
-        """Subscribe again if it is time. Return the seconds until the next call.
+        """Repeat the subscription if that is due. Return the seconds until the next call.
 
-        Workers subscribe to their own shards only, and a device may publish to others. So the server subscribes to all of
-        them for a moment, which delivers the retained messages.
+        Workers subscribe to their own shards only, but a device may publish to others. So the server subscribes to
+        all of them for a moment, which delivers the retained messages.
         """
         if self._looks_at_shards and self._session.settled:
             self._session.unsubscribe(self._filters[1:])
@@ -55,13 +56,14 @@ class RetainedMessageCleaner:
         return max(0.1, self._next - time.monotonic()) if not self._looks_at_shards else 0.1
 
     def is_for_worker(self, message: IncomingMessage) -> bool:
-        """Return True if a worker receives this message, and it came here while the server looked at all shards."""
+        """Return True if a worker also receives this message, because its topic belongs to a shard."""
         return message.topic.removeprefix(self._prefix).partition("/")[2].startswith("shards/")
 
     def erase(self, message: IncomingMessage) -> bool:
-        """Remove a message that may not be retained from the broker. Return True if it was one.
+        """Remove a message from the broker if it is retained on a topic where that is not allowed. Return True if it
+        was.
 
-        An empty payload is the removal itself: removing that would repeat without end.
+        A message without payload is ignored: it is such a removal itself.
         """
         _, _, leaf = message.topic.removeprefix(self._prefix).partition("/")
         if (

@@ -1,16 +1,18 @@
-"""Scheduling of uploads: the server requests a bounded number of bytes of updates at a time.
+"""Schedule of uploads: the server requests a bounded number of bytes of updates at a time.
 
-If the updates of a round together exceed that number, each device first offers its own: it sends the description of the
-update, without data. The server requests the chunks when the device's turn begins. So neither the broker's queue nor the
+If the updates of a round together exceed that number, each device first sends an offer, which describes its update
+without data. The server requests the chunks when the device's turn begins. So neither the broker's queue nor the
 server's memory has to hold all updates, and no device sends its update twice.
 
 A slow or malicious device must not block the others. Two rules ensure that:
 
-* A turn that takes longer than usual no longer reserves bytes, so the next device uploads at the same time. If slow turns
-  send almost nothing, the scheduler waits less for the following ones. If they send much, it waits longer; otherwise it
-  would request all updates at once from a fleet of slow devices.
-* A turn ends after a fair share of the time left, or after ``IDLE_S`` without a chunk. Its device moves to the end of the
-  queue, and its chunks are kept.
+* A turn that takes longer than usual no longer reserves bytes, so the next device uploads at the same time. If slow
+  turns send
+almost nothing, the scheduler waits less for the following ones. If they send much, it waits longer; otherwise it
+would request all updates at once from a fleet of slow devices.
+* A turn ends after a fair share of the time left, or after ``IDLE_S`` without a chunk. Its device moves to the end of
+  the queue,
+and its chunks are kept.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ _MEASURE_S = 0.5
 
 @dataclass
 class _Turn:
-    """Upload in progress. ``relative_rate``: of a slow turn, its bytes a second as a part of the usual ones, at most 1."""
+    """Upload in progress. ``relative_rate`` is the rate of a slow turn as a fraction of the usual rate, at most 1."""
 
     offer: UpdateChunk
     began: float
@@ -50,11 +52,13 @@ class _Turn:
     relative_rate: float = 0.0
 
     def usual_s(self, rate: float) -> float:
-        """Return the seconds that the update takes at the usual ``rate``, in bytes a second, or 0 for an unknown one."""
+        """Return the seconds that the upload takes at the usual ``rate`` (bytes a second); IDLE_S if the rate is 0,
+        unknown.
+        """
         return self.offer.size / rate if rate else IDLE_S
 
     def measure(self, now: float, rate: float) -> None:
-        """Set the relative rate by the bytes since the last call."""
+        """Compute the relative rate from the bytes since the last call."""
         self.relative_rate = min(
             1.0, self.nbytes / self.offer.size * self.usual_s(rate) / (now - self.measured)
         )
@@ -85,7 +89,8 @@ class UploadScheduler:
         self._scan_at = -math.inf
 
     def offer(self, device: str, offer: UpdateChunk) -> None:
-        """Queue a device. If it offers the same update during its turn, request it again: the request was lost.
+        """Queue a device with its offer. If it repeats the offer during its turn, the request was lost and is sent
+        again.
 
         Args:
             device: Name of the device.
@@ -99,7 +104,7 @@ class UploadScheduler:
         self._queue[device] = offer  # a queued device keeps its position
 
     def is_requested(self, device: str, offer: UpdateChunk) -> bool:
-        """Return True if the server requested this very update."""
+        """Return True if the server has requested the update of exactly this offer."""
         turn = self._turns.get(device)
         return turn is not None and turn.offer == offer
 
@@ -112,7 +117,7 @@ class UploadScheduler:
             self._sending[device] = self._clock()
 
     def remove(self, device: str, *, is_complete: bool = False) -> None:
-        """Remove a device whose update is complete, or no longer wanted."""
+        """Remove a device from queue and turns. ``is_complete``: its update arrived, so its rate is measured."""
         if is_complete and (turn := self._turns.get(device)) is not None:
             self._rates.append(turn.offer.size / max(1e-3, self._clock() - turn.began))
         self._queue.pop(device, None)
@@ -120,7 +125,7 @@ class UploadScheduler:
         self._end(device)
 
     def clear(self) -> None:
-        """Remove all devices: the round is over."""
+        """Remove all devices because the round is over."""
         for device in [*self._turns]:
             self._end(device)
         self._queue.clear()
@@ -154,7 +159,9 @@ class UploadScheduler:
         return lost
 
     def due_in(self) -> float | None:
-        """Return the seconds until :meth:`next` may change without a message; None if no device waits for a turn."""
+        """Return the seconds until :meth:`next` may have a new result without a message; None if no device waits for a
+        turn.
+        """
         if not self._queue or not self._turns:
             return None
         return max(0.0, self._scan_at - self._clock())

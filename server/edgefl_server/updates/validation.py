@@ -1,4 +1,4 @@
-"""Validation of an update's envelope: size, message, codec, and the figures that a device reports of itself."""
+"""Validation of an update's envelope: size, message, codec, and the figures that the device reports."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class _StrictProfile(Profile, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class _StrictUpdate(Update, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Update without unknown fields.
+    """Update message that refuses unknown fields.
 
-    Other messages ignore unknown fields. An update is stored as it came, for a second server process to add up, so its
-    unknown fields would be stored with it.
+    Other messages ignore them. But the bytes of an update are stored as received, so unknown fields would be stored
+    too.
     """
 
     profile: _StrictProfile
@@ -66,7 +66,7 @@ def check_size(chunk: UpdateChunk, tier: str, aggregation: RoundAggregation) -> 
 
 
 def decode_update(data: bytes) -> Update:
-    """Decode an update that has no other fields.
+    """Decode an update and refuse unknown fields.
 
     Args:
         data: The reassembled bytes.
@@ -139,19 +139,19 @@ def decline_reason(decline: Decline, *, carry_needed: bool) -> tuple[str, str]:
 
 
 def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the finite metrics: a bounded number, with short printable names."""
+    """Return the finite metrics: at most a fixed number, with printable names of bounded length."""
     names = sorted(name for name, value in metrics.items() if math.isfinite(value))
     return {printable(name, _MAX_NAME): float(metrics[name]) for name in names[:_MAX_METRICS]}
 
 
 def downloaded(update: Update) -> PublishTraffic:
-    """Return the reported download, within what a journal can hold."""
+    """Return the download that the device reports, clamped to the range of the journal's columns."""
     counts = (update.profile.down_bytes, update.profile.down_wire_bytes)
     return PublishTraffic(*(max(0, min(count, _MAX_BYTES)) for count in counts))
 
 
 def train_ms(update: Update, manifest: Manifest) -> float:
-    """Return the milliseconds of all local steps by the reported step time, or 0 if that is implausible."""
+    """Return the time of all local steps in milliseconds, from the reported step time; 0 if the result is implausible."""
     steps = sum(manifest.steps_with(max(0, min(update.samples, MOST_SAMPLES))))
     milliseconds = steps * update.profile.step_ms
     return milliseconds if 0 < milliseconds < _MAX_MS else 0.0
@@ -170,7 +170,7 @@ def accepted_event(update: Update, sha256: str, weight: int) -> UpdateAccepted:
 
 
 def report_event(update: Update, down: PublishTraffic, up: PublishTraffic) -> DeviceSeen:
-    """Return the event with the figures that a device reports of its round."""
+    """Return the event with the figures that a device reports of its round. ``down`` and ``up`` are its messages."""
     return DeviceSeen(
         device=update.device,
         tier=update.tier,
@@ -191,6 +191,6 @@ def report_event(update: Update, down: PublishTraffic, up: PublishTraffic) -> De
 
 
 def _bounded(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return a bounded number of a device's texts, short and printable."""
+    """Return at most a fixed number of the device's texts, printable and cut to a bounded length."""
     names = sorted(texts)[:_MAX_METRICS]
     return {printable(name, _MAX_NAME): printable(texts[name], _MAX_VALUE) for name in names}

@@ -1,1 +1,1 @@
-"""Workers of a server and of a simulation: processes of this machine, or actors on a Ray cluster."""
+"""Workers of a server or a simulation: processes of this machine, or actors on a Ray cluster."""

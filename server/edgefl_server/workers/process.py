@@ -1,6 +1,6 @@
-"""Workers as processes of this machine, each at the other end of a pipe. They end with their caller, however it ends.
+"""Workers as processes of this machine, connected by pipes. They end with the process that started them.
 
-Such a process runs ``python -m edgefl_server.workers.process DESCRIPTOR``.
+Each runs ``python -m edgefl_server.workers.process DESCRIPTOR``.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ SEND_S = 30.0
 
 
 class _SharedReference:
-    """Placeholder for a :class:`SharedMemory` in the pipe; its descriptor follows."""
+    """Placeholder that is sent for a :class:`SharedMemory`, before its file descriptor."""
 
 
 class WorkerProcess(Protocol):
-    """Process that runs :func:`serve`, with the interface of :class:`subprocess.Popen`."""
+    """Running worker process, with the interface of :class:`subprocess.Popen`."""
 
     @property
     def pid(self) -> int: ...
@@ -60,7 +60,7 @@ class ProcessLauncher:
         self._shared: list[SharedMemory] = []
 
     def share(self, thing: object) -> SharedMemory:
-        """Return memory with the object. All but the first and the last that were shared are closed."""
+        """Return shared memory with the pickled object. Objects shared before are closed, except the first and the last."""
         memory = SharedMemory.of(thing)
         self._shared.append(memory)
         for old in self._shared[1:-1]:  # the first is what workers are built from, the last one the round
@@ -69,7 +69,11 @@ class ProcessLauncher:
         return memory
 
     def launch(self, settings: LoopSettings | SharedMemory, sink: EventSink[Any]) -> ProcessHandle:
-        """Start a worker. Raises :func:`no_room` if the machine has no room for a process."""
+        """Start a worker whose messages go to ``sink``.
+
+        Raises:
+            EdgeflError: The error of :func:`no_room`, if the machine cannot start a process.
+        """
         here: socket.socket | None = None
         try:
             here, there = socket.socketpair()
@@ -86,7 +90,7 @@ class ProcessLauncher:
         return ProcessHandle(process, here, settings, sink, self._send_s)
 
     def start(self, there: socket.socket) -> WorkerProcess:
-        """Start a Python with the worker's end of the pipe. Ctrl-C does not reach it: its caller ends it."""
+        """Start a Python process with the worker's end of the pipe. It does not receive Ctrl-C: its caller ends it."""
         return start_module("edgefl_server.workers.process", there)
 
     def close(self) -> None:
@@ -129,7 +133,7 @@ class ProcessHandle:
         return self._process.pid
 
     def send(self, command: object) -> None:
-        """Send a command or shared memory. A worker that is gone receives nothing; its :class:`Died` reports that."""
+        """Send a command or shared memory. If the worker has ended, nothing happens; :class:`Died` reports that."""
         with self._sending:
             try:
                 if isinstance(command, SharedMemory):
@@ -141,12 +145,12 @@ class ProcessHandle:
                 self._end()
 
     def kill(self) -> None:
-        """End the worker at once."""
+        """Kill the worker and wait for its end."""
         self._end()
         self._process.wait()
 
     def stop(self) -> None:
-        """Stop the worker, and wait until it has ended its work."""
+        """Send the command to stop, wait some seconds for the worker's end, then kill it."""
         self.send(Stop())
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_S)
@@ -201,7 +205,7 @@ def _listen(connection: Connection, loop: WorkerLoop) -> None:
 
 
 def serve(descriptor: int) -> None:
-    """Run a worker at the worker's end of the pipe, which is the file ``descriptor``."""
+    """Run a worker. ``descriptor`` is the file descriptor of its end of the pipe. Returns when the worker has stopped."""
     connection = Connection(descriptor)
     settings: LoopSettings = _read(connection)
     loop = settings.build(_PipeSink(connection))

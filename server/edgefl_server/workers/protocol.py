@@ -1,7 +1,7 @@
 """Interfaces of a worker and its caller, which exchange messages over a private connection.
 
-Both kinds of workers, processes and actors, run the same loops. Commands arrive in order. All messages of a worker go to
-one sink, on a thread, and :class:`Died` is the last one.
+Processes and Ray actors run the same loops. Commands arrive in order. All messages of a worker go to one sink, on one
+thread; :class:`Died` is the last.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Stop(msgspec.Struct, frozen=True):
 
 
 class Died(msgspec.Struct, frozen=True):
-    """The worker has ended."""
+    """Last message of a worker: it has ended. ``reason`` completes the sentence "the worker ..."."""
 
     reason: str
 
@@ -41,7 +41,7 @@ class WorkerLoop(Protocol):
 
 
 class LoopSettings(Protocol):
-    """Settings of a worker: the first thing that is sent to it."""
+    """Settings of a worker, sent to it before any command."""
 
     def build(self, sink: EventSink[Any]) -> WorkerLoop:
         """Return the worker's loop, which sends its messages to ``sink``."""
@@ -51,7 +51,7 @@ class WorkerHandle(Protocol):
     """Caller's end of one worker."""
 
     def send(self, command: object) -> None:
-        """Send a command or a shared object. A worker that is gone receives nothing; its :class:`Died` reports that."""
+        """Send a command or a shared object. If the worker has ended, nothing happens; :class:`Died` reports that."""
 
     def kill(self) -> None:
         """End the worker at once."""
@@ -64,20 +64,25 @@ class WorkerLauncher(Protocol):
     """Factory of workers."""
 
     def share(self, thing: object) -> object:
-        """Return a reference to ``thing`` to send: it is copied once for all workers of a machine."""
+        """Return a reference to ``thing`` for :meth:`WorkerHandle.send`. The object is copied once for all workers of a
+        machine.
+        """
 
     def launch(self, settings: Any, sink: EventSink[Any]) -> WorkerHandle:
-        """Start a worker with :class:`LoopSettings`, or with a reference to them, whose messages go to ``sink``.
+        """Start a worker whose messages go to ``sink``. ``settings``: :class:`LoopSettings`, or a shared reference to
+        them.
 
-        Raises :func:`no_room` if no worker can be started just now.
+        Raises:
+            EdgeflError: The error of :func:`no_room`, if no worker can be started at present.
         """
 
     def close(self) -> None:
-        """Release what the workers share."""
+        """Release the shared objects."""
 
 
 def no_room(table: str, text: str, **details: object) -> EdgeflError:
-    """Return the error for missing resources: a server waits for them (StoreError), a simulation ends (ConfigError).
+    """Return the error for missing resources: StoreError for a server, which waits for them, ConfigError for a
+    simulation.
 
     Args:
         table: Configuration table that sets the number of workers: ``server`` or ``simulation``.

@@ -1,4 +1,4 @@
-"""Workers as actors on a Ray cluster, or on a Ray that is started here. Their messages go through Ray."""
+"""Workers as actors on a Ray cluster, or on a Ray instance that is started here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_MESSAGES = 256
 
 
 class WorkerActor:
-    """Process in the cluster: a worker on a thread of its own, controlled by calls."""
+    """Actor in the cluster that runs a worker's loop on a thread of its own."""
 
     def __init__(self, settings: LoopSettings) -> None:
         self._messages: queue.SimpleQueue[object] = queue.SimpleQueue()
@@ -42,7 +42,7 @@ class WorkerActor:
         self._loop.send(command)
 
     def receive(self) -> list[object]:
-        """Return the worker's messages so far, or an empty list on timeout."""
+        """Wait up to a second for messages of the worker, and return all that there are; an empty list on timeout."""
         messages: list[object] = []
         with suppress(queue.Empty):
             messages.append(self._messages.get(timeout=_POLL_S))
@@ -80,25 +80,25 @@ class RayHandle:
         threading.Thread(target=self._send, name="send-worker", daemon=True).start()
 
     def send(self, command: object) -> None:
-        """Queue a command or an object reference. A worker that is gone receives nothing."""
+        """Queue a command or an object reference. If the worker has ended, nothing happens."""
         self._commands.put(command)
 
     def kill(self) -> None:
-        """End the worker at once."""
+        """Kill the actor."""
         self._is_stopped = True
         self._commands.put(None)
         with suppress(Exception):  # the cluster itself may be gone
             self._ray.kill(self._actor)
 
     def stop(self) -> None:
-        """Stop the worker, and wait until it has accepted the command."""
+        """Send the command to stop, wait until the actor has received it, then kill the actor."""
         self._is_stopped = True
         with suppress(Exception):
             self._ray.get(self._actor.send.remote(Stop()), timeout=_STOP_S)
         self.kill()
 
     def _send(self) -> None:
-        """Send the commands from one thread: calls from several might overtake each other."""
+        """Send the queued commands from one thread, because concurrent calls could change their order."""
         while (command := self._commands.get()) is not None:
             with suppress(Exception):  # the other thread notices that the actor is gone
                 self._ray.get(self._actor.send.remote(command))
@@ -151,13 +151,21 @@ class RayLauncher:
         self._owns_connection = False
 
     def share(self, thing: object) -> object:
-        """Return a reference to an object in Ray's store. Raises :func:`no_room` as :meth:`launch` does."""
+        """Return a reference to an object in Ray's store.
+
+        Raises:
+            EdgeflError: The error of :func:`no_room`, if the cluster is unreachable.
+        """
         with self._reaching():
             self._connect()
             return self._ray.put(thing)
 
     def launch(self, settings: Any, sink: EventSink[Any]) -> RayHandle:
-        """Start a worker. Raises :func:`no_room` if the cluster is away or full."""
+        """Start a worker whose messages go to ``sink``.
+
+        Raises:
+            EdgeflError: The error of :func:`no_room`, if the cluster is unreachable or has no free core.
+        """
         ray, waits = self._ray, self._table != "server"
         with self._reaching():
             self._connect()
@@ -175,13 +183,13 @@ class RayLauncher:
             return RayHandle(ray, actor_class.remote(settings), sink, None if waits else _ANSWER_S)
 
     def close(self) -> None:
-        """Disconnect from a cluster that this launcher connected to."""
+        """Disconnect from Ray, if this launcher connected to it."""
         if self._owns_connection:
             self._ray.shutdown()
 
     @contextmanager
     def _reaching(self) -> Iterator[None]:
-        """Raise :func:`no_room` for each of the many errors of Ray in the block."""
+        """Convert any error of Ray in the block to that of :func:`no_room`."""
         try:
             yield
         except EdgeflError:
@@ -214,9 +222,11 @@ class RayLauncher:
                 )
 
     def _initialize(self) -> None:
-        """Connect to the cluster, or start a Ray with a core for each worker if the address is :data:`LOCAL`.
+        """Connect to the cluster. With the address :data:`LOCAL`, start a Ray instance with a core for each worker.
 
-        Raises OSError if no process listens there: Ray itself retries for minutes, and then ends this process.
+        Raises:
+            OSError: If no process listens at the address. Ray itself would retry for minutes and then end this
+                process.
         """
         quiet = {"log_to_driver": False, "logging_level": logging.ERROR}
         in_main = threading.current_thread() is threading.main_thread()

@@ -1,6 +1,6 @@
-"""Memory with many arrays that processes share.
+"""Memory with arrays that several processes share.
 
-It is written once and mapped by each process. It has no name, so it is freed with the last process that holds it.
+It is written once and mapped by each process. It has no name, so it is freed with the last process that uses it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _COUNT = struct.Struct("<q")
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """Open shared memory. Its ``file`` has a descriptor, which can be sent to another process for :func:`mapped`."""
+    """Open shared memory. The descriptor of ``file`` can be sent to another process, which maps it with :func:`mapped`."""
 
     file: BinaryIO
 
     @classmethod
     def of(cls, thing: object) -> SharedMemory:
-        """Return memory with the pickled ``thing`` and its arrays."""
+        """Return new shared memory with the pickled ``thing`` and its arrays."""
         buffers: list[pickle.PickleBuffer] = []
         head = pickle.dumps(thing, protocol=5, buffer_callback=buffers.append)
         file = _nameless()
@@ -37,7 +37,7 @@ class SharedMemory:
         return cls(file)
 
     def close(self) -> None:
-        """Close it here. Processes that mapped it keep it."""
+        """Close it in this process. Processes that mapped it are not affected."""
         self.file.close()
 
 
@@ -48,7 +48,9 @@ def _nameless() -> BinaryIO:
 
 
 def mapped(descriptor: int) -> Any:
-    """Return the object that another process wrote, with read-only arrays. Closes the descriptor."""
+    """Return the object in the shared memory of ``descriptor``, with read-only arrays that are not copied. Closes the
+    descriptor.
+    """
     size = os.fstat(descriptor).st_size
     whole = memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))
     os.close(descriptor)

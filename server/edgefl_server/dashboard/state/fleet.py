@@ -98,8 +98,11 @@ class DeviceRecord(msgspec.Struct, kw_only=True):
 
 
 class TierTotals(msgspec.Struct, kw_only=True):
-    """Totals of a tier in a round. ``seconds``, ``step_ms`` and ``used_bytes`` are medians over the devices that reported;
-    ``reasons`` counts why others did not."""
+    """Totals of a tier in a round. ``seconds``, ``step_ms`` and ``used_bytes`` are medians over the devices that
+    reported.
+
+    ``reasons`` counts the devices without an accepted update by reason.
+    """
 
     selected: int = 0
     arrived: int = 0
@@ -153,8 +156,10 @@ class TierPlan(msgspec.Struct, kw_only=True):
 
 
 class VitalSample(msgspec.Struct, frozen=True, kw_only=True):
-    """Load of the server at a time (:class:`edgefl_server.events.Vitals`). ``cpu_share``: share of one core since the
-    previous one."""
+    """Load of the server at one time (:class:`edgefl_server.events.Vitals`).
+
+    ``cpu_share`` is the processor time since the sample before, as a share of one core.
+    """
 
     n: int
     at: float
@@ -167,8 +172,11 @@ class VitalSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fleet(msgspec.Struct, kw_only=True):
-    """State of a run and all its devices. ``phase``: starting, waiting, open, done, stopped or refused. ``edition`` counts
-    the changes to another run."""
+    """State of a run and all its devices.
+
+    ``phase`` is starting, waiting, open, done, stopped or refused. ``edition`` grows when the folder's run is
+    replaced by another.
+    """
 
     federation: str = ""
     run: str = ""
@@ -197,7 +205,9 @@ class Fleet(msgspec.Struct, kw_only=True):
     edition: int = 0
 
     def device(self, name: str, tier: str = "") -> DeviceRecord:
-        """Return the device of that name, created if missing, and mark it as changed."""
+        """Return the record of device ``name``, created if missing, and mark it as changed. A given ``tier`` replaces
+        its tier.
+        """
         found = self.devices.get(name)
         if found is None:
             found = self.devices[name] = DeviceRecord(name=name)
@@ -228,7 +238,7 @@ class Fleet(msgspec.Struct, kw_only=True):
         return found
 
     def entry(self, at: float, kind: str, text: str, *, device: str = "", number: int = 0) -> None:
-        """Add a line to the log, and to that of the device."""
+        """Append a line to the log of the fleet, and to that of ``device`` if it is known."""
         self.count += 1
         made = LogEntry(n=self.count, at=at, kind=kind, text=text, device=device, round=number)
         keep(self.log, made, MOST_LOG)
@@ -237,7 +247,7 @@ class Fleet(msgspec.Struct, kw_only=True):
             self.devices[device].changed = self.tick
 
     def clear(self) -> None:
-        """Reset the state for another run; keeps the memory plans of the bundles."""
+        """Reset the state for another run. The memory plans of the tiers stay."""
         fresh = Fleet(tick=self.tick, count=self.count, tiers=self.tiers, edition=self.edition + 1)
         for name in self.__struct_fields__:
             setattr(self, name, getattr(fresh, name))

@@ -23,7 +23,9 @@ _FIELDS = {"accepted": "arrived", "rejected": "rejected", "declined": "declined"
 
 
 def sums_of(round_: RoundRecord) -> dict[str, TierTotals]:
-    """Return the sums of a round by tier, in the order of their names. An old round has stored ones."""
+    """Return the totals of a round by tier, sorted by name. If the round's device states were dropped, these are stored
+    totals.
+    """
     if not round_.parts:
         return round_.sums
     by_tier: dict[str, list[DeviceRound]] = {}
@@ -33,7 +35,7 @@ def sums_of(round_: RoundRecord) -> dict[str, TierTotals]:
 
 
 def summed(parts: Iterable[DeviceRound]) -> TierTotals:
-    """Return the sum of ``parts``."""
+    """Return the totals over ``parts``, the states of devices of one tier in a round."""
     made = TierTotals()
     arrived: list[DeviceRound] = []
     for part in parts:
@@ -55,7 +57,7 @@ def summed(parts: Iterable[DeviceRound]) -> TierTotals:
 
 
 def total(sums: Iterable[TierTotals]) -> TierTotals:
-    """Return the sum of all tiers: counts and bytes only, as medians of tiers have no sum."""
+    """Return the totals over all tiers: counts and bytes only, because medians of tiers cannot be combined."""
     made = TierTotals()
     for each in sums:
         for name in ("selected", "arrived", "rejected", "declined", "missing", "down_bytes", "up_bytes"):
@@ -256,7 +258,7 @@ def _(event: events.RoundClosed, fleet: Fleet, at: float) -> None:
 
 
 def record_result(fleet: Fleet, event: events.RoundClosed) -> None:
-    """Set the results of a round, from an event or from the history."""
+    """Store the results of a closed round, from an event or from the history."""
     row = fleet.round(event.round)
     if row.state not in _ENDED:
         row.state = event.outcome
@@ -375,13 +377,13 @@ def _(event: events.Declined, fleet: Fleet, at: float) -> None:
 
 
 def _part_of(fleet: Fleet, number: int, name: str) -> DeviceRound:
-    """Return the state of a device in a round, or in the earlier round that it still works on."""
+    """Return the state of a device in round ``number``, or in the earlier round on which it still works."""
     earlier = _going_on(fleet, name)
     return fleet.part(number if earlier is None else earlier.round, name)
 
 
 def _going_on(fleet: Fleet, name: str) -> DeviceRound | None:
-    """Return the state of a device in a round that ended before its update, as in asynchronous runs."""
+    """Return the open state of a device in a round that has ended already (asynchronous runs), or None."""
     device = fleet.devices.get(name)
     part = device.at_work if device is not None else None
     return part if part is not None and fleet.rounds[part.round].state in _ENDED else None
@@ -405,7 +407,7 @@ def _measured(part: DeviceRound, event: events.DeviceSeen) -> None:
 
 
 def _forget(fleet: Fleet) -> None:
-    """Replace the device states of old rounds by their sums."""
+    """Replace the device states of old rounds by totals, if more than the limit are stored."""
     for number in sorted(fleet.rounds) if fleet.kept > MOST_PARTS else ():
         old: RoundRecord = fleet.rounds[number]
         if fleet.kept <= MOST_PARTS or number >= fleet.current:

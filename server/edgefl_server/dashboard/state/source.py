@@ -1,4 +1,4 @@
-"""Sources of a page's data: the folder of a run, or another page."""
+"""Sources of the dashboard's data: the folder of a run, or another dashboard."""
 
 from __future__ import annotations
 
@@ -33,8 +33,13 @@ _MOST_ENGINES = 8
 
 
 class JournalReader:
-    """Reader of the journal at ``url``, by default that of ``folder``. A missing one, or one of another layout, counts as
-    empty. StoreError if ``url`` is invalid."""
+    """Read-only access to the journal at ``url``, by default that in ``folder``.
+
+    A missing journal, or one of another layout, is treated as empty.
+
+    Raises:
+        StoreError: If ``url`` is invalid.
+    """
 
     def __init__(self, folder: Path, url: str = "") -> None:
         self._file = None if url else folder / "journal.sqlite"
@@ -46,7 +51,10 @@ class JournalReader:
             self._engine.dispose()
 
     def load(self, fleet: Fleet) -> None:
-        """Load the fleet's run from the journal, or its only one. Sets the fleet's ``problem`` if it cannot be read."""
+        """Load the journaled state of the fleet's run; of the newest run if the fleet has none yet.
+
+        If the journal cannot be read, the reason becomes the fleet's ``problem``.
+        """
         if self._file is not None and not self._file.exists():
             return
         try:
@@ -60,7 +68,11 @@ class JournalReader:
             fleet.problem = f"the journal cannot be read ({reason}): what is shown comes from events alone"
 
     def load_devices(self, fleet: Fleet) -> None:
-        """Load the properties of devices. SQLAlchemyError if the journal cannot be read."""
+        """Load the properties of devices from their hellos.
+
+        Raises:
+            SQLAlchemyError: If the journal cannot be read.
+        """
         if self._file is not None and not self._file.exists():
             return
         table = tables.devices
@@ -120,8 +132,10 @@ class JournalReader:
                 fleet.phase, fleet.current = "open", row["round"]
 
     def _parts(self, fleet: Fleet, run: str, number: int, *, waits: bool) -> None:
-        """Load the devices of one round, in a transaction of their own. ``waits``: a device without an update at the
-        round's end counts as missing."""
+        """Load the states of the devices of one round.
+
+        ``waits`` is True if a device without an update at the round's end counts as missing.
+        """
         with self._reading() as connection:
             for device, tier, status, reason in _assigned(connection, run, number):
                 part = fleet.part(number, device, tier)
@@ -195,7 +209,7 @@ _CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
 
 
 class EventObserver(Protocol):
-    """Receiver of each new event, with its epoch second."""
+    """Receiver of each new event, with its time in epoch seconds."""
 
     def take(self, at: float, event: events.Event) -> None: ...
 
@@ -212,8 +226,16 @@ class Source(Protocol):
 
 
 class FolderSource:
-    """Folder of a run, as a read-only source. ConfigError if it is none. ``database``: SQLAlchemy URL of its journal.
-    ``observer`` receives each new event."""
+    """Source that reads the folder of a run.
+
+    Args:
+        folder: Folder of the run.
+        database: SQLAlchemy URL of the journal; empty for that in the folder.
+        observer: Receives each new event, or None.
+
+    Raises:
+        ConfigError: If the folder is not that of a run.
+    """
 
     def __init__(self, folder: Path, database: str = "", observer: EventObserver | None = None) -> None:
         if not any((folder / name).exists() for name in SIGNS):
@@ -228,7 +250,7 @@ class FolderSource:
         self._loaded_at = 0.0
 
     def begin(self) -> Fleet:
-        """Load the journal, the history and all stored events."""
+        """Load the journal, the history and the stored events, and return the fleet."""
         fleet = Fleet()
         runs = _runs(self.folder)
         fleet.run = runs[-1] if runs else ""
@@ -264,7 +286,7 @@ class FolderSource:
         self._journal.close()
 
     def load_details(self, fleet: Fleet) -> None:
-        """Load what has no events: the bundles, the checkpoints and the properties of devices."""
+        """Load the state that no event reports: bundles, checkpoints and the properties of devices."""
         self._loaded_at = time.monotonic()
         fleet.checkpoints = checkpoints(self.folder)
         if not fleet.tiers:
@@ -280,7 +302,7 @@ class FolderSource:
 
 
 def _runs(folder: Path) -> list[str]:
-    """Return the runs in the feed, one for each start of a server."""
+    """Return the run identifiers in the feed, one for each start of a server."""
     tail = FeedReader(folder)
     starts = (decode_event(line) for line in tail.lines() if b'"event":"started"' in line)
     found = [each.event.run for each in starts if each is not None and isinstance(each.event, events.Started)]
@@ -289,13 +311,13 @@ def _runs(folder: Path) -> list[str]:
 
 
 def checkpoints(folder: Path) -> tuple[int, ...]:
-    """Return the rounds with a stored model, to which a run can be rolled back."""
+    """Return the numbers of the rounds whose models are stored, sorted. A run can be rolled back to each."""
     names = (_CHECKPOINT.fullmatch(path.name) for path in (folder / "checkpoints").glob("round-*"))
     return tuple(sorted(int(name[1]) for name in names if name))
 
 
 def planned(folder: Path) -> dict[str, TierPlan]:
-    """Return by tier the memory that the exporter planned for its largest graph."""
+    """Return, by tier, the memory that the exporter planned for its largest graph. Invalid bundles are skipped."""
     found: dict[str, TierPlan] = {}
     for path in sorted((folder / "bundles").glob("*.efl")):
         try:

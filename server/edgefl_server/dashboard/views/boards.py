@@ -1,4 +1,4 @@
-"""Contents of each page, as pieces by name: a page starts with all pieces, and then receives those that change."""
+"""Contents of each page, as named pieces: a page starts with all of them, and then receives those that change."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ ROUNDS_SHOWN, LOG_SHOWN = 12, 40
 
 @dataclass(frozen=True)
 class Board:
-    """Contents of a page. ``pieces``: contents of elements by id; ``tables``: rows of a table, or lines of a list, by id
-    and key."""
+    """Contents of a page. ``pieces`` are contents of elements by id; ``tables`` are rows or lines by element id and row
+    key.
+    """
 
     pieces: dict[str, Html] = field(default_factory=dict)
     tables: dict[str, dict[str, Html]] = field(default_factory=dict)
 
 
 def overview(glance: FleetSnapshot, view: DeviceFilter) -> Board:
-    """Return the contents of the overview, with the devices of ``view``."""
+    """Return the contents of the overview page, with the devices that ``view`` selects."""
     fleet = glance.fleet
     matching = view.of(fleet)
     pages = max(1, -(-len(matching) // PAGE))
@@ -77,7 +78,7 @@ def device(glance: FleetSnapshot, name: str) -> Board:
 
 
 def round_(glance: FleetSnapshot, number: int) -> Board:
-    """Return the contents of a round's page, with each of its devices."""
+    """Return the contents of a round's page: the round and the state of each of its devices."""
     board = _frame(glance)
     found = glance.fleet.rounds.get(number)
     if found is None:

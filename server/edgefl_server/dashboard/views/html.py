@@ -1,4 +1,4 @@
-"""Markup that cannot be broken out of: text is escaped where it becomes markup, and nowhere else."""
+"""Construction of HTML. Text is escaped when it becomes markup, so that content cannot inject markup."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 
 
 class Html(str):
-    """Text that is markup already."""
+    """Markup, which is not escaped again."""
 
     __slots__ = ()
 
@@ -21,9 +21,10 @@ _EMPTY = frozenset({"input", "link", "meta", "br"})
 
 
 def el(name: str, /, *children: Child, **attributes: str | int | float | bool | None) -> Html:
-    """Return an element. A child that is no :class:`Html` is text.
+    """Return an element. A child that is not :class:`Html` is escaped.
 
-    ``class_`` is ``class``, ``data_x`` is ``data-x``. An attribute that is True has no value; None or False omits it.
+    ``class_`` becomes ``class``, and ``data_x`` becomes ``data-x``. An attribute with the value True has no value;
+    None or False omits it.
     """
     rendered = "".join(_attribute(name, value) for name, value in attributes.items())
     if name in _EMPTY:
@@ -32,7 +33,7 @@ def el(name: str, /, *children: Child, **attributes: str | int | float | bool | 
 
 
 def joined(*children: Child) -> Html:
-    """Return the children one after the other; escapes text."""
+    """Return the children concatenated. Children that are not :class:`Html` are escaped; None is empty."""
     return Html("".join(each if isinstance(each, Html) else escape(each or "") for each in children))
 
 
@@ -46,7 +47,7 @@ def device_path(name: str) -> str:
 
 
 class TableColumn(msgspec.Struct, frozen=True):
-    """Column of a table. ``wide``: hidden on a narrow screen."""
+    """Column of a table. ``number``: right-aligned figures. ``wide``: hidden on narrow screens."""
 
     name: str
     number: bool = False
@@ -59,13 +60,13 @@ class TableColumn(msgspec.Struct, frozen=True):
 
 
 def row(key: str, columns: list[TableColumn], cells: Sequence[Child], kind: str = "") -> Html:
-    """Return a row of a table that is found again by its ``key``, with a cell for each of the ``columns``."""
+    """Return a table row with one cell per column. ``key`` identifies the row when it changes."""
     made = (el("td", cell, class_=column.classes) for column, cell in zip(columns, cells, strict=True))
     return el("tr", *made, data_key=key, class_=kind or None)
 
 
 def table(name: str, caption: str, columns: list[TableColumn], rows: list[Html]) -> Html:
-    """Return a table that is changed by its ``name``, in a box of its own that scrolls where the screen is narrow."""
+    """Return a table in a box that scrolls on narrow screens. ``name`` is the id by which its rows are replaced."""
     head = el("tr", *(el("th", each.name, scope="col", class_=each.classes) for each in columns))
     body = el("tbody", *rows, id=name)
     made = el("table", el("caption", caption), el("thead", head), body)

@@ -1,4 +1,4 @@
-"""The fleet for Prometheus: gauges of what is known at the moment of asking, with labels of few values only."""
+"""Metrics of a fleet in the format of Prometheus: gauges and counters with few label values."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Collector:
 def _family(
     kind: type[_Family], name: str, text: str, labels: Sequence[str], values: Iterable[_Value]
 ) -> Metric:
-    """Return a metric with ``values``, each with its labels."""
+    """Return a metric with ``values``, pairs of label values and a number."""
     made = kind(f"edgefl_{name}", text, labels=labels)
     for of, value in values:
         made.add_metric(of, value)

@@ -1,4 +1,4 @@
-"""Whole pages, as they are first shown: complete without a script, which then keeps them new."""
+"""Complete pages for the first response. They work without a script; the script then applies changes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TABLES = ("rounds", "devices", "tiers", "log", "vitals")
 
 
 def overview(fleet: Fleet, board: Board, view: DeviceFilter, *, orders: bool) -> Html:
-    """Return the overview of the run and its fleet. ``orders``: show the operator's form."""
+    """Return the overview page of the run and its fleet. ``orders``: include the operator's form."""
     rounds = list(board.tables["rounds"].values())
     return _page(
         fleet,
@@ -89,7 +89,7 @@ def round_(fleet: Fleet, number: int, board: Board) -> Html:
 
 
 def missing(what: str) -> Html:
-    """Return the page of a path that does not exist."""
+    """Return the page for a path that does not exist. ``what`` is its text."""
     return _document(
         "not here", el("main", el("h1", "not here"), el("p", what), el("p", link("/", "the fleet")))
     )

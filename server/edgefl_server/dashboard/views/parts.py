@@ -164,7 +164,7 @@ def entry(found: LogEntry) -> Html:
 
 
 def versions(fleet: Fleet) -> Html:
-    """Return the rounds to which the model can be rolled back, as options."""
+    """Return the rounds to which the model can be rolled back, as ``option`` elements, the newest first."""
     earlier = [number for number in fleet.checkpoints if number < fleet.next_round - 1]
     return joined(*(el("option", str(number), value=number) for number in reversed(earlier)))
 
@@ -190,5 +190,5 @@ def _number(value: float | None) -> str:
 
 
 def size_of(count: int) -> str:
-    """Return a number of bytes with its unit; empty for 0."""
+    """Return a number of bytes with a unit, such as ``1.5 MiB``; an empty text for 0."""
     return size(count) if count else ""

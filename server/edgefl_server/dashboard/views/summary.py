@@ -51,7 +51,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoundSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of a round. ``late``: updates that came after its end; ``reasons``: counts of why updates are missing."""
+    """Summary of a round. ``late`` counts updates after its end; ``reasons`` counts missing updates by reason."""
 
     round: int
     state: str
@@ -81,8 +81,11 @@ class RoundSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of a tier. Memory is over the idle process: as planned by the exporter, and as measured by devices (median
-    and maximum). The other figures are medians of the devices' newest reports."""
+    """Summary of a tier.
+
+    Memory is that over the idle process: as planned by the exporter, and as measured by devices (median and maximum).
+    The other figures are medians over the devices' newest reports.
+    """
 
     tier: str
     devices: int
@@ -97,7 +100,7 @@ class TierRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of a device. ``seconds``, ``used_bytes`` and the other bytes belong to its last accepted report."""
+    """Summary of a device. ``seconds``, ``staleness`` and the bytes are those of its last accepted report."""
 
     device: str
     tier: str
@@ -128,7 +131,7 @@ class DeviceFilter:
     page: int = 1
 
     def of(self, fleet: Fleet) -> list[DeviceRecord]:
-        """Return the matching devices by name."""
+        """Return the matching devices, sorted by name."""
         wanted = self.q.casefold()
         return [
             device
@@ -198,7 +201,7 @@ def _fields_of(source: msgspec.Struct, row: type[msgspec.Struct]) -> dict[str, A
 
 
 def tier_rows(fleet: Fleet) -> list[TierRow]:
-    """Return the rows of all tiers that have a bundle or a device."""
+    """Return a row for each tier that has a bundle or a device, sorted by name."""
     members: dict[str, list[DeviceRecord]] = {name: [] for name in fleet.tiers}
     for device in fleet.devices.values():
         members.setdefault(device.tier, []).append(device)
@@ -231,7 +234,9 @@ def last_report(device: DeviceRecord) -> DeviceRound | None:
 
 
 def times(fleet: Fleet) -> tuple[int, list[float], list[float]]:
-    """Return the newest round that has reports, the seconds until each report, and the milliseconds of a step."""
+    """Return (round, seconds until each report, milliseconds of a step), for the newest round with reports; (0, [], [])
+    without.
+    """
     for number in sorted(fleet.rounds, reverse=True):
         arrived = [part for part in fleet.rounds[number].parts.values() if part.status == "accepted"]
         if arrived:
@@ -259,7 +264,7 @@ _BINS = 24
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """Round in the charts. ``tiers``: by tier, median seconds until the report, bytes up and bytes down."""
+    """Values of one round for the charts. ``tiers``: by tier, (median seconds until the report, bytes up, bytes down)."""
 
     round: int
     over: bool
@@ -283,7 +288,7 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Charts(msgspec.Struct, frozen=True, kw_only=True):
-    """Data of all charts. ``points`` and ``vitals`` are only the new ones in this ``edition`` of the fleet."""
+    """Data of all charts. ``points`` and ``vitals`` contain only values that the page does not have yet."""
 
     edition: int
     metric: str
@@ -295,7 +300,7 @@ class Charts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetSnapshot:
-    """A fleet, and a cache of the rows and charts that are derived from it."""
+    """Fleet with a cache of the rows and charts computed from it."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -306,7 +311,7 @@ class FleetSnapshot:
         self._staleness: dict[int, int] = {}
 
     def rounds(self, last: int | None = None, since: int = 0) -> list[RoundSummary]:
-        """Return those of the ``last`` rounds, all by default, that changed after tick ``since``; the newest first."""
+        """Return summaries of the ``last`` rounds (None: all) that changed after tick ``since``, the newest first."""
         numbers = sorted(self.fleet.rounds, reverse=True)[:last]
         return [self.round(number) for number in numbers if self.fleet.rounds[number].changed > since]
 
@@ -323,7 +328,10 @@ class FleetSnapshot:
         return self._tiers
 
     def charts(self, since: int = 0, vitals_since: int = 0) -> Charts:
-        """Return the changes after a tick. ``vitals_since``: number of the last vitals that the page has."""
+        """Return the chart data that changed after tick ``since``.
+
+        ``vitals_since`` is the number of the last vital sample that the page has.
+        """
         self._refresh()
         points = [point(row) for row in reversed(self.rounds(since=since))]
         return Charts(

@@ -45,7 +45,7 @@ _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def csv_text(kind: type[msgspec.Struct], rows: Iterable[Any]) -> str:
-    """Return ``rows`` of one ``kind`` as CSV, with a line of names first. Nested values are JSON."""
+    """Return ``rows`` of the struct ``kind`` as CSV with a header line. Nested values are JSON."""
     out = io.StringIO()
     names = kind.__struct_fields__
     writer = csv.writer(out, lineterminator="\r\n")
@@ -93,8 +93,11 @@ RETRY_MS = 2000
 
 
 class PageChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Changes of a page. ``html``: contents of elements by id. ``rows``: rows of tables, by id and key. ``order``: all keys
-    of each table with other rows than before."""
+    """Changes of a page.
+
+    ``html`` are contents of elements by id, ``rows`` table rows by element id and key. ``order`` lists all keys of
+    each table whose set or order of rows changed.
+    """
 
     html: dict[str, str] = {}
     rows: dict[str, dict[str, str]] = {}
@@ -103,7 +106,7 @@ class PageChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class PageState:
-    """One open page, with the contents that were sent to it."""
+    """Contents that were last sent to one open page."""
 
     def __init__(self, look: Look, *, charts: bool) -> None:
         self._look = look
@@ -114,7 +117,7 @@ class PageState:
         self._edition = -1
 
     def news(self, glance: FleetSnapshot) -> PageChanges | None:
-        """Return the changes since the last call; None if nothing changed."""
+        """Return the changes since the last call; None without changes."""
         board = self._look(glance)
         html = _changed(board.pieces, self._sent.pieces)
         rows = {name: _changed(each, self._sent.tables.get(name, {})) for name, each in board.tables.items()}
@@ -146,7 +149,9 @@ def _changed(now: dict[str, Html], before: dict[str, Html]) -> dict[str, str]:
 
 
 async def stream(hub: Hub, look: Look, *, charts: bool) -> AsyncGenerator[bytes]:
-    """Yield server-sent events for a page that shows ``look``."""
+    """Yield server-sent events with the changes of a page. ``look`` returns the current contents; ``charts``: include
+    chart data.
+    """
     listener = PageState(look, charts=charts)
     yield b"retry: %d\n\n" % RETRY_MS
     quiet = 0.0
@@ -221,7 +226,13 @@ _RETRY_S = "10"
 
 
 def application(hub: Hub, handler: OrderHandler, *, hosts: frozenset[str] | None) -> Starlette:
-    """Return the page of ``hub``; ``handler`` takes orders. ``hosts``: host names that are answered; None for any."""
+    """Return the web application.
+
+    Args:
+        hub: Source of the fleet's state.
+        handler: Handler of operators' orders.
+        hosts: Accepted values of the Host header; None for any.
+    """
 
     async def overview(request: Request) -> Response:
         view = _view(request)

@@ -1,4 +1,4 @@
-"""Main loop of the page: polls its source, and serves the result to all streams."""
+"""Main loop of the dashboard: polls its source and provides the state to all open pages."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _MOST_WAITING = 20_000
 
 
 class Follower:
-    """Queue of new lines for one follower of this page. ``is_overrun``: it could not keep up."""
+    """Queue of new feed lines for another dashboard. ``is_overrun``: too many lines were queued, so it must start again."""
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
         self.is_overrun = False
 
     def extend(self, lines: list[bytes]) -> None:
-        """Add new lines."""
+        """Queue new lines. If they would exceed the limit, mark the follower as overrun instead."""
         self.is_overrun = self.is_overrun or len(self.lines) + len(lines) > _MOST_WAITING
         if not self.is_overrun:
             self.lines += lines
@@ -38,8 +38,11 @@ class Follower:
 class Hub:
     """Current state of the fleet, polled from a source.
 
-    ``glance``: snapshot of the fleet. ``ready``: True once the stored state is loaded. ``error``: exception that ended the
-    loop. The page must then end too, as its contents would no longer change.
+    Attributes:
+        glance: Snapshot of the fleet.
+        ready: True once the stored state is loaded.
+        error: Exception that ended the loop, or None. The process must then end, as its contents would no longer
+            change.
     """
 
     def __init__(self, source: Source) -> None:
@@ -57,7 +60,7 @@ class Hub:
 
     @property
     def ending(self) -> bool:
-        """True if the process is about to end. Streams check it, as they have no end of their own."""
+        """True if the process is about to end. Streams have no end of their own, so they check it."""
         return self._ending.is_set()
 
     def end(self) -> None:
@@ -70,11 +73,11 @@ class Hub:
 
     @property
     def full(self) -> bool:
-        """True if no further stream may start."""
+        """True if the limit of open streams is reached."""
         return self._streams >= min(MOST_STREAMS, most_connections() // 2)
 
     async def counted(self, stream: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
-        """Yield from ``stream``, which counts as open until the reader ends."""
+        """Yield from ``stream``, which counts as an open stream until it is closed."""
         self._streams += 1
         try:
             async with aclosing(stream):
@@ -85,7 +88,7 @@ class Hub:
 
     @contextmanager
     def following(self, follower: Follower) -> Iterator[None]:
-        """Pass each new line of the feed to ``follower`` within the context."""
+        """Context in which each new line of the feed is queued for ``follower``."""
         self._followers.add(follower)
         try:
             yield
@@ -94,7 +97,7 @@ class Hub:
 
     @asynccontextmanager
     async def running(self, _app: Starlette) -> AsyncIterator[None]:
-        """Run the loop while the page is served."""
+        """Context of the web application, in which the main loop runs. Closes the source at its end."""
         task = asyncio.create_task(self._run())
         task.add_done_callback(self._ended)
         try:

@@ -21,9 +21,10 @@ _PAUSE_S = 0.5
 
 
 class OrderHandler:
-    """Endpoint for orders, which checks the token and puts the order into the mailbox.
+    """Endpoint for operators' orders: checks the token and writes the order to ``mailbox``.
 
-    ``token``: token of the operator; "" refuses all orders, except for a remote mailbox, which checks the token itself.
+    ``token`` is the operator's. If it is empty, all orders are refused, except with a remote mailbox, which checks
+    tokens itself.
     """
 
     def __init__(self, target: Mailbox | RemoteMailbox, token: str = "") -> None:
@@ -33,13 +34,13 @@ class OrderHandler:
 
     @property
     def open(self) -> bool:
-        """True if orders are accepted with a token."""
+        """True if orders with a valid token are accepted."""
         return bool(self._token) or self._is_remote
 
     async def take(self, request: Request) -> Response:
-        """Handle the ``POST`` of an order as JSON with ``Authorization: Bearer TOKEN``.
+        """Handle a ``POST`` of an order as JSON with ``Authorization: Bearer TOKEN``, and return the response.
 
-        A page of somebody else cannot make a browser send that header, so no cookie and no form gives orders.
+        A foreign web page cannot make a browser send that header, so orders cannot be forged by cookies or forms.
         """
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if not self.open:
@@ -54,7 +55,7 @@ class OrderHandler:
         return await self._forward(request, token)
 
     async def _forward(self, request: Request, token: str) -> Response:
-        """Forward the order of an authorized request."""
+        """Decode and send the order of an authorized request, and return the response."""
         try:
             order = operations.read(await _body(request))
         except ValueError as error:

@@ -1,4 +1,4 @@
-"""Process of the dashboard: its address, its token and its web server."""
+"""Process of the dashboard: address, operator's token and web server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ _LEAST_TOKEN = 16
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """Return host and port of ``HOST:PORT``, ``PORT`` or ``[::1]:PORT``. ConfigError otherwise. Port 0 is any free one."""
+    """Return (host, port) of ``HOST:PORT``, ``PORT`` or ``[::1]:PORT``. Port 0 stands for any free port.
+
+    Raises:
+        ConfigError: If the text has another form.
+    """
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or LOOPBACK
     if not port.isdecimal() or int(port) > 65535:
@@ -44,7 +48,11 @@ def is_loopback(host: str) -> bool:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket at this address. ConfigError if it is taken or belongs to another machine."""
+    """Return a listening socket at this address.
+
+    Raises:
+        ConfigError: If the port is in use, or the address is not of this machine.
+    """
     try:
         return listening(host, port)
     except OSError as error:
@@ -52,7 +60,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(bound: socket.socket) -> str:
-    """Return the address of the page."""
+    """Return the URL of a dashboard that listens on the socket."""
     host, port = bound.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = socket.gethostname()
@@ -60,14 +68,22 @@ def url_of(bound: socket.socket) -> str:
 
 
 def read_token(path: Path) -> str:
-    """Return the operator's token, the first line of a file. ConfigError if it is invalid or too short."""
+    """Return the operator's token from the first line of a file.
+
+    Raises:
+        ConfigError: If the file cannot be read, or the token is too short or has invalid characters.
+    """
     with naming(path), path.open("rb") as file:
         line = file.read(_MOST_TOKEN).partition(b"\n")[0].strip()
     return check_token(line.decode("ascii", "replace"), str(path))
 
 
 def check_token(token: str, where: str) -> str:
-    """Return ``token``. ConfigError if it can be guessed, or cannot be sent in a header."""
+    """Return ``token`` if it is long enough and can be sent in a header. ``where`` is its origin, for the message.
+
+    Raises:
+        ConfigError: If it is not.
+    """
     if len(token) < _LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(
             f"{where} holds no operator's token: one has at least {_LEAST_TOKEN} letters and digits, such as what "
@@ -77,7 +93,11 @@ def check_token(token: str, where: str) -> str:
 
 
 def serve(hub: Hub, handler: OrderHandler, bound: socket.socket, host: str) -> None:
-    """Serve the page until the process receives a signal. Raises the error that ended the page's loop."""
+    """Serve the dashboard until the process receives a signal.
+
+    Raises:
+        Exception: The error that ended the hub's loop.
+    """
     hosts = frozenset({"localhost", "127.0.0.1", "::1", host}) if is_loopback(host) else None
     _PageServer(application(hub, handler, hosts=hosts), hub).run(sockets=[bound])
     if hub.error is not None:
@@ -113,7 +133,17 @@ TOKEN = "EDGEFL_OPERATOR_TOKEN"
 
 
 def hub_of(run: Path | None, server: str, *, database: str = "", otlp: str = "") -> Hub:
-    """Return the hub of the folder ``run``, or of the page at ``server``. ConfigError if that does not exist."""
+    """Return the hub for the folder ``run``, or, if that is None, for the dashboard at the URL ``server``.
+
+    Args:
+        run: Folder of a run, or None.
+        server: URL of another dashboard.
+        database: SQLAlchemy URL of the run's journal; empty for that in the folder.
+        otlp: URL of an OpenTelemetry collector that receives traces; empty for none.
+
+    Raises:
+        ConfigError: If the folder is not that of a run, or the dashboard does not answer.
+    """
     observer: EventObserver | None = None
     if otlp:
         from edgefl_server.dashboard.web.traces import Traces
@@ -123,7 +153,14 @@ def hub_of(run: Path | None, server: str, *, database: str = "", otlp: str = "")
 
 
 def order_handler(run: Path | None, server: str, token_file: Path | None) -> OrderHandler:
-    """Return the handler of orders: checks a token and writes into ``run``, or forwards to the page at ``server``."""
+    """Return the handler of orders. It writes them into ``run``, or forwards them to the dashboard at ``server`` if that
+    is None.
+
+    The token is read from ``token_file``, or from the environment.
+
+    Raises:
+        ConfigError: If the token is invalid.
+    """
     if run is None:
         return OrderHandler(RemoteMailbox(server))
     token = os.environ.get(TOKEN, "")

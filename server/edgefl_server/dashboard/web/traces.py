@@ -1,4 +1,6 @@
-"""Each round as an OpenTelemetry trace: the round, the part of each device whose update came, and the evaluation."""
+"""OpenTelemetry traces of rounds: a span for the round, one for each device with an accepted update, and one for the
+evaluation.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _PATH = "/v1/traces"
 
 @dataclass
 class _TracedRound:
-    """Round in progress, with the times of its updates by device."""
+    """Open round. ``came``: by device, the time at which its update was accepted, and its tier."""
 
     opened: float
     devices: int
@@ -28,8 +30,13 @@ class _TracedRound:
 
 
 class Traces:
-    """Exporter of traces to the collector at ``url`` (OTLP over HTTP), in a thread of its own. If the collector is away, the
-    traces are lost. ConfigError if ``url`` is no address."""
+    """Exporter of traces to the collector at ``url`` (OTLP over HTTP), in a thread of its own.
+
+    Traces are lost while the collector is unreachable.
+
+    Raises:
+        ConfigError: If ``url`` is invalid.
+    """
 
     def __init__(self, url: str, exporter: SpanExporter | None = None) -> None:
         if not url.startswith(("http://", "https://")):
@@ -45,7 +52,7 @@ class Traces:
         self._federation = ""
 
     def take(self, at: float, event: events.Event) -> None:
-        """Handle an event of the epoch second ``at``."""
+        """Handle an event. ``at`` is its time in epoch seconds."""
         match event:
             case events.Started():
                 self._federation = event.federation
@@ -63,7 +70,7 @@ class Traces:
                 )
 
     def flush(self) -> None:
-        """Send the traces that wait."""
+        """Send the buffered traces."""
         self._provider.force_flush()
 
     def _trace_round(self, at: float, event: events.RoundEnded, found: _TracedRound) -> Context:

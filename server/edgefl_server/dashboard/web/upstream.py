@@ -1,4 +1,4 @@
-"""Source that follows another page over HTTP: first its whole state, then each line of the feed."""
+"""Source that follows another dashboard over HTTP: first its whole state, then each new line of the feed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def feed(hub: Hub) -> AsyncGenerator[bytes]:
-    """Yield server-sent events for a follower: ``fleet`` with the whole state, then ``lines`` as they come."""
+    """Yield server-sent events for a following dashboard: ``fleet`` with the whole state, then ``lines`` with new feed
+    lines.
+    """
     follower = Follower()
     with hub.following(follower):
         while not (hub.ready or hub.ending):
@@ -58,7 +60,11 @@ async def feed(hub: Hub) -> AsyncGenerator[bytes]:
 
 
 class RemoteSource:
-    """Source that follows the page at ``url``. ConfigError if that is no address, or nothing answers there."""
+    """Source that follows the dashboard at ``url``.
+
+    Raises:
+        ConfigError: If the URL is invalid, or no dashboard answers.
+    """
 
     def __init__(self, url: str, observer: EventObserver | None = None) -> None:
         parts = urlsplit(url)
@@ -91,7 +97,7 @@ class RemoteSource:
         )
 
     def begin(self) -> Fleet:
-        """Wait for the state of the other page and return it; :meth:`poll` reads later events."""
+        """Wait for the state of the other dashboard and return it. Later events follow in :meth:`poll`."""
         threading.Thread(target=self._follow, name="upstream", daemon=True).start()
         kind, content = self._news.get()
         while kind not in ("fleet", _END):
@@ -153,13 +159,18 @@ class RemoteSource:
 
 
 class RemoteMailbox:
-    """Mailbox of orders behind the page at ``url``, which checks the token."""
+    """Mailbox of the dashboard at ``url``, which checks the token itself."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
 
     def send(self, order: AnyOrder, token: str) -> None:
-        """Forward an order. OSError or EdgeflError if it is refused."""
+        """Send an order with the operator's ``token``.
+
+        Raises:
+            EdgeflError: If the other dashboard refuses it.
+            OSError: If it cannot be reached.
+        """
         request = urllib.request.Request(
             f"{self._url}/api/orders",
             data=_encode(order),
@@ -172,7 +183,7 @@ class RemoteMailbox:
 
 
 def replace_all(fleet: Fleet, other: Fleet) -> None:
-    """Copy ``other`` into ``fleet``, and mark everything as changed."""
+    """Copy ``other`` into ``fleet``, mark everything as changed, and begin a new edition."""
     tick, edition = fleet.tick, fleet.edition + 1
     for name in fleet.__struct_fields__:
         setattr(fleet, name, getattr(other, name))
@@ -184,13 +195,13 @@ def replace_all(fleet: Fleet, other: Fleet) -> None:
 
 
 def _without_parts(fleet: Fleet) -> Fleet:
-    """Return the fleet without the parts of devices, which its rounds have too."""
+    """Return the fleet without the device states in its devices, because its rounds have them too."""
     devices = {name: msgspec.structs.replace(device, parts={}) for name, device in fleet.devices.items()}
     return msgspec.structs.replace(fleet, devices=devices)
 
 
 def _decode_fleet(data: bytes) -> Fleet:
-    """Decode a fleet, and add the parts of its rounds to the devices again."""
+    """Decode a fleet and restore the device states of its devices from its rounds."""
     fleet = _decode(data)
     for number in sorted(fleet.rounds):
         for name, part in fleet.rounds[number].parts.items():
