@@ -18,7 +18,7 @@ from edgefl.errors import IdentityError, ProtocolError, StoreError
 from edgefl.wire.mqtt.address import client_id
 from edgefl.wire.mqtt.events import Connected, Disconnected, IncomingMessage, Refusal, Will, check_limit
 from edgefl.wire.mqtt.messages import Ack, Decline, Round, Status, Task
-from edgefl.wire.mqtt.session import Session, inbox_of
+from edgefl.wire.mqtt.session import Session, make_inbox
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_device.config import AgentConfig, DeviceLog
 from edgefl_device.data import sources
@@ -84,7 +84,7 @@ class DeviceAgent:
         self.config = config = replace(config, memory_bytes=config.memory_bytes or physical_memory())
         self.engine = engine
         self.log = log
-        self.inbox: AgentInbox = inbox_of(config.limits)
+        self.inbox: AgentInbox = make_inbox(config.limits)
         self._topics = topics = Topics(config.federation)
         self._mine = mine = topics.device(config.device)
         data = sources.load(config.data, config.bad_rows)

@@ -125,7 +125,7 @@ class Federation(tables.ConfigTable):
         wrong = describe_unknown(self.limits, Limits.__struct_fields__)
         problems += [f"limits.{problem}; `edgefl validate --template` lists all" for problem in wrong]
         try:
-            problems += [] if wrong else self.wire_limits.unreadable()
+            problems += [] if wrong else self.wire_limits.oversized()
         except msgspec.ValidationError as error:
             problems.append(f"limits: {error}")
         if self.round.count == "nonzero" and self.aggregate.rule != "mean":

@@ -55,7 +55,7 @@ def largest_a(
     """Return the largest even ``a`` that :func:`groups` can use with these labels, or 0 if there is none.
 
     With q users in a group, it needs ``5.5 q a`` samples of each of the first five classes (``5 q a`` for
-    ``single_class``), and ``2 q a`` of each other. The arguments have the meaning of those of :func:`groups`.
+    ``single_class``), and ``2 q a`` of each other. See :func:`groups` for the arguments.
 
     Raises:
         DataError: There are not ten classes, or ``clients`` is no multiple of ten.

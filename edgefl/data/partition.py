@@ -262,16 +262,13 @@ def histograms(labels: Array, parts: Sequence[Array], classes: int) -> Array:
 
 
 def deal(rng: np.random.Generator, labels: Array, classes: Iterable[int], table: Array) -> list[Array]:
-    """Deal shuffled rows of each class.
+    """Return the rows of each client, sorted, with as many random rows of each class as the table has.
 
     Args:
-        rng: shuffles the rows, class by class.
-        labels: class of each row.
-        classes: classes of the table's columns.
-        table: rows for each client and class, int64 (clients, classes); further rows are left out.
-
-    Returns:
-        Row numbers per client, sorted.
+        rng: Random generator that shuffles the rows, class by class.
+        labels: Class of each row.
+        classes: Classes in the order of the table's columns.
+        table: Number of rows per client and class, int64 (clients, classes). Remaining rows are unused.
     """
     pieces: list[list[Array]] = [[] for _ in table]
     for label, column in zip(classes, table.T, strict=True):

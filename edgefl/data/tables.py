@@ -85,7 +85,8 @@ def load(path: Path, reader: TableReader, seed: int, *, standardize: bool, train
         path: CSV or JSON lines.
         reader: Columns, their scale, and the column of the label.
         seed: Seed of the choice of test records, one fifth of each class.
-        standardize: Replace mean and deviation of ``reader`` by those of the training samples.
+        standardize: Replace mean and deviation of ``reader`` by the mean and standard deviation of the training
+            samples.
         train: False if all records are for testing, because devices have their own data.
 
     Returns:

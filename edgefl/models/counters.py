@@ -43,7 +43,7 @@ def find_moved_buffers(module: nn.Module, run: Any, sample: TensorSpec) -> froze
             run(module, sample, watch)
     except Exception:  # the trace of the module reports it
         return frozenset()
-    return frozenset((watch.written | watch.rebound()) & watch.read)
+    return frozenset((watch.written | watch.replaced()) & watch.read)
 
 
 class BufferWatch(TorchDispatchMode):
@@ -68,15 +68,15 @@ class BufferWatch(TorchDispatchMode):
         self._sources: Any = WeakTensorKeyDictionary()
         self._memory: Any = WeakTensorKeyDictionary()
 
-    def following(self, tensors: Tensors) -> Self:
-        """Set the tensors of the next run, by name, and return the mode itself."""
+    def watch(self, tensors: Tensors) -> Self:
+        """Set the tensors of the next run, by name, and return this mode."""
         self._tensors, self._before = tensors, dict(tensors)
         for name in self._buffers:
             self._sources[tensors[name]] = self._memory[tensors[name]] = frozenset({name})
         return self
 
-    def rebound(self) -> set[str]:
-        """Return the names of the buffers that the module replaced by other tensors in the run."""
+    def replaced(self) -> set[str]:
+        """Return the names of the watched buffers that the run replaced by other tensors."""
         return {name for name in self._buffers if self._tensors[name] is not self._before[name]}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -101,7 +101,7 @@ class BufferWatch(TorchDispatchMode):
 
     @staticmethod
     def _union(names: Any, tensors: list[Tensor]) -> frozenset[str]:
-        """Return the union of the name sets of ``tensors``."""
+        """Return the union of the buffer names that ``names`` has for ``tensors``."""
         return frozenset[str]().union(*(names.get(each, frozenset()) for each in tensors))
 
 

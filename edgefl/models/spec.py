@@ -243,7 +243,7 @@ def run_fake(module: nn.Module, sample: TensorSpec, watch: BufferWatch | None = 
         tensors: dict[str, Tensor] = {name: mode.from_tensor(each) for name, each in own}
         # Before the mode below, because it takes tensors made inside for constants.
         x = sample.rows(3).zeros()
-        with TraceableMode(), nullcontext() if watch is None else watch.following(tensors):
+        with TraceableMode(), nullcontext() if watch is None else watch.watch(tensors):
             return torch.func.functional_call(module, tensors, (x,))
 
 

@@ -248,7 +248,7 @@ def _split_automatically(
     vmap_modules = {path_of(node) for node in vmap_nodes(sketch.graph)}
     if "" in vmap_modules:
         raise ModelError("its forward calls torch.vmap")
-    partitioner = Partitioner(Dataflow(sketch)).relaxed(sample)
+    partitioner = Partitioner(Dataflow(sketch)).relax(sample)
     opened = partitioner.opened_modules(partitioner.propose()) - random_modules - vmap_modules
 
     # 3. Trace again with each submodule a leaf that no cut lies in: it remains as its author wrote it.

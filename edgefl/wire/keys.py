@@ -55,7 +55,7 @@ class Succession(msgspec.Struct, frozen=True, kw_only=True):
     signature: Signature
 
     @property
-    def holds(self) -> bool:
+    def is_valid(self) -> bool:
         """True if ``signature`` is valid."""
         return verify(self.old, self.signature, _succession_text(self.old, self.new, self.until))
 
@@ -195,7 +195,7 @@ def apply_successions(known: Mapping[bytes, int], statements: Iterable[Successio
         Expiry of each trusted key, new keys included.
     """
     keys, waiting = dict(known), list(statements)
-    while found := next((each for each in waiting if keys.get(each.old) == FOREVER and each.holds), None):
+    while found := next((each for each in waiting if keys.get(each.old) == FOREVER and each.is_valid), None):
         waiting.remove(found)
         if found.new not in keys:
             keys[found.old] = min(found.until, FOREVER - 1)

@@ -203,7 +203,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """Size of the largest message that either side reads."""
         return max(self.max_message_bytes, self.chunk_bytes, self.announcement_bytes)
 
-    def unreadable(self) -> list[str]:
+    def oversized(self) -> list[str]:
         """Return one line for each message size of this server that is larger than its devices read. Empty if there is
         none.
         """

@@ -47,7 +47,7 @@ class Watchdog(threading.Thread):
         cancelled: Event that shuts the connection down within 0.1 s. None: only the deadline does.
 
     Attributes:
-        rang: True if the last shutdown was due to the deadline.
+        timed_out: True if the last shutdown was due to the deadline.
     """
 
     def __init__(self, cancelled: threading.Event | None = None) -> None:
@@ -57,7 +57,7 @@ class Watchdog(threading.Thread):
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
         self._deadline = math.inf
-        self.rang = False
+        self.timed_out = False
 
     def __enter__(self) -> Watchdog:
         self.start()
@@ -75,18 +75,18 @@ class Watchdog(threading.Thread):
             self._socket = connection
 
     def reset(self, seconds: float) -> None:
-        """Clear ``rang`` and set the deadline of a new request to ``seconds`` from now."""
-        self.rang = False
-        self.wind(seconds)
+        """Clear ``timed_out`` and set the deadline of a new request to ``seconds`` from now."""
+        self.timed_out = False
+        self.extend(seconds)
 
-    def wind(self, seconds: float) -> None:
+    def extend(self, seconds: float) -> None:
         """Set the deadline to ``seconds`` from now.
 
-        ``rang`` is kept, because response headers that the shutdown cut off look complete.
+        ``timed_out`` is kept, because response headers that the shutdown cut off look complete.
         """
         self._deadline = time.monotonic() + seconds
 
-    def rest(self) -> None:
+    def suspend(self) -> None:
         """Remove the deadline, while the caller and not the mirror takes the time."""
         self._deadline = math.inf
 
@@ -100,7 +100,7 @@ class Watchdog(threading.Thread):
             with self._lock:
                 late = time.monotonic() > self._deadline
                 if self._socket is not None and (late or self._cancelled.is_set()):
-                    self.rang = late
+                    self.timed_out = late
                     # Not SSLSocket's own method, which forgets its state under a reader.
                     with suppress(OSError):
                         socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
@@ -213,7 +213,7 @@ class MirrorConnection:
             raise
 
     def _why(self, error: BaseException) -> str:
-        if self._alarm.rang or isinstance(error, TimeoutError):
+        if self._alarm.timed_out or isinstance(error, TimeoutError):
             return f"it gave nothing of use in {self._patience_s:g} s"
         return f"{type(error).__name__}: {error}"[:200]
 
@@ -340,9 +340,9 @@ class MirrorConnection:
 
     def _read(self, response: http.client.HTTPResponse, nbytes: int) -> bytes:
         """Read exactly ``nbytes`` under the watchdog. Raises EOFError if the response ends earlier."""
-        self._alarm.wind(self._patience_s)
+        self._alarm.extend(self._patience_s)
         data = response.read(nbytes)
         if len(data) < nbytes:
             raise EOFError("it ended early")
-        self._alarm.rest()
+        self._alarm.suspend()
         return data

@@ -69,7 +69,7 @@ def metric_value(name: str, value: float, digits: int = 1) -> str:
 
 
 def metric_text(name: str, value: float) -> str:
-    """Return a metric's name and value as text, such as ``accuracy 81.2%``."""
+    """Return a metric's name and value as text, such as ``accuracy 81.2%`` or ``mae 0.213``."""
     return f"{name} {metric_value(name, value)}"
 
 

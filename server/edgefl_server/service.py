@@ -32,7 +32,7 @@ from edgefl.wire.mqtt.events import (
     check_limit,
 )
 from edgefl.wire.mqtt.neighbours import NeighbourMonitor, Neighbours, NeighbourSearch
-from edgefl.wire.mqtt.session import Session, inbox_of
+from edgefl.wire.mqtt.session import Session, make_inbox
 from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
 from edgefl_server import events
 from edgefl_server.coordinator import states
@@ -142,7 +142,7 @@ class Service:
         workers.check(spec)
         self._address, self._device, self._clock = address, device, clock
         self._signer = keys.signer or Signer(out / "signing.key")
-        self._inbox: Inbox[InboxEvent] = inbox_of(spec.limits)
+        self._inbox: Inbox[InboxEvent] = make_inbox(spec.limits)
         self._checkpoints = Checkpoints(out)  # first, because it creates the folder
         database = database or journal_at(out.resolve() / "journal.sqlite")
         updates = place_of(workers.updates, spec.federation, out.resolve())

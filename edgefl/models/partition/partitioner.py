@@ -5,7 +5,7 @@ class the module repeats (a residual block, a transformer layer). Every unit has
 more dimensions), so that activations, pooling and norms stay with the layer before them.
 
 All uses of a weight stay in one unit, unless tied weights, such as a language model's embedding and head, would leave
-few cuts (:meth:`Partitioner.relaxed`).
+few cuts (:meth:`Partitioner.relax`).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class UnitCut:
 
 
 class Partitioner:
-    """Divider of a dataflow into units that are connected by one tensor.
+    """Partitioner of a dataflow: it chooses cuts that one tensor crosses, and splits the dataflow there into units.
 
     Args:
         dataflow: Operations of the traced module.
@@ -81,7 +81,7 @@ class Partitioner:
         self._valid = [index for index in range(len(dataflow.steps) - 1) if dataflow.is_valid_cut(index)]
         self.blocks = self._find_blocks() if blocks is None else blocks
 
-    def relaxed(self, sample: TensorSpec) -> Partitioner:
+    def relax(self, sample: TensorSpec) -> Partitioner:
         """Return a partitioner with weaker conditions if that more than doubles the number of units, else this one.
 
         First, units may read ``sample`` again: a decoder's classifier looks up at its end where the padding of each

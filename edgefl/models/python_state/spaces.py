@@ -29,7 +29,7 @@ class Space(Protocol):
         """Replace one existing value."""
 
     def restore(self, before: Mapping[Any, Any]) -> None:
-        """Restore the values ``before`` that an earlier :meth:`read` returned. Unchanged values are not written."""
+        """Restore values that an earlier :meth:`read` returned. Unchanged values are not written."""
 
 
 class DictSpace:
@@ -59,7 +59,7 @@ class DictSpace:
         self._base.__setitem__(self._holder, key, value)
 
     def restore(self, before: Mapping[Any, Any]) -> None:
-        """Make the values those of ``before``."""
+        """Restore the values ``before`` and remove names that were added. Imported modules stay."""
         now = self.read()
         if _is_same(now, before):
             return
@@ -100,7 +100,7 @@ class _Attributes(_HolderSpace):
         self._kind.__setattr__(self.holder, key, value)
 
     def restore(self, before: Mapping[str, Any]) -> None:
-        """Make the values those of ``before``."""
+        """Restore the attributes ``before`` and delete those that were added."""
         now = self.read()
         for name in now.keys() - before.keys():
             self._kind.__delattr__(self.holder, name)
@@ -144,7 +144,7 @@ class SequenceSpace(_HolderSpace):
         self.holder[key] = value
 
     def restore(self, before: Mapping[int, Any]) -> None:
-        """Make the items those of ``before``."""
+        """Restore the items ``before``."""
         if _is_same(self.read(), before):
             return
         if isinstance(self.holder, deque):
@@ -164,14 +164,14 @@ class ArraySpace(_HolderSpace):
         )
 
     def write(self, key: Any, value: Any) -> None:
-        """Replace one entry; all, by their bytes, if they are no objects."""
+        """Replace one entry if entries are objects; else all entries, by their bytes."""
         if self.holder.dtype.hasobject:
             self.holder.flat[key] = value
         else:
             self.holder[...] = np.frombuffer(value, self.holder.dtype).reshape(self.holder.shape)
 
     def restore(self, before: Mapping[Any, Any]) -> None:
-        """Make the entries those of ``before``."""
+        """Restore the entries ``before``."""
         now = self.read()
         for key, value in before.items():
             if now[key] is not value and (self.holder.dtype.hasobject or now[key] != value):
@@ -205,7 +205,7 @@ class IteratorSpace:
         """Do nothing, because no other value can be a position."""
 
     def restore(self, before: Mapping[str, Any]) -> None:
-        """Make the position that of ``before``."""
+        """Replace the iterator by a new one at the position ``before``. Does nothing if it cannot be replaced."""
         if self._owner is None or not _is_restorable(tuple(before.values())):
             return
         if before and not is_equal(self.read(), before):
@@ -283,7 +283,7 @@ class SetSpace(_HolderSpace):
         """Do nothing, because an item cannot be replaced under its own key."""
 
     def restore(self, before: Mapping[Any, Any]) -> None:
-        """Make the items those of ``before``."""
+        """Restore the items ``before``."""
         if self.holder != before.keys():
             self.holder.clear()
             self.holder.update(before)
@@ -314,7 +314,7 @@ class CellSpace(_HolderSpace):
         self.holder.cell_contents = value
 
     def restore(self, before: Mapping[str, Any]) -> None:
-        """Make the value that of ``before``."""
+        """Restore the value ``before``, or empty the variable if it had none."""
         if _is_same(self.read(), before):
             return
         if before:
@@ -335,7 +335,7 @@ class ContextSpace(_HolderSpace):
         self.holder.set(value)
 
     def restore(self, before: Mapping[str, Any]) -> None:
-        """Make the value that of ``before``. A variable without a value then keeps its own, because none can be emptied."""
+        """Restore the value ``before``. A variable that had none keeps its new value, because it cannot be emptied."""
         if before and not _is_same(self.read(), before):
             self.write("", before[""])
 
@@ -354,7 +354,7 @@ class DefaultsSpace(_HolderSpace):
         self.holder.__defaults__ = tuple(defaults)
 
     def restore(self, before: Mapping[int, Any]) -> None:
-        """Make the defaults those of ``before``."""
+        """Restore the defaults ``before``."""
         if not _is_same(self.read(), before):
             self.holder.__defaults__ = tuple(before.values())
 

@@ -54,7 +54,7 @@ class PeakMemory(msgspec.Struct, frozen=True, kw_only=True):
     rss_bytes: int = 0
 
 
-class StepSplit(msgspec.Struct, frozen=True, kw_only=True):
+class StageTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Time of a training graph by stage: forward (the loss), backward (its derivatives), update (new weights and state).
 
     The median and the 90th percentile of the call time are both divided in the same proportions.
@@ -114,7 +114,7 @@ class GraphProfile(msgspec.Struct, frozen=True, kw_only=True):
     load_ms: float
     run: CallTimes
     peak: PeakMemory
-    split: StepSplit | None = None
+    split: StageTimes | None = None
     energy_j: float | None = None
     ops: Annotated[tuple[OpCost, ...], msgspec.Meta(max_length=OPS)] = ()
 

@@ -57,7 +57,7 @@ _RIVAL_AFTER = 3
 """Number of short connections in a row that indicate a rival. A broken link fails less regularly."""
 
 
-def inbox_of(limits: Limits) -> Inbox[Any]:
+def make_inbox(limits: Limits) -> Inbox[Any]:
     """Return an inbox of the size that ``limits`` allow. It blocks the network thread less than the keep-alive permits."""
     patience_s = min(2.0, limits.keepalive_s / 8)
     return Inbox(messages=limits.inbox_messages, nbytes=limits.inbox_bytes, patience_s=patience_s)
@@ -93,7 +93,7 @@ class Session:
         rng: random.Random | None = None,
         events: EventSink[Event] | None = None,
     ) -> None:
-        self.inbox: Inbox[Event] = inbox_of(limits)
+        self.inbox: Inbox[Event] = make_inbox(limits)
         self._deliver = (self.inbox if events is None else events).put
         self.received_bytes = 0
         self.sent_bytes = 0

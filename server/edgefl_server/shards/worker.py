@@ -25,7 +25,7 @@ from edgefl.wire.mqtt.connection import AS_PUBLISHED
 from edgefl.wire.mqtt.envelope import unwrap, verify_envelope
 from edgefl.wire.mqtt.events import Connected, EventSink, Inbox, IncomingMessage
 from edgefl.wire.mqtt.messages import UpdateChunk, decode
-from edgefl.wire.mqtt.session import Session, inbox_of
+from edgefl.wire.mqtt.session import Session, make_inbox
 from edgefl.wire.mqtt.topics import PublishTraffic, Topics
 from edgefl.wire.text import printable
 from edgefl_server.coordinator.fleet import Devices, Status
@@ -163,7 +163,7 @@ class AggregationWorker:
         self._shards = shards_of(settings.worker, settings.workers)
         self._topics = Topics(settings.federation)
         self._commands: deque[messages.Command] = deque()
-        self._inbox: Inbox[object] = inbox_of(settings.limits)
+        self._inbox: Inbox[object] = make_inbox(settings.limits)
         name = f"{settings.worker}-{settings.workers}"
         style = settings.address.client_ids
         self._session = Session(

@@ -14,7 +14,7 @@ from benchmarks.browser import Browser, LoadedPage
 from edgefl.analysis.profiles import rows
 from edgefl.analysis.profiles.accuracy import Accuracy
 from edgefl.analysis.profiles.rows import page
-from edgefl.wire.bundle.profiles import BundleProfile, MemoryTimeline, StepSplit
+from edgefl.wire.bundle.profiles import BundleProfile, MemoryTimeline, StageTimes
 from tests.device_runtime.profile import made
 
 _SVGS = "[...document.querySelectorAll('svg')].map(s => { const b = s.getBoundingClientRect(); return [b.width, b.height] })"
@@ -163,7 +163,7 @@ def test_steps_are_shown_in_their_parts_and_estimates_are_called_so(measured: Bu
 
 
 def test_each_part_of_a_step_has_its_median_and_its_p90(measured: BundleProfile) -> None:
-    split = StepSplit(
+    split = StageTimes(
         forward_ms=2.0,
         backward_ms=5.0,
         update_ms=1.0,

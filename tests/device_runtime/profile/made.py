@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from edgefl.wire.bundle.archive import write_bundle
-from edgefl.wire.bundle.profiles import BundleProfile, CallTimes, GraphProfile, PeakMemory, StepSplit
+from edgefl.wire.bundle.profiles import BundleProfile, CallTimes, GraphProfile, PeakMemory, StageTimes
 from edgefl_device.profile.whole import ProfileSettings, profile_bundle
 from tests.device_runtime import tiny
 
@@ -29,7 +29,7 @@ def graph(name: str, kind: str, median_ms: float, **fields: object) -> GraphProf
         load_ms=12.0,
         run=CallTimes(calls=5, median_ms=median_ms, p90_ms=median_ms + 1, min_ms=median_ms - 1),
         peak=PeakMemory(planned_bytes=8 << 20, engine_bytes=4 << 20, rss_bytes=6 << 20),
-        split=StepSplit(
+        split=StageTimes(
             forward_ms=2.0,
             backward_ms=5.0,
             update_ms=1.0,

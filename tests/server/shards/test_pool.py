@@ -13,7 +13,7 @@ import pytest
 from edgefl.errors import StoreError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
-from edgefl.wire.mqtt.session import inbox_of
+from edgefl.wire.mqtt.session import make_inbox
 from edgefl_server.coordinator.machine import initial
 from edgefl_server.coordinator.states import Outage
 from edgefl_server.events import Event
@@ -74,7 +74,7 @@ class Pooled:
             Journal(self.settings.database, "demo", UpdateFiles(folder)), RetryPolicy(0.1, reporter)
         )
         registry = Registry(folder / "devices.sqlite", "demo")
-        inbox = inbox_of(Limits())
+        inbox = make_inbox(Limits())
         self.pool = WorkerPool(self.settings, launcher, journal, registry, reporter, inbox, lambda: self.now)
         self.pool.step(BETWEEN_ROUNDS, self.now)
 

@@ -12,7 +12,7 @@ from edgefl.wire.bundle.profiles import (
     Moment,
     OpCost,
     PeakMemory,
-    StepSplit,
+    StageTimes,
     TimeSpan,
 )
 
@@ -31,7 +31,7 @@ def example_profile(bundle: str = "ab" * 32, points: int = 2, ops: int = 1) -> B
         load_ms=12.5,
         run=times,
         peak=PeakMemory(planned_bytes=9 << 20, engine_bytes=8 << 20, rss_bytes=10 << 20),
-        split=StepSplit(
+        split=StageTimes(
             forward_ms=6.0,
             backward_ms=11.0,
             update_ms=0.5,

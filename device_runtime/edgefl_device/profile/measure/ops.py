@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edgefl.wire.bundle.profiles import OPS, CallTimes, How, OpCost, StepSplit
+from edgefl.wire.bundle.profiles import OPS, CallTimes, How, OpCost, StageTimes
 from edgefl.wire.bundle.sources import Node, Phase
 
 BYTES_PER_MAC = 4.0
@@ -94,7 +94,7 @@ def _work(node: Node) -> float:
     return max(1.0, node.macs + BYTES_PER_MAC * node.nbytes)
 
 
-def split(parts: Iterable[TimeShare], run: CallTimes, how: How) -> StepSplit | None:
+def split(parts: Iterable[TimeShare], run: CallTimes, how: How) -> StageTimes | None:
     """Return the time of a call by phase; the time of unknown nodes is distributed proportionally. None if all are
     unknown.
     """
@@ -109,7 +109,7 @@ def split(parts: Iterable[TimeShare], run: CallTimes, how: How) -> StepSplit | N
     def spent(phase: Phase, call_ms: float) -> float:
         return round(call_ms * shares.get(phase, 0.0) / total, 4)
 
-    return StepSplit(
+    return StageTimes(
         forward_ms=spent("forward", run.median_ms),
         backward_ms=spent("backward", run.median_ms),
         update_ms=spent("update", run.median_ms),
