@@ -1,1 +1,1 @@
-"""The Python API: objects in, objects out. ``import edgefl`` gives its names; the command line is a thin layer over it."""
+"""Python API of edgefl. ``import edgefl`` exports its names; the command line calls the same functions."""

@@ -1,4 +1,4 @@
-"""The current model, adapted to a device's own data: over the broker or from files. Imports no torch."""
+"""Personalization: the current model, adapted to a device's own data, over the broker or from files. Imports no torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,14 @@ from edgefl_device.round.offline import offline_job, read_weights
 
 @dataclass(frozen=True)
 class DeviceModel:
-    """A model as a device has it: which, how to call it, where its parts come from, and a folder for what is large."""
+    """Model as a device gets it.
+
+    Attributes:
+        job: The round, and the blobs of its weights.
+        manifest: Manifest of the tier's bundle.
+        blobs: Source of the blobs.
+        folder: Folder for large temporary files.
+    """
 
     job: Job
     manifest: Manifest
@@ -42,7 +49,17 @@ class DeviceModel:
 
 
 def of_files(bundle: Bundle, weights: Path, folder: Path | None = None) -> DeviceModel:
-    """A bundle and a file of weights: a model's, or what an adaptation left."""
+    """Return the model of a bundle with the weights in a file.
+
+    Args:
+        bundle: bundle of a tier.
+        weights: file of a model's weights, or of weights that an adaptation saved.
+        folder: folder for large temporary files; None for the system's.
+
+    Raises:
+        DataError: the file does not exist or contains no weights.
+        BundleError: tensors that the bundle reads are missing.
+    """
     manifest = bundle.manifest
     job, blobs = offline_job(bundle.contents, read_weights(weights), graphs_of(manifest), str(weights))
     return DeviceModel(job, manifest, blobs, folder or Path(tempfile.gettempdir()))
@@ -111,15 +128,17 @@ def adapt(
     engine: str = "onnx",
     threads: int = 1,
 ) -> tuple[PersonalizationReport, Arrays]:
-    """Adapt a model to samples by a few steps: what that is worth on samples that it was not adapted to, and the adapted
-    weights, float arrays by global name.
+    """Adapt a model to local samples by a few steps, and evaluate it on other samples before and after.
 
     Args:
-        model: of :func:`of_files` or :func:`announced`.
+        model: result of :func:`of_files` or :func:`announced`.
         data: the samples of this device (:func:`edgefl_device.data.sources.load`).
-        wanted: how: protocol, steps, step size, samples that judge, seed.
+        wanted: settings: protocol, steps, step size, samples to evaluate on, seed.
         engine: runtime of the graphs.
-        threads: of the engine.
+        threads: threads of the engine.
+
+    Returns:
+        The report with the metrics, and the adapted weights, float arrays by global name.
 
     Raises:
         ConfigError: if the engine is not installed.

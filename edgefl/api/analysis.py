@@ -94,7 +94,7 @@ def heterogeneity(
 
 @dataclass(frozen=True)
 class Personalized:
-    """A report for each protocol, and of what they are."""
+    """Result of :func:`personalize`: one report for each protocol, with the names of model, algorithm and data."""
 
     model: str
     algorithm: str
@@ -117,18 +117,21 @@ def personalize(
     seed: int = 0,
     data: str | Path | None = None,
 ) -> Personalized:
-    """Adapt the model of a finished run or simulation to each of its devices' data: the metrics of its task before and
-    after, over all users.
+    """Adapt the model of a finished run or simulation to the data of each of its devices, and evaluate it before and
+    after.
 
     Args:
         run: a run, a simulation, or the folder of one.
-        protocols: what is adapted to and what judges, of :data:`PROTOCOLS`.
+        protocols: rules that choose the samples to adapt to and to evaluate on, of :data:`PROTOCOLS`.
         steps: numbers of steps of the curve.
         headline: the number of steps of the headline.
         alpha: size of a step; by default the algorithm's own.
         batch: samples per step.
-        seed: decides splits, batches and noise; the same one gives all runs the same batches.
+        seed: seed of splits, batches and noise; the same seed gives all runs the same batches.
         data: folder with the dataset's standard files.
+
+    Returns:
+        For each protocol the metrics of the task over all users, before and after.
 
     Raises:
         ConfigError: if the run is not finished, or its data are not where they were.
@@ -150,7 +153,7 @@ def personalize(
 def _source(
     source: Run | Federation | str | Path | None, data: str | Path | None
 ) -> tuple[Federation, Arrays | None, str]:
-    """The federation, a run's weights, and what to call them."""
+    """Return the federation, the trained weights (None: initial ones), and a title for them."""
     if (
         source is None
         or isinstance(source, Federation)
@@ -180,7 +183,7 @@ def _setting(
 
 
 def _tensors(initial: dict[str, Tensor], arrays: Arrays | None, where: str) -> dict[str, Tensor]:
-    """``arrays`` as tensors; ConfigError if they are not those of the model."""
+    """Return ``arrays`` as tensors, or ``initial`` if they are None. ConfigError if they are of another model."""
     if arrays is None:
         return initial
     wrong = [n for n, t in initial.items() if n not in arrays or tuple(arrays[n].shape) != tuple(t.shape)]

@@ -1,5 +1,7 @@
-"""A compiled tier as an object: what a device downloads, to be saved, measured, and compared with torch. Imports no torch
-until it is compared."""
+"""Compiled tier as an object: the file that a device downloads, to be saved, measured and compared with torch.
+
+Imports torch only for the comparison.
+"""
 
 from __future__ import annotations
 
@@ -31,8 +33,10 @@ _ANY = 1 << 30
 class Bundle:
     """The graphs of one tier, compiled with its training, and their manifest.
 
-    ``contents`` is what travels. ``made_of``: the tier and the exchange that :func:`edgefl.compile` made it of; None for
-    one that was read from a file. ``compiled``: just now, not taken from a file or the cache.
+    Attributes:
+        contents: The manifest and blobs, as they are sent to devices.
+        made_of: The tier and exchange that :func:`edgefl.compile` used; None if the bundle was read from a file.
+        compiled: True if it was compiled just now, not read from a file or the cache.
     """
 
     contents: archive.BundleArchive
@@ -41,17 +45,21 @@ class Bundle:
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The bundle in a file, every digest checked; BundleError says what is wrong with it."""
+        """Return the bundle in the file ``path``, with all digests verified.
+
+        Raises:
+            BundleError: the file is damaged or no bundle.
+        """
         return cls(archive.read_bundle(_file(Path(path))))
 
     @property
     def manifest(self) -> Manifest:
-        """Its table of contents: graphs, ports, phases, the shape of the data."""
+        """Table of contents: graphs, ports, phases, the shape of the data."""
         return self.contents.manifest
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the manifest, in hexadecimal digits: the bundle's name."""
+        """SHA-256 of the manifest in hexadecimal digits, which identifies the bundle."""
         return self.contents.ref(_ANY).sha256
 
     @property
@@ -61,11 +69,11 @@ class Bundle:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its graphs and their sources."""
+        """Size of the graphs and their sources in bytes."""
         return sum(map(len, self.contents.blobs.values()))
 
     def save(self, path: str | Path) -> Path:
-        """Write it as one file, whole or not at all; folders are made. Gives the path."""
+        """Write the bundle to the file ``path`` atomically, and return the path. Missing folders are created."""
         archive.write_bundle(self.contents, Path(path))
         return Path(path)
 
@@ -77,11 +85,23 @@ class Bundle:
         seed: int = 0,
         progress: Callable[[str], None] | None = None,
     ) -> BundleCheck:
-        """Compare every graph with torch, on random inputs by ``seed``, each in the runtime of its format.
+        """Compare every graph with torch on random inputs, each in the runtime of its format.
 
-        A bundle from a file holds graphs and no code: its functions are built again from ``federation``, or without one
-        from the model (or ``model`` in its place), the algorithm and the units that it names, with default options.
-        ConfigError where that is not enough.
+        A bundle from a file contains graphs and no code. Its functions are built again, from ``federation`` or from
+        the model, algorithm and units that the manifest names, with default options.
+
+        Args:
+            federation: the federation that the bundle was exported from.
+            model: model that replaces the one that the manifest names.
+            seed: seed of the inputs.
+            progress: called with a text before each graph; by default a line in a terminal or a notebook shows
+                it.
+
+        Returns:
+            The largest differences of each graph's outputs.
+
+        Raises:
+            ConfigError: the functions cannot be built again from these.
         """
         from edgefl.setup.bundles import request_of
         from edgefl_export.compiler.verify import verify_bundle
@@ -132,14 +152,14 @@ class Bundle:
             return profile_bundle(self.contents, settings, lambda part: report(f"{name}: {part}"))
 
     def share(self, weights: Mapping[str, Array], number: int = 1) -> Arrays:
-        """Return the part of a model's weights that a device of this tier gets.
+        """Return the part of a model's weights that a device of this tier downloads.
 
         Args:
             weights: float arrays by global name.
-            number: the round, counted from 1; submodels may roll.
+            number: number of the round, from 1; submodels may differ by round.
 
         Raises:
-            BundleError: the bundle was read from a file, which does not say how it was cut.
+            BundleError: the bundle was read from a file, which does not describe how the submodel is cut.
         """
         if self.made_of is None:
             raise BundleError(
@@ -151,7 +171,11 @@ class Bundle:
         return dict(submodel.place(weights, number).payload) or dict(weights)
 
     def initial_weights(self) -> Arrays:
-        """The model's initial weights, by global name. BundleError for a bundle from a file, which holds none."""
+        """Return the model's initial weights by global name.
+
+        Raises:
+            BundleError: the bundle was read from a file, which contains none.
+        """
         if self.made_of is None:
             raise BundleError(
                 f"the bundle of tier {self.manifest.tier!r} was read from a file, which holds no weights: load those of a "
@@ -176,7 +200,7 @@ class Bundle:
 
 
 def _file(path: Path) -> Path:
-    """``path``, unless it is a folder: then BundleError names the bundles in it."""
+    """Return ``path`` if it is no folder. BundleError lists the bundles in a folder."""
     if not path.is_dir():
         return path
     bundles = sorted(str(file) for file in path.glob("*.efl"))

@@ -1,4 +1,4 @@
-"""Check of a model: it is cut, exported, run by each engine, and compared with torch."""
+"""Check whether a model can be trained: cut it, export it, run it on each engine, and compare it with torch."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ _Exported = tuple[Bundle, Arrays, float]
 def _exported(
     engine: Target, spec: ModelSpec, batch: int, seed: int, progress: Callable[[str], None]
 ) -> _Exported | EngineVerdict:
-    """Export the whole model's training for one engine; the verdict where that fails."""
+    """Export the training of the whole model for one engine. Return the verdict instead if that fails."""
     try:
         progress(f"exporting for {engine}")
         training = Training(algorithm=SGD(batch=batch, steps=STEPS))
@@ -193,7 +193,7 @@ def _exported(
 def _trained(
     exported: _Exported | EngineVerdict, batch: int, seed: int, progress: Callable[[str], None]
 ) -> EngineVerdict:
-    """Train a round on the engine of a bundle."""
+    """Train one round with an exported bundle, and return the verdict of its engine. A verdict is returned unchanged."""
     if isinstance(exported, EngineVerdict):
         return exported
     (bundle, weights, max_rel_error), times = exported, list[float]()
@@ -214,7 +214,7 @@ def _failed(engine: str, error: EdgeflError) -> EngineVerdict:
 
 
 def _samples(manifest: Any, rows: int, seed: int) -> tuple[Array, Array, Arrays]:
-    """Random samples of the kind that the bundle's data are."""
+    """Return random samples (x, y, other inputs) that fit the manifest."""
     from edgefl_device.profile.measure.inputs import Inputs
 
     made = Inputs(manifest, seed).samples(rows)

@@ -1,4 +1,4 @@
-"""Data that a model or a bundle is checked with. Imports no torch."""
+"""Check of a device's data against a bundle, and samples to check a model with. Imports no torch."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ def check_data(data: str | Path | Source, bundle: Bundle | str | Path) -> DataRe
 
 
 def samples_of(data: str | Path, label: str | None = None) -> Dataset:
-    """Return the samples of what `edgefl check` is given.
+    """Return the samples for `edgefl check --data`.
 
     Args:
         data: a dataset's name, its file, or a file or folder of a device.
         label: column of a CSV or JSONL file that holds the classes; default: `label`.
 
     Raises:
-        DataError: The data are nowhere, or damaged.
-        ConfigError: No such dataset, or files that a federation has to explain.
+        DataError: The data do not exist or are damaged.
+        ConfigError: There is no such dataset, or the files need the settings of a federation.
     """
     if _of_a_device(Path(data)):
         return _like_samples(Path(data))
@@ -66,7 +66,7 @@ def samples_of(data: str | Path, label: str | None = None) -> Dataset:
 
 
 def _of_a_device(path: Path) -> bool:
-    """Return True for a folder, or for an .npz without a set to test on."""
+    """Return True for device data: a folder, or an .npz without a test set."""
     if not path.exists() or is_table(path):
         return False
     if path.is_dir():
@@ -79,7 +79,7 @@ def _of_a_device(path: Path) -> bool:
 
 
 def _like_samples(path: Path) -> Dataset:
-    """Return samples of the kind of a device's own."""
+    """Return the data of a device as a dataset. ConfigError for files that need the settings of a federation."""
     local = load(path)
     if not isinstance(local, LocalData) and path.is_dir():
         return photos.load(path, DataTable().size)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:  # they load the server
 
 @dataclass(frozen=True, kw_only=True)
 class DeployOptions:
-    """Format of a model for inference, and what is in its file.
+    """Options of a model file for inference.
 
     Attributes:
         format: ``onnx``, ``executorch`` (a .pte file), or ``safetensors`` with a loader for torch.
@@ -43,7 +43,7 @@ class DeployOptions:
         opset: Opset of an ONNX file; None for 18, which ONNX Runtime 1.14 loads.
         backend: Kernels of a .pte file: ``xnnpack``, with portable ones for the rest, or ``portable``.
         preprocessing: Put the preprocessing of samples into the file, as far as its operators allow.
-        compact: Without the channels that the cut has emptied; computes the same.
+        compact: Remove the channels that the submodel sets to zero; the outputs stay the same.
     """
 
     format: Format = "onnx"
@@ -68,28 +68,30 @@ def deploy(
     samples: int = STATISTICS_ROWS,
     options: DeployOptions = DeployOptions(),
 ) -> Deployment:
-    """Cut a submodel out of a trained model, as one file: weights inside, samples in, logits out. Its ``save`` writes it.
+    """Cut a submodel out of a trained model and return it as a file for inference: samples in, logits out.
 
-    The size need not have been trained. The file is loaded by its stock runtime and compared with torch on test samples;
-    its ``facts`` say what it is, how to feed it, and its accuracy, measured from the file, beside the whole model's.
+    ``save`` of the result writes the file. Any size is possible, also one that was not trained. The file is loaded by
+    its stock runtime and compared with torch on test samples. Its ``facts`` describe its inputs and its accuracy,
+    measured from the file, beside that of the whole model.
 
     Args:
         source: a run or simulation, its folder, or a file of weights (``model.safetensors``, a checkpoint).
-        submodel: of any size; by default the whole model. Omitted options come from the tiers of its kind.
-        tier: cut as this tier is, instead of ``submodel``.
+        submodel: of any size; by default the whole model. Omitted options are taken from the tiers of its kind.
+        tier: name of a tier whose submodel is cut, instead of ``submodel``.
         gamma: another size of the tier.
-        federation: what the weights were trained with; by default that of the run or simulation.
+        federation: federation of the weights; by default that of the run or simulation.
         data: folder with the dataset's standard files; by default as the federation says.
-        bn_eval: statistics of batch norm: ``frozen``, estimated for this submodel from training samples, or from test
-            samples without any; for comparison those of each ``batch``, or the ``moving`` ones.
+        bn_eval: statistics of batch norm: ``frozen``, estimated for this submodel from training samples, or from
+            test samples if there are none. For comparison ``batch`` uses those of each batch, ``moving`` the
+            moving averages.
         samples: most samples for the statistics; 0: all.
-        options: format of the file, and what is in it.
+        options: format and contents of the file.
 
     Raises:
-        ConfigError: where these do not go together, or a package is missing.
-        DataError: if statistics or int8 need rows of data, and the server has none.
-        ModelError: if the weights are not the model's.
-        ExportError: if the file does not agree with torch.
+        ConfigError: the arguments contradict each other, or a package is missing.
+        DataError: statistics or int8 need samples, and the server has none.
+        ModelError: the weights are of another model.
+        ExportError: the file does not agree with torch.
     """
     checked_argument("options", DeployOptions, options)
     wishes = {
@@ -124,7 +126,7 @@ def deploy(
 def _opened(
     source: Run | Simulation | str | Path, federation: Federation | str | Path | None, data: str | Path | None
 ) -> tuple[Arrays, Federation, WeightsOrigin]:
-    """Return the weights, the federation that they were trained in, and where they come from."""
+    """Return the weights, the federation in which they were trained, and their origin."""
     place = Path(source) if isinstance(source, str | Path) else source.folder
     file = weights_of(place) if place.is_dir() else place
     # What the server keeps beside the model has a slash in its name. Checkpoints have a folder of their own.
@@ -144,7 +146,7 @@ def _opened(
 
 
 def _origin(name: str, folders: list[Path], file: Path) -> WeightsOrigin:
-    """Return where the weights in ``file`` come from: the first of ``folders`` that a run or simulation left, the round."""
+    """Return the origin of the weights in ``file``: the run or simulation of the first such folder, and the round."""
     configs = (CONFIG_NAME, SIMULATION_CONFIG)
     folder = next((each for each in folders if any((each / config).is_file() for config in configs)), None)
     if folder is None:
@@ -154,7 +156,7 @@ def _origin(name: str, folders: list[Path], file: Path) -> WeightsOrigin:
 
 
 def _smaller(spec: ModelSpec) -> Callable[[nn.Sequential], nn.Sequential]:
-    """A module whose zeros are its mask, made smaller."""
+    """Return a function that removes the channels of a module whose weights are zero."""
 
     def smaller(module: nn.Sequential) -> nn.Sequential:
         weights = {name: tensor.numpy() for name, tensor in module.state_dict().items()}

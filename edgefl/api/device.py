@@ -1,4 +1,4 @@
-"""The device's half: an agent that joins a federation, and a round in this process. Imports no torch."""
+"""Device side: an agent that joins a federation, and a round in this process. Imports no torch."""
 
 from __future__ import annotations
 
@@ -41,23 +41,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceLimits:
-    """Limits of what training may take of a device, and its conditions.
+    """Limits and settings of training on a device.
 
     Attributes:
-        memory: What the device offers to training, bytes or like ``64MiB``; 0: what it has.
-        engine: ``onnx`` or ``executorch``; "" is ``onnx``, or the one of the bundle's format in :func:`edgefl.train_round`.
-        threads: The most that the engine may have; 0: as many as this process has processors where they are tuned (ONNX
-            Runtime); what is not tuned has 1 then.
-        tune: True times the forms of graphs in the first round, and how many threads a step gains from; None takes the form
-            that suits the processor; False the graph's own, so that unequal devices compute the same bits.
-        sandbox: Whether the engine has a process of its own that may little (:mod:`edgefl_device.sandbox`): ``always``,
-            ``never``, or ``auto`` for where no server's key vouches for what it loads.
+        memory: Memory that the device offers to training, bytes or like ``64MiB``; 0: all that it has.
+        engine: ``onnx`` or ``executorch``; "" is ``onnx``, or the one of the bundle's format in
+            :func:`edgefl.train_round`.
+        threads: Most threads of the engine. 0: as many as this process has processors if threads are tuned (ONNX
+            Runtime), else 1.
+        tune: True times the variants of graphs, and numbers of threads, in the first round. None takes the
+            variant that suits the processor. False takes the graph's own form, so that different devices compute
+            the same bits.
+        sandbox: Run the engine in a confined process (:mod:`edgefl_device.sandbox`): ``always``, ``never``, or
+            ``auto``, which does so if no key of the server signs what it loads.
         bad_rows: ``refuse`` data with rows that cannot be read or do not fit, or ``skip`` and count such rows.
-        policy: What the owner lets the device do, and when (:mod:`edgefl_device.policy`), or a file.
-        surroundings_command: Prints in what conditions this device is, where the system does not say
+        policy: The owner's rules for training (:mod:`edgefl_device.policy`), or a file of them.
+        surroundings_command: Command that prints the device's conditions if the system does not report them
             (:mod:`edgefl_device.policy`).
-        mirrors: URLs of this device's own, such as a gateway's cache, asked before those that the server names and before
-            the broker (:mod:`edgefl_device.link.mirrors`).
+        mirrors: URLs of the device's own mirrors, such as a gateway's cache, used before those that the server
+            names and before the broker (:mod:`edgefl_device.link.mirrors`).
         sizes: Sizes and timeouts of messages.
     """
 
@@ -75,13 +77,13 @@ class DeviceLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class Trust:
-    """Keys of the server that a device listens to, and its token.
+    """Trust between a device and the server: keys of the server, and the device's token.
 
     Attributes:
-        server_key: Listen to this key of the server only, hexadecimal; several with commas between them. Without one the
-            first that is seen is trusted from then on.
-        token: The one-time token that brings this device's key onto the server's list of devices; it holds the server's key.
-        ca_file: The certificate of the broker's authority; switches TLS on.
+        server_key: Trust only this key of the server, hexadecimal; several with commas between them. Without one
+            the first that is seen is trusted from then on.
+        token: One-time token that enrolls this device's key at the server; it contains the server's key.
+        ca_file: Certificate of the broker's authority; switches TLS on.
     """
 
     server_key: str = ""
@@ -90,19 +92,20 @@ class Trust:
 
 
 class Agent:
-    """One device of a federation. ``run`` serves until the training is done (``until_done``), or :meth:`stop`.
+    """One device of a federation. :meth:`run` takes part until the training is over (``until_done``), or :meth:`stop`.
 
     Args:
-        device: Its name.
-        data: A file or a folder of samples that stay here (:func:`edgefl_device.data.sources.load`), or a function that
-            gives them: ``(x, y)``, ``(x, y, others)`` or a mapping.
+        device: Name of the device.
+        data: A file or a folder of samples, which never leave the device
+            (:func:`edgefl_device.data.sources.load`), or a function that returns them: ``(x, y)``, ``(x, y,
+            others)`` or a mapping.
         broker: ``host:port``, ``user:password@host:port`` or a URL such as ``mqtts://host?cert-file=...``.
-        federation: The name of the one to join.
-        tier: The one to ask for; the server decides.
-        folder: Keeps what outlives the process; by default ``~/.edgefl/FEDERATION/ID``.
-        until_done: End when the training is done.
+        federation: Name of the federation to join.
+        tier: Tier to request; the server decides.
+        folder: Folder for state that outlives the process; by default ``~/.edgefl/FEDERATION/ID``.
+        until_done: Return from :meth:`run` when the training is over.
         trust: The server's key, and the token of this device.
-        limits: What training may take of the device.
+        limits: Limits and settings of training on this device.
         report: Called with each event, from the threads of the agent.
 
     Raises:
@@ -150,7 +153,7 @@ class Agent:
         )
 
     def run(self) -> None:
-        """Serve until the training is done or :meth:`stop` is called.
+        """Take part in rounds until the training is over (``until_done``) or :meth:`stop` is called. Blocks.
 
         Raises:
             EdgeflError: the device cannot continue: its data cannot be read, its store is another release's.
@@ -158,7 +161,7 @@ class Agent:
         self._agent.run()
 
     def stop(self) -> None:
-        """End :meth:`run` soon, from another thread or a signal handler; what was begun is taken up next time."""
+        """Make :meth:`run` return soon, from another thread or a signal handler. The next start resumes begun work."""
         self._agent.stop()
 
 
@@ -180,7 +183,11 @@ def most_threads(threads: int, *, tune: bool | None) -> int:
 
 
 def owner_policy(policy: Policy | str | Path | None, surroundings_command: str = "") -> Policy:
-    """Return a policy, or that of a file, with a command of its own, as a shell would read it.
+    """Return the owner's policy with the command for conditions.
+
+    Args:
+        policy: a policy, or its file; None allows everything.
+        surroundings_command: command line, split like in a shell; "" keeps that of the policy.
 
     Raises:
         ConfigError: the policy cannot be used, or one of its commands does not exist.
@@ -207,7 +214,11 @@ def owner_policy(policy: Policy | str | Path | None, surroundings_command: str =
 
 
 def checked_sandbox(sandbox: str) -> str:
-    """``sandbox`` if it is one of the words there are, else ConfigError."""
+    """Return ``sandbox`` if it is ``auto``, ``always`` or ``never``.
+
+    Raises:
+        ConfigError: it is another word.
+    """
     if sandbox not in ("auto", "always", "never"):
         raise ConfigError(
             f"argument `sandbox` is auto, always or never, found {sandbox!r}", argument="sandbox"
@@ -228,27 +239,29 @@ def train_round(
     limits: DeviceLimits | None = None,
     watch: Callable[[Step], None] = lambda _: None,
 ) -> RoundResult:
-    """One round of a bundle in this process, without a broker: the same steps as a device of a federation makes.
+    """Run one round of a bundle in this process, without a broker, with the same steps as on a device of a federation.
 
-    A graph runs in the form that suits the processor; forms differ in the last bits.
+    A graph runs in the variant that suits the processor; variants differ in the last bits.
 
     Args:
         bundle: a bundle, or its file.
-        weights: the model's, float arrays by global name, or what the server cuts out for the tier
+        weights: the model's weights, float arrays by global name, or the tier's part of them
             (:meth:`edgefl.Bundle.share`); or a file of them.
-        x: samples (n, *sample): integers to be scaled as the bundle says, or floats in its dtype; where a model reads more,
-            those inputs by name beside ``x``: ``{"x": x, "age": age}``. Without ``y``, what :class:`Agent` takes as
-            ``data``: a file, a folder or a function.
+        x: samples (n, *sample): integers, which the bundle scales, or floats in its dtype. If the model reads
+            further inputs, a mapping with these beside ``x``: ``{"x": x, "age": age}``. Without ``y``, the
+            ``data`` of :class:`Agent`: a file, a folder or a function.
         y: labels (n, *label): class numbers, or floats where the loss takes targets.
-        seed: decides batches and noise.
+        seed: seed of batches and noise.
         hyper: scalars that a server would announce, such as ``lr``; by default the bundle's.
-        carry: what the last round left (``RoundResult.carry``), where the algorithm keeps something.
+        carry: ``RoundResult.carry`` of the previous round, for algorithms that keep state; None: zeros.
         samples: most rows to use; 0: all.
-        limits: ``bad_rows``, ``engine`` and ``threads``; by default the engine of the bundle's format, with one thread.
+        limits: ``bad_rows``, ``engine`` and ``threads``; by default the engine of the bundle's format, with one
+            thread.
         watch: called with each step.
 
     Returns:
-        ``update`` by name as it would travel, ``carry``, ``metrics`` (means over the steps: ``loss``, and ``correct``, the
+        ``update`` by name as it would be sent, ``carry``, ``metrics`` (means over the steps: ``loss``, and
+        ``correct``, the
         right answers in a batch) and ``samples``.
 
     Raises:
@@ -304,16 +317,26 @@ def _local(
 
 
 def broker_address(broker: str | Address, ca_file: str = "") -> Address:
-    """``host:port``, ``user:password@host:port`` or a URL as an address; ``ca_file`` switches TLS on.
+    """Return ``host:port``, ``user:password@host:port`` or a URL as an address.
 
-    BrokerError for another text."""
+    Args:
+        broker: the text, or an address, which is returned.
+        ca_file: certificate of the broker's authority; switches TLS on.
+
+    Raises:
+        BrokerError: the text is no address.
+    """
     if isinstance(broker, Address):
         return replace(broker, ca_file=ca_file) if ca_file else broker
     return replace(Address.parse(broker), ca_file=ca_file) if ca_file else Address.parse(broker)
 
 
 def memory_bytes(memory: str | int) -> int:
-    """Bytes of ``64MiB``, or a number of them; ConfigError for what is no size."""
+    """Return a size such as ``64MiB``, or a number of bytes, in bytes.
+
+    Raises:
+        ConfigError: the text is no size.
+    """
     try:
         return memory if isinstance(memory, int) else parse_size(memory)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""All bundles of a federation, written for devices that download or carry them."""
+"""Export of all bundles of a federation to a folder."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from edgefl_export.compiler.request import Exchange, TierTraining
 
 @dataclass(frozen=True)
 class Exported:
-    """One bundle of a federation, and the file it is in (None: it was not written)."""
+    """One bundle of a federation, and its file (None if it was not written)."""
 
     bundle: Bundle
     path: Path | None = None
@@ -39,7 +39,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """Bundles of a federation that are to be compiled: tier, exchange and format of each, in their order."""
+    """Bundles of a federation that will be compiled; ``parts`` has the tier, exchange and format of each, in order."""
 
     federation: Federation
     dataset: Dataset
@@ -53,11 +53,16 @@ class ExportPlan:
 
     @property
     def process_bytes(self) -> int:
-        """Estimated memory of a process that compiles one."""
+        """Estimated memory in bytes of a process that compiles one bundle."""
         return process_bytes(self.spec)
 
     def bundles(self, report: Callable[[str], None], processes: int) -> Iterator[Bundle]:
-        """Compile the bundles, side by side in forks of this process; ``report`` gets a text before each graph."""
+        """Compile the bundles in parallel forks of this process, and yield them in order.
+
+        Args:
+            report: Called with a text before each graph.
+            processes: Number of bundles that are compiled at the same time.
+        """
         tasks, number = [partial(self._compiled, *part) for part in self.parts], count(1)
         results = side_by_side(
             tasks,
@@ -89,22 +94,25 @@ def export(
     """Compile the tiers of a federation and write their bundles into the folder ``out``.
 
     Args:
-        federation: objects, or their file. Where they say nothing about data, the bundles are for samples of the shape that
-            the model has by itself.
+        federation: objects, or their file. If it does not describe data, the bundles are for samples of the shape
+            that the model has by itself.
         out: folder for the bundles, one file for each tier, exchange and format.
         tiers: only these; by default all.
         formats: ``onnx``, ``executorch``; by default as the federation says.
-        outputs: of ExecuTorch programs, ``caller`` or ``planned``, as :func:`edgefl.compile` takes it; by default as the
-            federation says.
-        memory_budget: peak of training over the idle process, like ``64MiB`` or ``60%``; by default each tier's own.
-        activations: how values wait for the backward pass, ``float32`` or ``float16``; by default as each tier says.
-        progress: called with a text before each graph is made; by default a line in a terminal or a notebook shows it.
-        processes: how many bundles are compiled side by side, forked from this process. Where torch cannot compute there any
-            more, which depends on what this process has done before, they are compiled here.
+        outputs: of ExecuTorch programs, ``caller`` or ``planned``, as :func:`edgefl.compile` takes it; by default
+            as the federation says.
+        memory_budget: peak of training above the idle process, like ``64MiB`` or ``60%``; by default each tier's
+            own.
+        activations: type in which values for the backward pass are stored, ``float32`` or ``float16``; by default
+            as each tier says.
+        progress: called with a text before each graph is made; by default a line in a terminal or a notebook
+            shows it.
+        processes: number of bundles that are compiled at the same time in forks of this process. If torch cannot
+            compute in a fork, which depends on what this process has done before, they are compiled here.
 
     Raises:
-        ConfigError: for a tier that there is not, and where the federation cannot be used.
-        ExportError: where a graph cannot be made, or disagrees with torch.
+        ConfigError: there is no such tier, or the federation cannot be used.
+        ExportError: a graph cannot be made, or disagrees with torch.
     """
     what = plan_export(
         federation,
@@ -128,7 +136,7 @@ def plan_export(
     activations: Activations | None = None,
     main_only: bool = False,
 ) -> ExportPlan:
-    """Prepare the bundles of a federation, which are compiled when they are iterated.
+    """Prepare the bundles of a federation without compiling them; :meth:`ExportPlan.bundles` compiles.
 
     Args:
         federation: objects, or their file.
@@ -166,7 +174,7 @@ def plan_export(
 
 
 def written(bundle: Bundle, folder: Path) -> Exported:
-    """A bundle in a folder, under its tier's name."""
+    """Write a bundle into ``folder``, with a file name from tier, exchange and format. Return it with its path."""
     manifest = bundle.manifest
     return Exported(
         bundle, bundle.save(folder / bundle_name(manifest.tier, manifest.exchange, bundle.format))

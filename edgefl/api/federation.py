@@ -1,4 +1,4 @@
-"""A federation as objects: the same as its file, which is these objects as text."""
+"""Federations as Python objects, which correspond one to one to federation files."""
 
 from __future__ import annotations
 
@@ -27,12 +27,17 @@ _OWN_KEYS: tuple[str, ...] = ("gamma", "cut", "chunks")
 
 @dataclass(frozen=True, kw_only=True)
 class Tier:
-    """A class of devices of equal capacity. ``submodel``: what they hold and train; by default the whole model.
+    """Class of devices of equal capacity.
 
-    ``count`` is how many :func:`edgefl.run` starts. ``devices`` are patterns of the names that belong here (``weak-*``;
-    default: those that begin with the tier's name), or ``memory_bytes`` is what a device must report. ``memory_budget`` is
-    the peak of training over the idle process, like ``64MiB`` or ``60%``; ``activations`` is how values wait for the
-    backward pass (:func:`edgefl.compile`); ``engine`` what these devices run graphs with.
+    Attributes:
+        submodel: Submodel that the devices hold and train; by default the whole model.
+        count: Number of devices that :func:`edgefl.run` starts.
+        devices: Patterns of the names of its devices (``weak-*``); by default all names that begin with the
+            tier's name.
+        memory_bytes: Memory that a device must report to get this tier; 0 for no such rule.
+        memory_budget: Peak of training above the idle process, like ``64MiB`` or ``60%``.
+        activations: Type in which values for the backward pass are stored (:func:`edgefl.compile`).
+        engine: Runtime of these devices.
     """
 
     submodel: SubmodelChoice | str | None = None
@@ -45,7 +50,7 @@ class Tier:
 
     @property
     def table(self) -> dict[str, Any]:
-        """The tier's table in a federation file."""
+        """Return the tier's table in a federation file."""
         others = {
             "count": self.count,
             "devices": self.devices,
@@ -137,17 +142,21 @@ def _tier(name: str, value: object) -> Tier:
 
 
 def _settings(table: ConfigTable) -> dict[str, Any]:
-    """The keys that were given: those that were not have another meaning than their defaults to some."""
+    """Return the keys that were set explicitly, because for some keys an omitted value differs from the default value."""
     return table.model_dump(exclude_unset=True)
 
 
 def load_federation(
     path: str | Path | None = None, settings: Mapping[str, object] | None = None
 ) -> Federation:
-    """The federation in the file ``path`` (None: the defaults), with ``settings`` by dotted key over it
-    (``{"algorithm.lr": 0.1}``).
+    """Return the federation in a file.
 
-    ConfigError lists every problem.
+    Args:
+        path: TOML file; None: the defaults.
+        settings: values by dotted key that replace those of the file (``{"algorithm.lr": 0.1}``).
+
+    Raises:
+        ConfigError: the file or a setting cannot be used; the text lists every problem.
     """
     return load(None if path is None else Path(path), settings)
 
@@ -155,7 +164,16 @@ def load_federation(
 def federation_of(
     source: Federation | str | Path | None, *, data: str | Path | None = None, seed: int | None = None
 ) -> Federation:
-    """Return a federation, that in a file, or the demo's for None, with another folder of data or another seed."""
+    """Return ``source`` as a federation.
+
+    Args:
+        source: a federation, its file, or None for the demo.
+        data: folder with the dataset's standard files, which replaces the federation's.
+        seed: seed that replaces the federation's.
+
+    Raises:
+        ConfigError: the file or a value cannot be used.
+    """
     settings: dict[str, object] = {} if seed is None else {"federation.seed": check_seed(seed)}
     settings |= {"data.dir": str(Path(data).resolve())} if data else {}
     if not isinstance(source, Federation):
@@ -168,12 +186,16 @@ def federation_of(
 
 
 def demo_federation(settings: Mapping[str, Any] | None = None) -> Federation:
-    """Return the federation that `edgefl run` trains without a file, with ``settings`` by dotted key over it."""
+    """Return the federation that `edgefl run` trains without a file, with values of ``settings`` by dotted key."""
     return load(None, with_demo_defaults(settings or {}))
 
 
 def with_options(config: Path | None, options: FederationOptions) -> Federation:
-    """Return the federation in a file, or the demo's without one, with options of a command line over it.
+    """Return a federation with options of the command line.
+
+    Args:
+        config: file of the federation; None: the demo.
+        options: options that replace its values.
 
     Raises:
         ConfigError: the file or an option cannot be used; it names every problem.
@@ -214,7 +236,7 @@ _DEMO_CODEC_OPTIONS: Mapping[str, Mapping[str, object]] = {"fedbat": {"phi": 0.8
 
 
 def with_demo_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by dotted key: ``chosen`` ones of the command line, and the demo's for the rest."""
+    """Return settings by dotted key: those of ``chosen``, and the demo's values for the rest."""
     model = str(chosen.get("model.name", "resnet8"))
     codec = dict(chosen.get("codec", {"name": "dense", "options": {}}))
     codec["options"] = {**_DEMO_CODEC_OPTIONS.get(codec["name"], {}), **codec["options"]}
@@ -233,7 +255,9 @@ def with_demo_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _learning_rate(algorithm: str, model: str) -> float:
-    """Return the algorithm's own rate, if it takes other steps than plain SGD's."""
+    """Return the demo's learning rate: the algorithm's default if it differs from plain SGD's, else one that suits the
+    model.
+    """
     from edgefl.algorithms.catalog import ALGORITHMS
 
     factory = ALGORITHMS.get(algorithm)

@@ -39,18 +39,18 @@ DataSource = Dataset | DataTable | str | Path
 
 @dataclass(frozen=True)
 class Model:
-    """A model with what it is made with, and what it reads and returns.
+    """Model: its factory, the factory's options, and the shape of its inputs.
 
     Attributes:
-        factory: A model's name (``edgefl.catalog("models")``), ``file.py:factory``, an ``nn.Module``, a factory of one, or
-            a :class:`edgefl.submodels.ModelSpec`.
-        sample: Where there are no data: the shape of one sample, without batch dimension (float32), or a
-            :class:`edgefl.submodels.TensorSpec`.
-        classes: Where there are no data: the number of classes.
+        factory: A model's name (``edgefl.catalog("models")``), ``file.py:factory``, an ``nn.Module``, a factory
+            of one, or a :class:`edgefl.submodels.ModelSpec`.
+        sample: Shape of one sample, without batch dimension (float32), or a :class:`edgefl.submodels.TensorSpec`.
+            Only if there are no data.
+        classes: Number of classes. Only if there are no data.
         options: Keyword arguments of the factory.
-        output: Which of the things that a model of your own returns is its output: a key, an attribute or a position; by
+        output: Output that is trained, if the model returns several: a key, an attribute or a position; by
             default ``logits``, or else the first tensor of floats.
-        seed: Of the initial weights.
+        seed: Seed of the initial weights.
     """
 
     factory: Factory
@@ -63,11 +63,11 @@ class Model:
 
     @classmethod
     def of(cls, model: Model | Factory) -> Model:
-        """Return ``model`` where it is one, else one that is made without more."""
+        """Return ``model`` itself if it is a Model, else a Model with that factory and default settings."""
         return model if isinstance(model, Model) else cls(model)
 
     def spec(self, data: Dataset | None = None, loss: Loss | None = None) -> ModelSpec:
-        """Return the model cut into units, as :func:`model_spec` does."""
+        """Return the model cut into units; ``data`` and ``loss`` as in :func:`model_spec`."""
         return model_spec(
             self.factory,
             data=data,
@@ -81,7 +81,12 @@ class Model:
 
 
 def dataset(data: DataSource | None) -> Dataset | None:
-    """The dataset itself. DataError if it is nowhere, ConfigError for an argument that names none."""
+    """Return the dataset that the argument ``data`` names; a dataset and None are returned unchanged.
+
+    Raises:
+        DataError: its files are missing.
+        ConfigError: the argument names no dataset.
+    """
     if data is None or isinstance(data, Dataset):
         return data
     if isinstance(data, DataTable):
@@ -171,7 +176,7 @@ def _dtype(sample: TensorSpec) -> str:
 
 
 def _check_used(model: Factory, data: Dataset | None, given: Mapping[str, object]) -> None:
-    """ConfigError for an argument that would have no effect."""
+    """Raise ConfigError for an argument that would have no effect."""
     reasons: dict[str, str] = {}
     if data is not None:
         reasons |= dict.fromkeys(("sample", "classes"), "`data` says that")

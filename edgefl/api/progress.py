@@ -24,9 +24,10 @@ _outermost = threading.Lock()
 
 
 class ProgressLine:
-    """Newest text of a long call, its elapsed time, and a bar if the amount of work is known.
+    """Display of a long call: newest text, elapsed time, and a bar if the amount of work is known.
 
-    In a terminal the line disappears at the end; in a notebook its last state stays. Nothing is shown before the first text.
+    In a terminal the line disappears at the end; in a notebook its last state stays. Nothing is shown before the
+    first text.
     """
 
     def __init__(self, total: int | None, console: Console) -> None:
@@ -71,21 +72,26 @@ class ProgressLine:
 
 
 class Reporter:
-    """Receiver of the texts of one long call: shows them, passes them to the caller's function, or drops them."""
+    """Receiver of the progress texts of one long call: shows them, passes them to the user's function, or ignores them."""
 
     def __init__(self, progress: Callable[[str], None] | None, line: ProgressLine | None) -> None:
         self._progress = progress
         self._line = line
 
     def __call__(self, text: str, completed: int | None = None) -> None:
-        """Report what the call does now, and how many of its units of work are done."""
+        """Report progress.
+
+        Args:
+            text: The current work.
+            completed: Number of finished units of work; None if unknown.
+        """
         if self._progress is not None:
             self._progress(text)
         elif self._line is not None:
             self._line.show(text, completed)
 
     def report_event(self, event: Mapping[str, Any]) -> None:
-        """Report an event of a run: an export, an open round, or a finished round."""
+        """Report an event of a run: an export, an open round, or a finished round. Other events are ignored."""
         match event.get("event"):
             case "exporting":
                 self(f"exporting and checking {event['text']}")
@@ -103,11 +109,12 @@ def reporting(
     total: int | None = None,
     console: Console | None = None,
 ) -> Iterator[Reporter]:
-    """Show the progress of the block: in a terminal on standard error, in a notebook below the cell, elsewhere not at all.
+    """Show the progress of the block: in a terminal on standard error, in a notebook below the cell, elsewhere not at
+    all.
 
     Args:
         text: shown at once; "" shows nothing before the first report.
-        progress: the caller's own function, called with each report instead of the line.
+        progress: the user's own function, called with each report instead of the line.
         total: units of work, such as rounds; None shows no bar.
         console: rich console that prints other lines meanwhile; None for one of its own.
 
@@ -144,7 +151,7 @@ def round_text(finished: Any) -> str:
 
 
 def curves_of(history: Iterable[Any], names: Iterable[str]) -> dict[str, Array]:
-    """Return the rounds' numbers by name, and their metrics, as float64 (rounds,), with NaN for missing values."""
+    """Return columns of the history, and its metrics, by name: float64 (rounds,), with NaN for missing values."""
     import numpy as np  # many commands end before they need it
 
     rows = [msgspec.to_builtins(row) for row in history]

@@ -1,4 +1,4 @@
-"""Federations run on this machine as processes; and what a run leaves behind."""
+"""Federations that run on this machine as processes, and the results in their folders."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ News = ServerEvent | Restart
 
 @dataclass(frozen=True)
 class Run:
-    """A run's folder, read."""
+    """Results of a run, read from its folder."""
 
     folder: Path
 
     @property
     def path(self) -> Path:
-        """The file of its federation, as it was run."""
+        """File of the federation that was run."""
         return self.folder / CONFIG_NAME
 
     @cached_property
@@ -68,20 +68,25 @@ class Run:
 
     @cached_property
     def model(self) -> Arrays:
-        """The weights of that file, float arrays by global name (``<unit>.<tensor>``), without what the server keeps beside
-        the model. :meth:`state_dict` has the names of your own module."""
+        """Trained weights, float arrays by global name (``<unit>.<tensor>``), without arrays that only the server uses.
+
+        :meth:`state_dict` has the names of your own module.
+        """
         held = read_weights(self.weights)
         return {
             name: array for name, array in held.items() if "/" not in name
         }  # c/head.weight is the server's
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The same by the names of your own module: ``make().load_state_dict(run.state_dict())``, where ``make`` is the
-        factory of the model. Batch norm has the statistics, and weights have the form, with which accuracy is reported:
-        see :func:`edgefl.deploy`. float tensors on the CPU; integer buffers and tensors that forward never uses are
-        not in it: ``strict=False`` where the module has such.
+        """Return the trained weights by the names of your own module, float tensors on the CPU.
 
-        The model is built once more, for the shape of the run's data: DataError where these are gone.
+        Use ``make().load_state_dict(run.state_dict())``, where ``make`` is the factory of the model. Weights and
+        batch norm statistics are those with which accuracy is reported: see :func:`edgefl.deploy`. Integer buffers
+        and tensors that forward never uses are left out; load with ``strict=False`` if the module has such. The model
+        is built again.
+
+        Raises:
+            DataError: the run's data, which give the shape of a sample, do not exist any more.
         """
         builder = DeploymentBuilder.of(self.federation, open_data(self.federation), self.model)
         names, weights = builder.spec.global_names, builder.whole
@@ -95,8 +100,9 @@ class Run:
 
     @cached_property
     def history(self) -> tuple[RoundClosed, ...]:
-        """A row for each round: accuracy and loss of the global model on the test set (None where it was not evaluated),
-        its ``metrics`` by name (accuracy and f1, perplexity, mae, ...), mean training loss, seconds, bytes."""
+        """Rounds of the run: accuracy and loss of the global model on the test set (None if not evaluated), ``metrics``
+        by name (accuracy and f1, perplexity, mae, ...), mean training loss, seconds, bytes.
+        """
         return rounds_of(self.folder)
 
     @cached_property
@@ -136,7 +142,7 @@ def load_run(folder: str | Path) -> Run:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A run whose folder is ready, before its processes start. ``updates``: sizes of an update by tier."""
+    """Run with a complete folder, before its processes start. ``updates`` has the sizes of an update by tier."""
 
     lab: Lab
     dataset: Dataset
@@ -148,7 +154,10 @@ class Prepared:
         return self.lab.federation
 
     def train(self, watch: Callable[[News], None] = lambda _: None) -> Run:
-        """Start the processes, and return when all rounds are over. The same call resumes an interrupted run."""
+        """Start the processes, pass each event to ``watch``, and return when all rounds are over.
+
+        After an interruption, the same call resumes the run.
+        """
         try:
             self.lab.start()
             for news in self.lab.events():

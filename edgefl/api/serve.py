@@ -1,4 +1,4 @@
-"""A federation's server for devices elsewhere. Imports torch only where it composes the run itself."""
+"""Server of a federation for devices elsewhere. Imports torch only if no ``torch_process`` is given."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ JOURNAL = "journal.sqlite"
 
 
 class _EventRecorder:
-    """Listener that records events in files, and passes them to the user's function ``emit``."""
+    """Listener that writes events to files, and passes them to the user's function ``emit``."""
 
     def __init__(self, files: tuple[History | Audit | Feed, ...], emit: Callable[[Event], None]) -> None:
         self._files = files
@@ -48,7 +48,7 @@ class _EventRecorder:
         self._lock = threading.Lock()
 
     def emit(self, event: Event) -> None:
-        """Pass an event on and record it. Thread-safe: any thread may report the end of a torch process."""
+        """Pass an event to the user's function and write it to the files. Thread-safe."""
         with self._lock:
             self._emit(event)
             for file in self._files:
@@ -136,11 +136,11 @@ class Server:
             self._release()
 
     def stop(self) -> None:
-        """End :meth:`run` soon, from another thread or a signal handler; the run can be taken up later."""
+        """Make :meth:`run` return soon, from another thread or a signal handler. A later server resumes the run."""
         self._service.stop()
 
     def _release(self) -> None:
-        """Release the folder after all events are written."""
+        """Write all remaining events, then release the folder's lock."""
         self._feed.close()
         self._lock.release()
 
@@ -152,7 +152,7 @@ def _composed(
     listener: EventListener,
     torch_process: TorchProcess | None,
 ) -> tuple[RunSpec, str]:
-    """The run, and where its updates are summed."""
+    """Compose the run, in ``torch_process`` if it is given. Return it with the processor that sums updates."""
     if torch_process is not None:
         return torch_process.composed(federation, folder, device=device, listener=listener)
     from edgefl.setup.data import open_data
@@ -162,9 +162,9 @@ def _composed(
 
 
 def _check_configuration(federation: Federation, folder: Path, database: str) -> None:
-    """Raise AnotherConfiguration before tiers are compiled, if the journal has a run with other settings.
+    """Raise AnotherConfiguration, before tiers are compiled, if the journal contains a run with other settings.
 
-    A module of the user is not imported here. If the federation has one, the service checks after compiling.
+    Code of the user is not imported here. If the federation names some, the service checks after compiling.
     """
     path = folder.resolve() / JOURNAL
     if imports_code(federation) or not (database or path.exists()):
@@ -177,7 +177,13 @@ def _check_configuration(federation: Federation, folder: Path, database: str) ->
 
 
 def reached_at(federation: Federation, broker: str | Address = "", ca_file: str = "") -> Address:
-    """Return the address of a server's broker: ``broker``, or the table ``[broker]`` if that is empty."""
+    """Return the address of the server's broker.
+
+    Args:
+        federation: the federation, whose table ``[broker]`` has the defaults.
+        broker: address, or text such as ``host:port``; "" for that of the table.
+        ca_file: certificate of the broker's authority; switches TLS on.
+    """
     table = federation.broker.address()
     given = table
     if isinstance(broker, Address):
@@ -196,7 +202,7 @@ def reached_at(federation: Federation, broker: str | Address = "", ca_file: str 
 
 
 def _changed(federation: Federation, folder: Path) -> str:
-    """Return the keys that differ from the run in ``folder``; without such keys, the code differs."""
+    """Return the keys whose values differ from the run in ``folder``, as text; if none differ, the code does."""
     path = folder / CONFIG_NAME
     now = found_from_anywhere(federation)
     differ = changes(load(path), now, but=UNDECIDING) if path.exists() else []

@@ -1,4 +1,4 @@
-"""Federations simulated: the same rounds as over a broker, in one process, in several, or on a Ray cluster."""
+"""Simulated federations: the same rounds as over a broker, in one process, in several, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _CURVES = (
 
 @dataclass(frozen=True)
 class Simulation:
-    """A simulation's folder, read."""
+    """Results of a simulation, read from its folder."""
 
     folder: Path
 
@@ -71,19 +71,25 @@ class Simulation:
 
     @cached_property
     def history(self) -> tuple[RoundRow, ...]:
-        """A row for each round."""
+        """Rounds of the simulation, in order."""
         return rows_of(self.folder)
 
     @cached_property
     def curves(self) -> Mapping[str, Array]:
-        """The history as arrays, float64 (rounds,): ``round``, ``accuracy``, ``loss``, ``train_loss``, ``reports``,
-        ``up_bytes``, ``down_bytes``, ``seconds``, ``simulated_s``, ``energy_j``, and each of the metrics; NaN where there
-        is no value."""
+        """The history as arrays, float64 (rounds,), with NaN for missing values.
+
+        Names are ``round``, ``accuracy``, ``loss``, ``train_loss``, ``reports``, ``up_bytes``, ``down_bytes``,
+        ``seconds``, ``simulated_s``, ``energy_j``, and those of the metrics.
+        """
         return curves_of(self.history, _CURVES)
 
     @cached_property
     def model(self) -> Arrays:
-        """The trained weights, float arrays by global name. ConfigError before the last round is over."""
+        """Trained weights, float arrays by global name.
+
+        Raises:
+            ConfigError: the last round is not over.
+        """
         if not self.finished:
             raise ConfigError(
                 f"the simulation in {self.folder} is not finished: `resume` continues it",
@@ -93,7 +99,7 @@ class Simulation:
 
     @property
     def kept(self) -> Mapping[int, Path]:
-        """Files of the models of the rounds that ``simulation.keep_every`` names, by the number of the round."""
+        """Files of the models of the rounds that ``simulation.keep_every`` selects, by number of the round."""
         return kept_models(self.folder)
 
     def __repr__(self) -> str:
@@ -117,7 +123,7 @@ class _WarningListener:
 
 @dataclass(frozen=True)
 class Simulated:
-    """A simulation that is ready to run: ``run`` once."""
+    """Prepared simulation; call :meth:`run` or :meth:`rounds` once."""
 
     federation: Federation
     dataset: Dataset
@@ -133,7 +139,15 @@ class Simulated:
         progress: Callable[[str], None] = lambda _: None,
         warn: Callable[[str], None] = lambda _: None,
     ) -> Simulation:
-        """Simulate all rounds that are left. After KeyboardInterrupt, ``resume`` continues."""
+        """Simulate all remaining rounds, write their charts into the folder, and return the results.
+
+        After a KeyboardInterrupt, a simulation with ``resume`` continues.
+
+        Args:
+            watch: Called with each finished round.
+            progress: Called with a text before each longer part.
+            warn: Called with each warning.
+        """
         for row in self.rounds(progress=progress, warn=warn):
             watch(row)
         ended = Simulation(self.folder)
@@ -148,7 +162,7 @@ class Simulated:
         progress: Callable[[str], None] = lambda _: None,
         warn: Callable[[str], None] = lambda _: None,
     ) -> Iterator[RoundRow]:
-        """Each round as it ends."""
+        """Simulate the remaining rounds, and yield each one when it is finished. Locks the folder meanwhile."""
         lock = held(self.folder, _LOCK, "simulation")
         try:
             folder = SimulationFolder.open(self.folder, self.federation, resume=self.resume)
@@ -257,7 +271,7 @@ def prepare_simulation(
 
 
 def _trained_by(federation: Federation, workers: int | None, ray: str | None) -> Federation:
-    """Return the federation with the given values in its table ``simulation``.
+    """Return the federation with ``workers`` and ``ray`` in its table ``simulation``; None keeps a value.
 
     Raises:
         ConfigError: there is less than one worker.
@@ -287,13 +301,16 @@ def simulate(
     Args:
         federation: objects (:func:`edgefl.federation`), or their file.
         out: folder of the simulation.
-        resume: continue the simulation that was stopped there, to the same bits; without one, begin.
+        resume: continue the simulation that was stopped in ``out``, with the same bits; start one if there is
+            none.
         fresh: discard an earlier simulation in ``out``.
         device: processor that sums updates and evaluates the model, ``auto``, ``cpu`` or ``cuda``.
-        workers: processes that train clients; None: as the table ``simulation`` says. Their number changes no bit.
-        ray: address of a Ray cluster whose actors are the workers; ``local``: one that is started for the simulation; None:
-            as the table says.
-        watch: called with each round as it ends; by default a line in a terminal or a notebook shows the progress.
+        workers: processes that train clients; None: as the table ``simulation`` says. Their number changes no
+            bit.
+        ray: address of a Ray cluster whose actors are the workers; ``local``: one that is started for the
+            simulation; None: as the table says.
+        watch: called with each round when it is finished; by default a line in a terminal or a notebook shows the
+            progress.
 
     Raises:
         ConfigError: the federation cannot be used, or ``out`` holds another simulation.

@@ -1,4 +1,4 @@
-"""Objects that hold the arguments of a training and of a bundle, and arguments read as choices of the catalogs."""
+"""Objects for the arguments of training and compilation, and their conversion to choices of the catalogs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,11 @@ T = TypeVar("T")
 
 
 def checked_argument(argument: str, kind: type[T], value: object) -> T:
-    """Return ``value``. ConfigError, naming the argument, unless it is of ``kind``."""
+    """Return ``value`` if it has the type ``kind``.
+
+    Raises:
+        ConfigError: It has another type; the text names ``argument``.
+    """
     if not isinstance(value, kind):
         raise ConfigError(
             f"argument `{argument}` is {value!r}; give an edgefl.{kind.__name__}(...)", argument=argument
@@ -46,7 +50,12 @@ def checked_argument(argument: str, kind: type[T], value: object) -> T:
 
 
 def codec_choice(value: object) -> CodecChoice:
-    """The codec that the argument ``codec`` names; an algorithm that is a codec of its own, too, such as FedBAT."""
+    """Return the codec that the argument ``codec`` names. It may be an algorithm with a codec of its own, such as
+    FedBAT.
+
+    Raises:
+        ConfigError: There is no such codec.
+    """
     made = value() if isinstance(value, Named) else value
     if isinstance(made, AlgorithmChoice) and made.name in codecs.CODECS:
         return CodecChoice(made.name, made.options, made.label)
@@ -54,7 +63,7 @@ def codec_choice(value: object) -> CodecChoice:
 
 
 def loss_of(value: LossLike | None) -> Loss | None:
-    """The loss that the argument ``loss`` names; None: the model's own."""
+    """Return the loss that the argument ``loss`` names or is; None, the model's own loss, is returned unchanged."""
     if value is None:
         return None
     if isinstance(value, Named | LossChoice | str):
@@ -78,7 +87,11 @@ def loss_of(value: LossLike | None) -> Loss | None:
 
 
 def loss_choice(value: LossLike) -> LossChoice:
-    """The same as a federation file has it. ConfigError for what another process could not load, or a file not say."""
+    """Return a loss as name and options, the form of a federation file.
+
+    Raises:
+        ConfigError: A file cannot express the loss, or another process could not load it.
+    """
     if isinstance(value, Named | LossChoice | str):
         return _sayable(chosen("loss", LossChoice, value))
     if isinstance(value, OwnLoss):
@@ -120,21 +133,20 @@ Target = FormatName
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """Training of a model; None selects the default.
+    """Settings of training; None selects the default.
 
-    Choices are objects such as ``edgefl.algorithms.FedProx(mu=0.1)``, or their names where the defaults will do.
+    Choices are objects such as ``edgefl.algorithms.FedProx(mu=0.1)``, or their names for default options.
 
     Attributes:
         algorithm: The local training; by default SGD.
-        codec: How the update becomes bytes; by default float32 weights. FedBAT, which is a training too, takes the place of
-            SGD.
-        optimizer: The server's; by default what the algorithm says.
-        loss: What training minimises: a choice such as ``edgefl.losses.Huber(delta=2.0)``, its name, or a function of your
-            own, ``(out, y)`` -> one loss per sample; by default the model's own, or the one that fits its output and the
-            labels.
+        codec: Encoding of the update; by default float32 weights. FedBAT, which is also a training, replaces SGD.
+        optimizer: The server's optimizer; by default the algorithm's.
+        loss: Loss of the training: a choice such as ``edgefl.losses.Huber(delta=2.0)``, its name, or a function
+            of your own, ``(out, y)`` -> one loss per sample; by default the model's own, or the one that fits its
+            output and the labels.
 
     Raises:
-        ConfigError: A choice is none of its catalog.
+        ConfigError: A choice is not in its catalog.
     """
 
     algorithm: AlgorithmChoice | str | None = None
@@ -154,7 +166,7 @@ class Training:
 
     @property
     def choices(self) -> TrainingChoices:
-        """Algorithm, codec and optimizer, with the defaults in place."""
+        """Algorithm, codec and optimizer, with defaults for omitted ones."""
         algorithm = SGD() if self.algorithm is None else self.algorithm
         codec, optimizer = Dense() if self.codec is None else self.codec, self.optimizer
         assert isinstance(algorithm, AlgorithmChoice) and isinstance(codec, CodecChoice)
@@ -181,7 +193,7 @@ class Training:
 
     @classmethod
     def of(cls, federation: Federation) -> Training:
-        """Return what the tables of ``federation`` say. The loss is the model's by then."""
+        """Return the training that the tables of ``federation`` describe, without a loss: the model has it already."""
         table, codec, optimizer = federation.algorithm, federation.codec, federation.optimizer
         return cls(
             algorithm=AlgorithmChoice(table.name, table.arguments),
@@ -192,20 +204,22 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileOptions:
-    """Format, memory budget and forms of a bundle's graphs.
+    """Format, memory budget and variants of a bundle's graphs.
 
     Attributes:
         target: ``onnx`` for ONNX Runtime, ``executorch`` for ExecuTorch (extra ``executorch``).
-        outputs: Of ExecuTorch programs: ``caller``, whoever runs them gives the memory of their outputs; ``planned``, they
-            have it themselves, for apps that can only load and execute, as with ExecuTorch's ``Module`` for Android.
-        memory_budget: Peak of the training over the idle process, like ``"64MiB"``, ``"60%"`` or bytes: what does not fit
-            is recomputed in the backward pass.
-        activations: How what a step's forward pass makes waits for its backward pass: ``float16`` takes half the memory,
-            and gradients read what rounding has left.
-        lengths: Of sequences: shorter ones that there are steps for too, so that a batch of short samples costs less.
+        outputs: Memory of the outputs of ExecuTorch programs. ``caller``: the caller provides it. ``planned``:
+            the program provides it, for apps that can only load and execute, as with ExecuTorch's ``Module`` for
+            Android.
+        memory_budget: Peak of the training above the idle process, like ``"64MiB"``, ``"60%"`` or bytes. Values
+            that do not fit are recomputed in the backward pass.
+        activations: Type in which values of the forward pass are stored for the backward pass. ``float16`` takes
+            half the memory, and gradients read the rounded values.
+        lengths: Shorter lengths of sequences with training steps of their own, so that a batch of short samples
+            costs less.
 
     Raises:
-        ConfigError: They do not go together, or the extra is not installed.
+        ConfigError: The options contradict each other, or the extra is not installed.
     """
 
     target: Target = "onnx"

@@ -1,4 +1,4 @@
-"""``edgefl.tune``: which forms of a bundle's graphs this machine runs fastest."""
+"""``edgefl.tune``: find the variants of a bundle's graphs that this machine runs fastest."""
 
 from __future__ import annotations
 
