@@ -1,6 +1,6 @@
 """Store of the clients' carries from round to round: a row for each, as in a device's own store.
 
-Nothing is final before :meth:`Carries.commit`, so a killed process leaves the last committed state.
+Nothing is final before :meth:`CarryStore.commit`, so a killed process leaves the last committed state.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CREATE INDEX IF NOT EXISTS by_client ON carries(client);
 """
 
 
-class Carries:
+class CarryStore:
     """``state.sqlite`` in a simulation's folder.
 
     Raises:

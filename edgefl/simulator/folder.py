@@ -17,7 +17,7 @@ from edgefl.config import Federation, load
 from edgefl.config.text import changes, dump
 from edgefl.errors import ConfigError
 from edgefl.setup.runs import code_of
-from edgefl.simulator.carries import Carries
+from edgefl.simulator.carries import CarryStore
 from edgefl.simulator.results import FinishedRound, RoundRow, SimulationState
 from edgefl.system.files import PARTIAL, write_text
 from edgefl.system.structs import digest_of
@@ -151,7 +151,7 @@ class SimulationFolder:
 
     path: Path
     federation: Federation
-    carries: Carries
+    carries: CarryStore
     standing: SimulationState
     resumed: bool
 
@@ -161,7 +161,7 @@ class SimulationFolder:
         check(path, federation, resume=resume)
         if not (path / CONFIG_NAME).exists():  # before anything else: it says whose folder this is
             write_text(path / CONFIG_NAME, dump(federation))
-        carries = Carries(path / _STATE_NAME)
+        carries = CarryStore(path / _STATE_NAME)
         saved = carries.standing
         if saved is None:
             return cls(path, federation, carries, SimulationState(), resumed=False)

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 
 from edgefl.errors import EdgeflError, ParticipationError
-from edgefl.simulator.carries import Carries
+from edgefl.simulator.carries import CarryStore
 from edgefl.simulator.clients import ClientData, ClientWork, SimulatedFleet
 from edgefl.simulator.downlink import Downloads, FetchedWeights
 from edgefl.simulator.functions import Functions
@@ -61,7 +61,7 @@ class Rounds:
     functions: Mapping[tuple[str, int], Functions]
     data: ClientData
     downloads: Downloads
-    carries: Carries
+    carries: CarryStore
     trainers: Trainers
     _: KW_ONLY
     fleet: SimulatedFleet

@@ -31,7 +31,7 @@ _LEAST_MEMORY = 256 << 20
 _LARGEST_PACKET = 268_435_455  # of MQTT
 _LOOK_S = 0.5
 _FULL = 0.9
-"""Part of the limit from which on messages may not fit any more."""
+"""Share of the memory limit at which the broker is restarted, because messages may not fit any more."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -58,7 +58,7 @@ def mosquitto_command(
     """
     check_private(host)
     program = mosquitto_program()
-    checked_ports(host, port, websocket_port)
+    check_ports(host, port, websocket_port)
     lines = ["allow_anonymous true", *mosquitto_base(limits, memory_bytes), f"listener {port} {host}"]
     if websocket_port:
         lines += [f"listener {websocket_port} {host}", "protocol websockets"]
@@ -67,7 +67,7 @@ def mosquitto_command(
     return [program, "-c", str(config)]
 
 
-def checked_ports(host: str, port: int, websocket_port: int) -> list[int]:
+def check_ports(host: str, port: int, websocket_port: int) -> list[int]:
     """Return the ports to listen on, without ``websocket_port`` if that is 0.
 
     Raises:
@@ -107,7 +107,8 @@ def message_bytes(memory_bytes: int = 0) -> int:
 
 
 MOST_QUEUED = 500_000
-"""Messages that wait at the broker for one client: all that tens of thousands of devices say when they connect."""
+"""Largest number of messages queued at the broker for one client: enough for the messages of tens of thousands of
+devices that connect."""
 
 
 def mosquitto_base(limits: Limits = _LIMITS, memory_bytes: int = 0) -> list[str]:

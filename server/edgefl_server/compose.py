@@ -47,7 +47,7 @@ from edgefl_server.publish.downlink import check_counting
 from edgefl_server.run_spec import AggregateSpec, DownlinkSpec, ExchangeSpec, RunSpec, TierSpec, steady
 
 BUNDLES, CANDIDATES = "bundles", "candidate"
-"""Folders: of a run's bundles in the run's own, and of those of candidates below it."""
+"""Folder of a run's bundles, and the folder below it for the bundles of candidates."""
 
 
 def compose(
@@ -80,7 +80,7 @@ def compose(
 
 
 BundleFor = Callable[[TierTraining, Exchange, str], BundleArchive]
-"""The bundle of an exchange of a tier, in the format of that name."""
+"""Function ``(tier, exchange, format)`` that returns a bundle."""
 
 
 def compose_with(

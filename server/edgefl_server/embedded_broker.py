@@ -22,7 +22,7 @@ from amqtt.session import Session
 
 from edgefl.errors import BrokerError
 from edgefl.wire.mqtt.address import Address
-from edgefl_server.broker import check_private, checked_ports, message_bytes
+from edgefl_server.broker import check_ports, check_private, message_bytes
 
 _KEEPALIVE_GRACE = 1.5  # MQTT 3.1.1, 3.1.2.10: a client may be silent for this many keep-alives
 
@@ -349,7 +349,7 @@ def run_amqtt(host: str, port: int, websocket_port: int = 0) -> None:
         BrokerError: If ``host`` is not loopback, or a port is in use.
     """
     check_private(host)
-    checked_ports(host, port, websocket_port)
+    check_ports(host, port, websocket_port)
     for name in ("amqtt", "transitions", "websockets"):
         logging.getLogger(name).setLevel(logging.WARNING)
     with contextlib.suppress(KeyboardInterrupt):

@@ -167,7 +167,7 @@ class RoundOpened(Event, frozen=True, kw_only=True):
 
 
 REPORTED = "reported"
-"""The stage of a device whose update was accepted."""
+"""Stage of a device whose update was accepted."""
 
 
 class DeviceSeen(Event, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from edgefl.wire.mqtt.topics import checked_name
 from edgefl_server.access.certificates import CertificatePair, LabAuthority
 from edgefl_server.access.files import mosquitto
 from edgefl_server.access.rules import Access
-from edgefl_server.broker import checked_ports, mosquitto_base, mosquitto_program
+from edgefl_server.broker import check_ports, mosquitto_base, mosquitto_program
 
 _ROUNDS = 101  # of PBKDF2, as mosquitto_passwd makes them
 _PASSWORD_BYTES = 18
@@ -89,7 +89,7 @@ class LabBroker:
         """
         self._check()
         program = mosquitto_program()
-        ports = checked_ports(self.host, self.port, self.websocket_port)
+        ports = check_ports(self.host, self.port, self.websocket_port)
         self.folder.mkdir(parents=True, exist_ok=True)
         authority, broker = self._certificates()
         write_text(self.folder / "mosquitto.acl", mosquitto(self.access))

@@ -43,7 +43,7 @@ _KINDS: dict[str, type[_Message]] = {
     "declines": messages.Decline,
 }
 _NUMBERS = {"updates": 2, "shards": 3}
-"""Numbers at the end of a topic; the one before the last is the round's."""
+"""Number of numeric levels at the end of a topic, by kind. The last but one is the round."""
 
 
 @dataclass(frozen=True)
@@ -149,7 +149,7 @@ class MessageHandler:
                 if is_reported
                 else ()
             )
-            return HandlerResult(replies, self._barred(device, state))
+            return HandlerResult(replies, self._offline_event(device, state))
         except ProtocolError as error:
             if device in state.devices:
                 self._reporter.note_stage(device, "sent what cannot be read")
@@ -253,7 +253,7 @@ class MessageHandler:
             stage = f"sending its update, chunk {chunk.index + 1} of {chunk.count}"
             self._reporter.note_stage(device, stage)
         received = self._receiver.receive(device, number, chunk, traffic, state, aggregation)
-        return HandlerResult(received.replies, (*_online(device, state), *received.answers))
+        return HandlerResult(received.replies, (*_online_event(device, state), *received.answers))
 
     def _progress(self, device: str, progress: messages.Progress, state: State) -> HandlerResult:
         known = state.devices.get(device)
@@ -264,7 +264,7 @@ class MessageHandler:
         is_working = task is not None and task.status == "open"
         if is_working and progress.stage.startswith(messages.FAILED + messages.LOST_CHUNK):
             self._watch.restore_missing()
-        return HandlerResult(events=_online(device, state))
+        return HandlerResult(events=_online_event(device, state))
 
     def _hello(self, device: str, hello: messages.Hello, state: State) -> HandlerResult:
         is_known = device in state.devices
@@ -273,9 +273,9 @@ class MessageHandler:
         if not is_known:
             decision = self._admission.decide(device, state)
             if not decision.is_admitted:
-                return HandlerResult(self._no_place(device), self._first_status(device, is_known=False))
+                return HandlerResult(self._refuse_place(device), self._first_status(device, is_known=False))
             if decision.replaces:
-                replies = self._no_place(decision.replaces)
+                replies = self._refuse_place(decision.replaces)
                 coming = (states.DeviceLeft(decision.replaces),)
         self._reporter.count_hello(device)
         objection = tier_objection(self._memory_plans.apply(self._spec.rules), device, hello)
@@ -303,7 +303,7 @@ class MessageHandler:
         self._rate_limiter.set_presence(device, online=status.online)
         return ()
 
-    def _no_place(self, device: str) -> tuple[Reply, ...]:
+    def _refuse_place(self, device: str) -> tuple[Reply, ...]:
         """Return the reply that refuses a device without a place and names the time of its next attempt. The rate limit
         may drop it.
         """
@@ -328,7 +328,7 @@ class MessageHandler:
 
     def _decline(self, device: str, decline: messages.Decline, state: State) -> HandlerResult:
         """Journal a decline, then return the event for it. Declines of earlier rounds are ignored."""
-        online = HandlerResult(events=_online(device, state))
+        online = HandlerResult(events=_online_event(device, state))
         current = state.round
         if current is None or not current.version_of(decline.round) or device not in current.assignments:
             return online
@@ -357,7 +357,7 @@ class MessageHandler:
 
     # -- refusals --------------------------------------------------------------------------------------------
 
-    def _barred(self, device: str, state: State) -> tuple[states.Event, ...]:
+    def _offline_event(self, device: str, state: State) -> tuple[states.Event, ...]:
         """Return an offline event if the device is known and has no valid key any more. It cannot sign such a status
         itself.
         """
@@ -387,7 +387,7 @@ class MessageHandler:
         return (Reply(device, ack),)
 
 
-def _online(device: str, state: State) -> tuple[states.Event, ...]:
+def _online_event(device: str, state: State) -> tuple[states.Event, ...]:
     """Return an online event if a message arrives from a device that counts as offline because of its last will."""
     known = state.devices.get(device)
     return (states.DeviceStatus(device, online=True),) if known is not None and not known.online else ()
@@ -397,7 +397,7 @@ def tier_objection(rules: Rules, device: str, hello: messages.Hello) -> tuple[st
     """Return (code, text) if a device has no tier, or not the one that it requests; None without an objection."""
     tier = roster.tier_of(rules.tiers, device, hello.memory_bytes)
     known = {rule.name for rule in rules.tiers}
-    there_are = f"there are {roster.described(rules.tiers)}"
+    there_are = f"there are {roster.describe_tiers(rules.tiers)}"
     wish = repr(printable(hello.tier, MAX_NAME))
     given = f"device {device} is given {tier!r}, by its name and memory"
     if not tier:

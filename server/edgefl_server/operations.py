@@ -192,7 +192,7 @@ class Operator:
         """
         match queued.order:
             case Pause() | Resume():
-                text = self._paused(on=isinstance(queued.order, Pause))
+                text = self._store_pause(on=isinstance(queued.order, Pause))
                 self._end(queued, done=not text, text=text)
                 self._hold()
             case Drain():
@@ -210,7 +210,7 @@ class Operator:
                 )
                 self._mailbox.remove(queued.path)
 
-    def _paused(self, *, on: bool) -> str:
+    def _store_pause(self, *, on: bool) -> str:
         """Store or delete the pause mark. Return the error text if that fails; empty on success."""
         try:
             self._mailbox.pause(on=on)
@@ -263,7 +263,7 @@ class Operator:
 _PAUSE_S = 0.5
 _VITALS_S = 5.0
 _BROKER_S, _BROKER_AGAIN_S = 5.0, 2.0
-"""For the broker to confirm a message that is timed; and between two of them."""
+"""Longest wait for the broker to confirm a timed message, and time between two such measurements, in seconds."""
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STATM = Path("/proc/self/statm")
 
@@ -278,7 +278,7 @@ class LatencyProbe:
 
 
 class PendingDelivery(Protocol):
-    """Message that the broker has not acknowledged yet."""
+    """Message without an acknowledgement of the broker."""
 
     def wait(self, timeout_s: float) -> bool: ...
 
@@ -309,7 +309,7 @@ class OrderWatcher:
         if self._thread.is_alive():
             self._thread.join()
 
-    def sent(self, delivery: PendingDelivery) -> None:
+    def time_delivery(self, delivery: PendingDelivery) -> None:
         """Measure the broker's delay by this delivery, if the last measurement is old enough."""
         now = time.monotonic()
         if self._timed is None and now >= self._time_again:

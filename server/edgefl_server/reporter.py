@@ -32,9 +32,9 @@ _STORAGE_ERROR_S = 60.0
 """Seconds between two reports of the same storage error."""
 _HELLOS = 4
 _HELLOS_S = 10.0
-"""So many hellos of one device in that time mean that its connections do not last."""
+"""Time in which several hellos of one device mean that its connections break."""
 _MAX_FAILURES = 1000
-"""Reasons of failed attempts that are reported in a round."""
+"""Largest number of failed attempts that are reported in a round."""
 _ONE_OF_MANY = re.compile(r"(?<=/devices/)[^/]+|(?<=/blobs/).*")
 """Parts of a topic that differ between devices and blobs."""
 

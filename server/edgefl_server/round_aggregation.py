@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from edgefl.contract.server import ServerOpt
 
 _TENSOR_BYTES = 256
-"""Shape and offsets of one tensor in an update's header."""
+"""Upper bound of the header's size per tensor, without its name."""
 _NAME_LETTER_BYTES = 6
-"""One letter of a tensor's name, however it is escaped."""
+"""Upper bound of the header's size per letter of a tensor's name, escaped."""
 _MESSAGE_BYTES = 1 << 16
-"""Metrics, profile and the message around the tensors."""
+"""Upper bound of the size of an update's message without its tensors."""
 
 
 @dataclass(frozen=True)

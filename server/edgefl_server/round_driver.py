@@ -28,7 +28,7 @@ from edgefl_server.coordinator.backend import perform
 from edgefl_server.coordinator.collapse import BestMetrics, best_of
 from edgefl_server.coordinator.eligibility import unfit
 from edgefl_server.coordinator.fleet import Assignment, Assignments, Devices
-from edgefl_server.coordinator.rollout import Trial, counted
+from edgefl_server.coordinator.rollout import Trial, count_round
 from edgefl_server.coordinator.states import OpenRound, State
 from edgefl_server.evaluator import Evaluator, metric_fields
 from edgefl_server.memory_plans import MemoryPlans
@@ -477,7 +477,7 @@ class RoundDriver:
         if rollout is None or trial is None or trial.verdict:
             return None
         reports = self._journal.reports(self._spec.rules.run, number)
-        return counted(rollout, trial, self.state.record.turnout(number), reports)
+        return count_round(rollout, trial, self.state.record.turnout(number), reports)
 
     def _method_devices(self) -> int:
         """Return the number of devices that the algorithm assumes: its members, or all devices with a tier."""

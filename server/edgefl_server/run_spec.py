@@ -23,19 +23,20 @@ from edgefl_server.coordinator.states import Outcome, Rules
 from edgefl_server.round_aggregation import UpdateLayout
 
 Evaluate = Callable[[Arrays], Mapping[str, float]]
-"""Metrics of a global model by name, ``loss`` among them."""
+"""Function from the weights of a global model to its metrics by name, including ``loss``."""
 
 
 Count = Literal["holders", "nonzero"]
-"""Whom an entry is averaged over: all updates that hold it, or only those that changed it."""
+"""Updates that an entry averages: all that hold it, or only those that changed it."""
 
 
 Encoding = Literal["float32", "float16", "int8"]
-"""How trained tensors travel to the devices."""
+"""Encoding of trained tensors in the downlink."""
 
 
 Place = Callable[[Arrays, int], Placement]
-"""A tier's share of the global weights in a round, counted from 1 (:meth:`edgefl.submodels.submodel.Submodel.place`)."""
+"""Function from the global weights and a round number (from 1) to a tier's share of the weights in that round
+(:meth:`edgefl.submodels.submodel.Submodel.place`)."""
 
 
 @dataclass(frozen=True)

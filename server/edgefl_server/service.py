@@ -440,7 +440,7 @@ class Service:
             self._last_delivery = self._session.publish(
                 topic, payload, expires_s=self._spec.limits.round_deadline_s
             )
-            self._watcher.sent(self._last_delivery)
+            self._watcher.time_delivery(self._last_delivery)
 
     def _run_timers(self) -> float:
         """Do the periodic work that is due. Return the seconds until the next."""

@@ -15,8 +15,8 @@ from tests.simulator.small import federation
 from tests.support.commands import run_command
 
 SAVED = "edgefl_server.storage.checkpoints:Checkpoints.save"
-COMMITTED = "edgefl.simulator.carries:Carries.commit"
-KEPT = "edgefl.simulator.carries:Carries.keep"
+COMMITTED = "edgefl.simulator.carries:CarryStore.commit"
+KEPT = "edgefl.simulator.carries:CarryStore.keep"
 PUBLISHED = "edgefl.simulator.downlink:Downloads.publish"
 FINISHED = "edgefl_server.storage.checkpoints:Checkpoints.finish"
 OF_STATE: dict[str, dict[str, object]] = {

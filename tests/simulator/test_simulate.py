@@ -144,7 +144,7 @@ def test_a_run_killed_at_its_start_is_restarted(tmp_path: Path, monkeypatch: pyt
         raise Stopped
 
     whole = edgefl.simulate(federation(), tmp_path / "whole")
-    monkeypatch.setattr("edgefl.simulator.carries.Carries.standing", property(killed))
+    monkeypatch.setattr("edgefl.simulator.carries.CarryStore.standing", property(killed))
     with pytest.raises(Stopped):
         edgefl.simulate(federation(), tmp_path / "out")
     monkeypatch.undo()

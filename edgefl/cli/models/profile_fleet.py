@@ -19,7 +19,7 @@ from edgefl.cli.output import console, errors, print_json, print_table
 from edgefl.cli.output import table as table_of
 from edgefl.errors import ConfigError, ParticipationError
 from edgefl.system.files import write_text
-from edgefl_server.profiling.reports import DeviceReport, FleetReport, merged, record
+from edgefl_server.profiling.reports import DeviceReport, FleetReport, merge_reports, record
 
 if TYPE_CHECKING:
     from edgefl.api.bundle import Bundle
@@ -87,7 +87,7 @@ def profile_fleet(bundles: Sequence[BundleArchive], options: ProfileOptions) -> 
     report = _asked(bundles, options)
     if options.record and report.answered:
         record(options.record, report.devices)
-    show(merged(report, options.imported), f"federation {report.federation}", options)
+    show(merge_reports(report, options.imported), f"federation {report.federation}", options)
     if not report.answered:
         raise ParticipationError(_nobody(report, options))
 
@@ -263,7 +263,7 @@ def profile_beside(bundles: Sequence[Bundle], options: ProfileOptions) -> None:
     if options.record and any(report.profile for report in reports):
         record(options.record, reports)
     measured = FleetReport(federation="", seconds=round(time.monotonic() - begun, 3), devices=tuple(reports))
-    show(merged(measured, options.imported), "several agents", options)
+    show(merge_reports(measured, options.imported), "several agents", options)
     if failed := [report for report in reports if report.profile is None]:
         raise ParticipationError(f"{failed[0].device} gave no profile: {failed[0].text}")
 

@@ -18,7 +18,7 @@ _AWS_CLIENTS = {
     "asker": "profiler:{federation}:*",
     "device": "*:{federation}:" + _AWS_NAME.replace("{", "{{").replace("}", "}}"),
 }
-"""Client ids, of :func:`edgefl.wire.mqtt.address.client_id`."""
+"""Client ids that each role may use, as :func:`edgefl.wire.mqtt.address.client_id` forms them."""
 _TITLE = "Who may read and write what in federation"
 
 

@@ -44,7 +44,7 @@ class Access:
         return Topics(self.federation).root
 
     def of(self, role: Role) -> Iterator[Rule]:
-        """Yield the rules of ``role``. Filters contain :data:`USER` in place of a device's name."""
+        """Yield the rules of ``role``. Filters contain :data:`USER` as the device's name."""
         rules = {"server": _SERVER, "asker": _ASKER, "device": _DEVICE}[role]
         for leaf, may in rules:
             yield Rule(role, f"{self.root}/{leaf}", "r" in may, "w" in may)

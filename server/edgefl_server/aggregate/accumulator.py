@@ -70,19 +70,20 @@ def _pool(threads: int) -> ThreadPoolExecutor:
 
 
 _SPANS = 4
-"""Spans of blocks per thread: one that is slowed down takes fewer."""
+"""Spans of blocks per thread, so that a thread that is slowed down handles fewer."""
 
 _LEAST = 1 << 17
-"""Entries times updates below which starting threads costs more than they save."""
+"""Number of values (entries times updates) below which threads cost more than they save."""
 
 PartSums = Callable[[slice], Integers]
-"""The final sums of a part of the model, from a multiple of :data:`edgefl_server.aggregate.scatter.PART` to the next:
-several threads may ask, and each may read what it was given until it asks again."""
+"""Function from a part of the model to its sums. The part begins at a multiple of
+:data:`edgefl_server.aggregate.scatter.PART`. Several threads may call it. A thread's result is valid until its
+next call."""
 
 
 Merge = Callable[[slice, Floats, Floats], None]
-"""Write entries ``part`` of the new model, from a multiple of :data:`edgefl_server.aggregate.scatter.PART` to the next,
-given those of the old one and where they go."""
+"""Function ``(part, old, new)`` that writes the entries ``part`` of the new model to ``new``, from those of the old
+one. The part begins at a multiple of :data:`edgefl_server.aggregate.scatter.PART`."""
 
 
 @dataclass(frozen=True)
@@ -304,10 +305,10 @@ def _spans(work: SectionBlocks, count: int) -> list[slice]:
 
 
 _MOST_BYTES = 128 << 20
-"""Of an array that may be kept while nobody uses it: bounded, as is what that saves."""
+"""Largest array whose memory is kept for reuse."""
 
 _KEPT = 2
-"""Arrays: the one in use, and the one before."""
+"""Number of arrays whose memory is kept: the one in use, and the one before."""
 
 
 class ArrayPool:

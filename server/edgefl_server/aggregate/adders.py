@@ -17,10 +17,11 @@ from edgefl_server.aggregate.scatter import FIRST, LENGTH, Integers, Pieces, Sec
 Factors = npt.NDArray[np.float64]
 
 Loop = Callable[..., None]
-"""Adds blocks: called with a :class:`edgefl_server.aggregate.blocks.Sink`."""
+"""Function that adds blocks to a :class:`edgefl_server.aggregate.blocks.Sink`, its argument."""
 
 Chosen = Callable[[slice, Integers], Loop]
-"""The loop over some blocks of a section: which of them these are, and the blocks, whose targets may have been moved."""
+"""Function from blocks of a section to the loop that adds them. Arguments: the slice of the section's blocks, and the
+blocks, whose targets may have been moved."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,7 +89,7 @@ def loop_of(batch: UpdateBatch, work: SectionBlocks) -> Chosen:
         case FloatValues(dtype="float32"):
             return lambda _, blocks: partial(kernels.add_floats, addresses, factors, near, blocks)
         case FloatValues(dtype=dtype):
-            wide = _widened(dtype)
+            wide = _widen_table(dtype)
             return lambda _, blocks: partial(kernels.add_halves, addresses, wide, factors, near, blocks)
         case Sparse():
             source, starts = pieces.sources.index("values"), _starts(pieces, work, updates)
@@ -132,7 +133,7 @@ def _starts(pieces: Pieces, work: SectionBlocks, updates: Sequence[CheckedArrays
 
 
 @cache
-def _widened(dtype: str) -> npt.NDArray[np.float32]:
+def _widen_table(dtype: str) -> npt.NDArray[np.float32]:
     """Return the value of each pattern of 16 bits, float32 [65536].
 
     The table includes the patterns of NaN, which are never looked up.

@@ -214,7 +214,7 @@ class Aggregator:
     def partial(self) -> PartialSum | None:
         """Return the sums so far, or None if no update was added.
 
-        The arrays are those of this aggregator: the caller must not change them, and the next :meth:`add` does.
+        The arrays are not copied: the caller must not change them, and the next :meth:`add` changes them.
         """
         self._check_in_use()
         if self._average is None:

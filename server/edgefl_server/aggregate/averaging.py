@@ -92,13 +92,13 @@ def scores(squares: Distances, bad: int) -> npt.NDArray[np.float64]:
 
 
 _BATCH = 64
-"""Updates that wait at most, whatever their size."""
+"""Largest number of buffered updates."""
 
 _WAITING = 16
-"""Bytes per entry of the model that updates may always wait with: four dense updates, as much as two further sums."""
+"""Bytes of buffered updates per entry of the model that are always permitted: four dense updates."""
 
 _ROOM = 1 << 28
-"""Bytes that updates may always wait with: more of a small model's, as each batch is a walk through the sums."""
+"""Bytes of buffered updates that are always permitted. It helps small models, as each batch is a pass over the sums."""
 
 
 @dataclass(frozen=True)

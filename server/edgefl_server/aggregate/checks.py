@@ -18,7 +18,7 @@ from edgefl_server.aggregate.adders import CheckedArrays, readable
 from edgefl_server.aggregate.scatter import Integers, Pieces, Stretches, reach
 
 _FEW = 8
-"""Stretches of values that one thread looks through before another would have begun."""
+"""Number of stretches of values below which one thread is faster than several."""
 
 _FETCH = "fetch the tier's bundle again"
 _DIVERGED = f"{DIVERGED}; lower the learning rate"

@@ -46,7 +46,7 @@ from edgefl_server.aggregate.scatter import (
 #         part = reader.fixed(0, slab) + reader.fixed(1, slab)        # int64, one per entry of the slab
 
 SLAB = 1 << 20
-"""Entries decoded at a time, and at most a block more, each with about 100 bytes of scratch."""
+"""Entries decoded at a time, exceeded by at most one block. Each needs about 100 bytes of scratch memory."""
 
 _WORD = 4
 
@@ -167,7 +167,7 @@ class _FloatReader:
         self._factors = factors.tolist()
 
     def fixed(self, k: int, slab: Slab) -> torch.Tensor:
-        return _rounded(self._rows[k][self._starts[slab.source] + slab.at], self._factors[k])
+        return _to_fixed(self._rows[k][self._starts[slab.source] + slab.at], self._factors[k])
 
 
 class _SparseReader:
@@ -184,7 +184,7 @@ class _SparseReader:
         ends = self._next[k] + mask.long().cumsum(0)
         place = torch.where(mask, ends - 1, 0)
         self._next[k] = ends[-1]
-        return torch.where(mask, _rounded(self._values[k][place], self._factors[k]), 0)
+        return torch.where(mask, _to_fixed(self._values[k][place], self._factors[k]), 0)
 
 
 def reader_of(batch: Batch, work: SectionBlocks, factors: Factors) -> SectionReader:
@@ -200,7 +200,7 @@ def reader_of(batch: Batch, work: SectionBlocks, factors: Factors) -> SectionRea
             return _SparseReader(batch, work, factors)
 
 
-def _rounded(values: torch.Tensor, factor: float) -> torch.Tensor:
+def _to_fixed(values: torch.Tensor, factor: float) -> torch.Tensor:
     return values.double().mul_(factor).round_().long()
 
 
@@ -268,7 +268,7 @@ class TorchAccumulator:
 
 _GROUPS = 64
 _COPIED = 1 << 31
-"""Bytes of the copy that bandwidth is taken from: far more than any cache holds."""
+"""Bytes of the copy that measures the bandwidth: far more than any cache holds."""
 
 
 def measure_signs(
@@ -299,7 +299,7 @@ def measure_signs(
             f"{'no triton' if triton_kernels is None else 'no CUDA'}; run it where there are both, or choose device cpu"
         )
     where = torch.device(device)
-    codes, values, blocks = _drawn(parameters, clients, where)
+    codes, values, blocks = _draw(parameters, clients, where)
     sums = torch.zeros(parameters, dtype=torch.int64, device=where)
     index = torch.zeros(1, dtype=torch.int64, device=where)
     seconds = {}
@@ -323,9 +323,7 @@ def measure_signs(
     }
 
 
-def _drawn(
-    parameters: int, clients: int, device: torch.device
-) -> tuple[torch.Tensor, Integers, torch.Tensor]:
+def _draw(parameters: int, clients: int, device: torch.device) -> tuple[torch.Tensor, Integers, torch.Tensor]:
     """Return (random codes, fixed-point scales of every client and group, blocks) for a model of contiguous tensors."""
     row = (-(-parameters // 32) + 1) * 4
     generator = torch.Generator(device).manual_seed(0)

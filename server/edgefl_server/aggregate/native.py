@@ -25,14 +25,14 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 Numbers = npt.NDArray[Any]
-"""An array that compiled code reads or fills; numba takes the element's type from the call."""
+"""Array that compiled code reads or fills. numba infers the type of its elements from the call."""
 Number = Any
-"""A number in compiled code, of Python or of numpy."""
+"""Number in compiled code, of Python or numpy."""
 
 _features: Callable[[], str] = codegen.get_host_cpu_features
 
 FUSED: bool = "+fma" in _features() or machine().lower() in ("arm64", "aarch64")
-"""Whether this processor has an instruction for :func:`fused`. numba keeps what it compiles for each sort of processor."""
+"""True if this processor has an instruction for :func:`fused`. numba caches code for each kind of processor separately."""
 
 _pointer_to: Callable[[Any], Any] = types.CPointer
 
@@ -103,7 +103,7 @@ def _prefetch(typing_context: Any, address: Any) -> Any:
 
 
 prefetch: Any = intrinsic(_prefetch)
-"""Have the line of memory at an address (uint64) brought near while the processor goes on; any may be asked for."""
+"""Intrinsic that prefetches the cache line at an address (uint64). Any address is permitted."""
 
 
 def _fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
@@ -114,15 +114,15 @@ def _fused(typing_context: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 fused: Any = intrinsic(_fused)
-"""``a * b + c`` of three float64, rounded once; fast where :data:`FUSED`."""
+"""Intrinsic for ``a * b + c`` of float64 numbers, rounded once. It is fast if :data:`FUSED` is True."""
 
 lowest_bit = _instruction(
     types.uint64, types.uint64, lambda builder, word, _: builder.cttz(word, cgutils.true_bit)
 )
-"""The place of the lowest bit that is set in a word, which must not be 0."""
+"""Intrinsic for the position of the lowest set bit of a word, which must not be 0."""
 set_bits = _instruction(types.uint64, types.uint64, lambda builder, word, _: builder.ctpop(word))
-"""How many bits of a word are set."""
+"""Intrinsic for the number of set bits of a word."""
 bits_of = _instruction(
     types.float64, types.int64, lambda builder, number, kind: builder.bitcast(number, kind)
 )
-"""The bits of a float64, as an int64."""
+"""Intrinsic for the bits of a float64 as int64."""

@@ -28,23 +28,23 @@ from edgefl.wire.update.form import Codes, Form
 
 RuleName = Literal["mean", "median", "trimmed_mean", "multi_krum"]
 SHARED = ("trimmed_mean", "multi_krum")
-"""Rules that say how many may be bad, as a share."""
+"""Rules with the parameter ``trim``, the share of updates that may be bad."""
 
 Floats = npt.NDArray[np.floating]
 Held = npt.NDArray[np.bool_]
 
 _HAIR = 1e-9
-"""0.29 times 100 is a hair below 29, which must still drop 29."""
+"""Tolerance for rounding: 0.29 * 100 is slightly below 29, but must drop 29."""
 
 BLOCK = 1 << 18
-"""Values worked on at a time, so that scratch nearly stays in a processor's cache."""
+"""Values combined at a time, so that the scratch memory nearly stays in the cache."""
 
 _WIDEST = 1 << 15
-"""Entries worked on at a time."""
+"""Largest number of entries combined at a time."""
 
 _SCRATCH = BLOCK * (3 * 8 + 4 + 2) + _WIDEST * 96
-"""Most bytes of a thread's scratch: a block's values side by side and two marks of each, three copies of them as float64,
-and twelve numbers per entry."""
+"""Largest scratch memory of a thread in bytes: for each value three float64 copies, a sorted copy and two marks, and
+twelve numbers for each entry."""
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ from edgefl.wire.update.form import DENSE, Codes, Encoding, FloatValues, Form, S
 Floats = npt.NDArray[np.floating]
 Integers = npt.NDArray[np.int64]
 Stretches = tuple[Integers, npt.NDArray[np.uint64], Integers]
-"""Of some arrays: (number of the array, bytes before, entries)."""
+"""Stretches of arrays of one dtype: indices of the arrays, byte offsets in them, and numbers of values."""
 
 BLOCK = 8192
-"""Most entries of a block: its sums and its clients' bits stay in the processor's cache. A multiple of 8."""
+"""Largest number of entries of a block, a multiple of 8: its sums and its clients' bits stay in the cache."""
 
 FIRST, LENGTH, SOURCE, ROW, TARGET = range(5)
 """Columns of a block: its first bit (codes, masks) or element (floats) in its array, entries, number of its array, row of
@@ -41,10 +41,10 @@ After a change of these or of :data:`BLOCK`, delete the ``__pycache__`` folder o
 """
 
 PART = 1 << 17
-"""Entries of a part of the model: from a multiple of it to the next. The sums of one nearly stay in a core's cache."""
+"""Number of entries of a part of the model. Its sums nearly stay in the cache of one core."""
 
 _STRETCH = 1 << 18
-"""Most values that a thread looks through at a time."""
+"""Largest number of values that a thread checks at a time."""
 
 _SHORT = 64  # where slices leave stretches shorter than this, on average, an index costs less than blocks
 
@@ -246,7 +246,7 @@ def compiled(layout: Layout, regions: Mapping[str, Region], form: Form = DENSE) 
 
     Raises:
         KeyError: If the model does not have a tensor of ``regions``.
-        ConfigError: If a code stands for a value beyond the limit of the form.
+        ConfigError: If the value of a code exceeds the limit of the form.
     """
     for section in form.sections:
         _check_codes(section.encoding, form)
@@ -265,7 +265,7 @@ def compiled(layout: Layout, regions: Mapping[str, Region], form: Form = DENSE) 
 
 
 def reach(codes: Codes, scale: float) -> float:
-    """Return the largest magnitude that a code stands for at this ``scale``: NaN or infinity if one of its values is."""
+    """Return the largest magnitude of the values of a code at this ``scale``: NaN or infinity if one of its values is."""
     with np.errstate(over="ignore"):
         return float(np.abs(np.float32(scale) * np.asarray(codes.levels, np.float32)).max())
 
@@ -315,7 +315,7 @@ def _works(
 
 
 _Runs = tuple[int, int, int, int, int] | Integers
-"""The columns of a run, or of many."""
+"""One run, or several as int64 [runs, 5], with the columns of a block."""
 
 
 class _Cutter:

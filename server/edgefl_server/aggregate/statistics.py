@@ -160,7 +160,7 @@ def _dense(name: str) -> _Part:
 
 
 MEAN, VARIANCE = "running_mean", "running_var"
-"""What the names of torch's moving statistics end in."""
+"""Last part of the names of torch's moving statistics."""
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -294,9 +294,7 @@ class Bounds:
                 lows.append(low)
                 highs.append(high)
             start += math.prod(local_shape(name, regions[name], shapes))
-        return _TierBounds(
-            form, regions, held, read, _joined(chosen, np.int64), _joined(lows), _joined(highs)
-        )
+        return _TierBounds(form, regions, held, read, _join(chosen, np.int64), _join(lows), _join(highs))
 
     def _parts(
         self, name: str, region: Region, shapes: Shapes
@@ -374,7 +372,7 @@ def _of(
             yield coded.name, regions[coded.name], read(coded, regions[coded.name], shapes)
 
 
-def _joined(parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+def _join(parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
     return np.concatenate([np.empty(0, dtype), *parts])
 
 

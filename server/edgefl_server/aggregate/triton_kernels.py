@@ -33,7 +33,7 @@ import triton.language as tl
 from edgefl_server.aggregate.scatter import BLOCK, Integers
 
 GROUP = 4
-"""Clients that look up together."""
+"""Number of clients whose bits form one index of a table."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Tuning:
 
 
 TUNINGS = (Tuning(), Tuning(registers=None), Tuning(64, 2), Tuning(64, 2, None), Tuning(256, 8))
-"""What a measurement tries."""
+"""Tunings that a measurement compares."""
 
 
 @triton.jit

@@ -16,7 +16,7 @@ from edgefl_server.coordinator.roster import RosterEntry
 from edgefl_server.coordinator.states import OpenRound, Rules, State
 
 _MAX_NAMED = 20
-"""Devices that a message names at most."""
+"""Largest number of devices that a message names."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def presence(rules: Rules, state: State, now: float) -> Presence:
     """
     least = max(1, rules.min_reports)
     if not rules.all_needed:
-        needed, here = _least(rules, state, now), _here(rules, state, now)
+        needed, here = _count_needed(rules, state, now), _count_present(rules, state, now)
         return Presence(here, needed, reason=_reason(rules, state, needed) if here < needed else "")
     names = candidates(rules, state, now)
     missing = tuple(name for name in names if not _is_there(state.devices.get(name)))
@@ -55,7 +55,7 @@ def presence(rules: Rules, state: State, now: float) -> Presence:
     return Presence(len(names) - len(missing), needed, missing)
 
 
-def _least(rules: Rules, state: State, now: float) -> int:
+def _count_needed(rules: Rules, state: State, now: float) -> int:
     """Return the number of devices that must be present for the next round, for algorithms that do not need all devices."""
     least = max(1, rules.min_reports)
     if now >= state.waiting_since + _patience_s(rules, state):
@@ -83,7 +83,7 @@ def _reason(rules: Rules, state: State, needed: int) -> str:
     return "; ".join(reasons)
 
 
-def _here(rules: Rules, state: State, now: float) -> int:
+def _count_present(rules: Rules, state: State, now: float) -> int:
     """Return the number of devices that the next round may select, for algorithms that do not need all devices."""
     if state.suspended:
         return len(candidates(rules, state, now))
@@ -145,7 +145,7 @@ def lacking(rules: Rules, state: State, current: OpenRound, now: float) -> dict[
     """Return the devices of the open round that will send no update, with the reason of each, by name."""
     if not _may_lack(rules, state, current, now):
         return {}
-    why = {name: _why(rules, state, current, name, now) for name in current.assignments}
+    why = {name: _find_reason(rules, state, current, name, now) for name in current.assignments}
     return {name: reason for name, reason in why.items() if reason}
 
 
@@ -169,7 +169,7 @@ def _away_until(rules: Rules, state: State, current: OpenRound) -> Iterator[floa
             yield until
 
 
-def _why(rules: Rules, state: State, current: OpenRound, name: str, now: float) -> str:
+def _find_reason(rules: Rules, state: State, current: OpenRound, name: str, now: float) -> str:
     assignment, until = current.assignments[name], away_until(rules, state, current, name)
     match assignment.status:
         case "rejected":

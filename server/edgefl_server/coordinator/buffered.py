@@ -38,7 +38,7 @@ def open_round(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
     until = now + rules.deadline_s
     new = {
         name: selection.assign(rules, state, number, state.devices[name], until=until)
-        for name in roster.sample(rules.seed, number, names, _free(rules, state, len(going_on)))
+        for name in roster.sample(rules.seed, number, names, _count_free(rules, state, len(going_on)))
     }
     opened = OpenRound(
         number,
@@ -65,11 +65,11 @@ def continue_round(rules: Rules, state: State, current: OpenRound, now: float) -
     Returns:
         The new state, and a Reassign action, or no action if no task changed.
     """
-    over = tuple(_over(rules, state, current, now))
+    over = tuple(_find_expired(rules, state, current, now))
     tasks = current.assignments
     for each in over:
         tasks = tasks.answered(each.device, each.status)
-    new = _given(rules, state, replace(current, assignments=tasks), now)
+    new = _draw_tasks(rules, state, replace(current, assignments=tasks), now)
     if not over and not new and now < current.deadline:
         return state, ()
     after = replace(current, assignments=tasks.with_tasks(new), drawn=current.drawn + len(new))
@@ -79,20 +79,20 @@ def continue_round(rules: Rules, state: State, current: OpenRound, now: float) -
 
 def wake_at(rules: Rules, state: State, current: OpenRound) -> float:
     """Return the epoch second at which a task may end without a message."""
-    return min([current.deadline, *(ends for _, ends in _away(rules, state, current))])
+    return min([current.deadline, *(ends for _, ends in _find_away(rules, state, current))])
 
 
-def _free(rules: Rules, state: State, at_work: int) -> int:
+def _count_free(rules: Rules, state: State, at_work: int) -> int:
     """Return the number of devices that may get a task; 0 while an operator holds the run."""
     return 0 if state.held else max(0, (rules.concurrency or len(state.devices)) - at_work)
 
 
-def _given(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[Assignment, ...]:
+def _draw_tasks(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[Assignment, ...]:
     """Return new tasks for the free places. Their devices are drawn at random among candidates without a task."""
-    free = _free(rules, state, current.count("open"))
+    free = _count_free(rules, state, current.count("open"))
     if not free:
         return ()
-    names = [name for name in attendance.candidates(rules, state, now) if not _busy(current, name, now)]
+    names = [name for name in attendance.candidates(rules, state, now) if not _is_busy(current, name, now)]
     draw = f"{current.number}.{current.drawn}"
     until = now + rules.deadline_s
     return tuple(
@@ -103,7 +103,7 @@ def _given(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[
     )
 
 
-def _busy(current: OpenRound, name: str, now: float) -> bool:
+def _is_busy(current: OpenRound, name: str, now: float) -> bool:
     """Return True if the device has an open task, or a failed one whose time is not over."""
     task = current.assignments.get(name)
     if task is None or task.status in ("accepted", "expired"):
@@ -111,16 +111,16 @@ def _busy(current: OpenRound, name: str, now: float) -> bool:
     return task.status == "open" or now < task.until
 
 
-def _over(rules: Rules, state: State, current: OpenRound, now: float) -> Iterator[Assignment]:
+def _find_expired(rules: Rules, state: State, current: OpenRound, now: float) -> Iterator[Assignment]:
     """Yield the open tasks whose time is over, or whose device stayed offline for longer than the grace, as ``expired``."""
     late: Iterable[Assignment] = current.assignments.open.values() if now >= current.deadline else ()
     ended = {task.device: task for task in late if task.until <= now}
-    ended |= {task.device: task for task, ends in _away(rules, state, current) if ends <= now}
+    ended |= {task.device: task for task, ends in _find_away(rules, state, current) if ends <= now}
     for name in sorted(ended):
         yield replace(ended[name], status="expired")
 
 
-def _away(rules: Rules, state: State, current: OpenRound) -> Iterator[tuple[Assignment, float]]:
+def _find_away(rules: Rules, state: State, current: OpenRound) -> Iterator[tuple[Assignment, float]]:
     """Yield (open task of an offline device, epoch second at which the device's grace ends)."""
     waited, away = current.assignments.open, state.devices.away
     for name in waited if len(waited) < len(away) else away:

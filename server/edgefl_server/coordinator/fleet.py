@@ -15,7 +15,7 @@ from immutables import Map
 from edgefl_server.coordinator.roster import RosterEntry
 
 Status = Literal["open", "accepted", "rejected", "declined", "expired", "stale"]
-"""``expired``: its time is over, ``stale``: too many versions came since; both only where versions wait for nobody."""
+"""Status of a task. Only in asynchronous rounds: ``expired``, its time is over; ``stale``, too many versions followed."""
 
 
 @dataclass(frozen=True, slots=True)

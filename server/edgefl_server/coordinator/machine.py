@@ -33,7 +33,7 @@ from edgefl_server.coordinator import (
 from edgefl_server.coordinator.eligibility import unfit
 from edgefl_server.coordinator.fleet import Assignments, Devices, Status
 from edgefl_server.coordinator.roster import RosterEntry
-from edgefl_server.coordinator.round_texts import noted
+from edgefl_server.coordinator.round_texts import record_participation
 from edgefl_server.coordinator.states import MOST_REFUSED, Actions, OpenRound, Rules, State
 
 _OF_NO_USE = (
@@ -75,22 +75,22 @@ def step(
         case states.TrialCounted():
             return replace(state, trial=event.trial), ()
         case states.DeviceStatus() if not settle:
-            return _seen(state, event, now), ()
+            return _apply_status(state, event, now), ()
         case states.DeviceStatus():
-            state = _seen(state, event, now)
+            state = _apply_status(state, event, now)
         case states.Answered() | states.TaskDeclined() | states.TurnLost():
-            state = _answered(state, event)
+            state = _apply_answer(state, event)
         case states.Answers():
             for each in event.answers:
-                state = _answered(state, each)
+                state = _apply_answer(state, each)
         case states.Outage():
-            state = _delayed(rules, state, event.seconds)
+            state = _delay_deadlines(rules, state, event.seconds)
         case states.Hold():
             state = replace(state, held=event.on)
         case states.ModelReady() if state.phase == "closing" and state.round is not None:
             if event.failed:
-                return _failed(rules, state, state.round, event, now)
-            state = _completed(state, state.round, event.model_version, now)
+                return _fail_round(rules, state, state.round, event, now)
+            state = _complete_round(state, state.round, event.model_version, now)
     return _settle(rules, state, now)
 
 
@@ -132,7 +132,7 @@ def _hello(
     return state, (*actions, states.SendTask(assignment))
 
 
-def _seen(state: State, event: states.DeviceStatus, now: float) -> State:
+def _apply_status(state: State, event: states.DeviceStatus, now: float) -> State:
     known = state.devices.get(event.device)
     if known is None:
         return state  # a device is unknown before its hello
@@ -143,7 +143,7 @@ def _seen(state: State, event: states.DeviceStatus, now: float) -> State:
     return replace(state, devices=state.devices.with_device(replace(known, online=event.online, seen=now)))
 
 
-def _delayed(rules: Rules, state: State, seconds: float) -> State:
+def _delay_deadlines(rules: Rules, state: State, seconds: float) -> State:
     """Move all deadlines by ``seconds``, including the grace of offline devices."""
     current = state.round and replace(
         state.round,
@@ -159,7 +159,7 @@ def _delayed(rules: Rules, state: State, seconds: float) -> State:
     )
 
 
-def _answered(state: State, event: states.Answered | states.TaskDeclined | states.TurnLost) -> State:
+def _apply_answer(state: State, event: states.Answered | states.TaskDeclined | states.TurnLost) -> State:
     task = state.round.assignments.get(event.device) if state.round is not None else None
     if isinstance(event, states.Answered):
         if task is None or event.nonce not in ("", task.nonce):
@@ -198,27 +198,30 @@ def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> 
     if current.whole:
         if accepted < current.goal:
             lacking = attendance.lacking(rules, state, current, now)
-            return _without(rules, state, current, lacking, now) if lacking else (state, ())
-        return replace(noted(state, current, now), phase="closing"), (states.Close(current),)
+            return _end_incomplete(rules, state, current, lacking, now) if lacking else (state, ())
+        return replace(record_participation(state, current, now), phase="closing"), (states.Close(current),)
     given_up = attendance.given_up_at(rules, state, current)
     until = current.deadline if given_up is None else min(given_up, current.deadline)
     if accepted < current.goal and now < until and current.count("open"):
         return state, ()
-    before, state = state, noted(suspension.count_strikes(rules, state, current, now), current, now)
-    left_out = _left_out(before, state)
+    before, state = (
+        state,
+        record_participation(suspension.count_strikes(rules, state, current, now), current, now),
+    )
+    left_out = _warn_suspended(before, state)
     if accepted >= max(1, rules.min_reports):
-        closing = (*_incomplete(rules, state, current, now), states.Close(current))
+        closing = (*_warn_incomplete(rules, state, current, now), states.Close(current))
         return replace(state, phase="closing"), (*left_out, *closing)
-    after, actions = _too_few(rules, state, current, now)
+    after, actions = _end_with_too_few(rules, state, current, now)
     return after, (*left_out, *actions)
 
 
-def _too_few(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
+def _end_with_too_few(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
     """End a round with too few reports: abandon it, begin the algorithm again, or end the run."""
     lost = attendance.without_carry(current)
     if rules.whole and len(lost) == len(current.assignments) and _may_begin_again(rules, current):
         return _begin_again(state, current, lost, now)
-    text, refused = round_texts.too_few(rules, current), state.refused
+    text, refused = round_texts.explain_too_few(rules, current), state.refused
     if current.count("accepted") or current.count("rejected"):
         refused = refused + 1 if round_texts.diverged(current) else 0
     if refused < MOST_REFUSED or not round_texts.all_diverged(current):
@@ -226,7 +229,7 @@ def _too_few(rules: Rules, state: State, current: OpenRound, now: float) -> tupl
             _between_rounds(state, current, now), refused=refused, declined=round_texts.all_declined(current)
         )
         return after, (states.Abandon(current, text),)
-    return _refused(state, current, text, round_texts.DIVERGED_RUN, now)
+    return _refuse_run(state, current, text, round_texts.DIVERGED_RUN, now)
 
 
 def _maybe_finish(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
@@ -234,15 +237,15 @@ def _maybe_finish(rules: Rules, state: State, current: OpenRound, now: float) ->
     if current.count("accepted") < current.goal:
         enough = len(current.assignments) >= min(MOST_REFUSED, len(state.devices))
         if enough and not current.count("open") and round_texts.all_diverged(current):
-            return _refused(
-                state, current, round_texts.too_few(rules, current), round_texts.DIVERGED_RUN, now
+            return _refuse_run(
+                state, current, round_texts.explain_too_few(rules, current), round_texts.DIVERGED_RUN, now
             )
         return buffered.continue_round(rules, state, current, now)
-    after = noted(suspension.count_strikes(rules, state, current, now), current, now)
-    return replace(after, phase="closing"), (*_left_out(state, after), states.Close(current))
+    after = record_participation(suspension.count_strikes(rules, state, current, now), current, now)
+    return replace(after, phase="closing"), (*_warn_suspended(state, after), states.Close(current))
 
 
-def _left_out(before: State, after: State) -> Actions:
+def _warn_suspended(before: State, after: State) -> Actions:
     """Return a warning about the devices that were suspended between the two states, or no action."""
     suspended = suspension.newly_suspended(before, after)
     if not suspended:
@@ -250,7 +253,7 @@ def _left_out(before: State, after: State) -> Actions:
     return (states.Warn(round_texts.left_out(suspended)),)
 
 
-def _incomplete(rules: Rules, state: State, current: OpenRound, now: float) -> Actions:
+def _warn_incomplete(rules: Rules, state: State, current: OpenRound, now: float) -> Actions:
     """Return a warning that a round closes without some devices although the algorithm needs all, or no action."""
     absent = attendance.unreported(rules, state, current, now) if rules.whole else {}
     if not absent:
@@ -263,24 +266,24 @@ def _incomplete(rules: Rules, state: State, current: OpenRound, now: float) -> A
     return (states.Warn(text),)
 
 
-def _without(
+def _end_incomplete(
     rules: Rules, state: State, current: OpenRound, lacking: dict[str, str], now: float
 ) -> tuple[State, Actions]:
     """End a round that needs all of its devices but lacks some: try again, begin the algorithm again, or end the run."""
     count, missing = len(current.assignments), attendance.named(lacking)
     text = f"round {current.number} is abandoned and the model unchanged: it needs all {count} devices, and lacks {missing}"
     if rules.absent == "refuse":
-        return _refused(state, current, text, round_texts.COME_BACK, now)
+        return _refuse_run(state, current, text, round_texts.COME_BACK, now)
     before, state = state, suspension.count_strikes(rules, state, current, now)
     spoilers = suspension.newly_suspended(before, state)
     if spoilers and _may_begin_again(rules, current) and suspension.may_begin_without(rules, state, spoilers):
         after, actions = _begin_again(state, current, tuple(sorted(spoilers)), now, why=_SPOILED)
-        return after, (*_left_out(before, state), *actions)
+        return after, (*_warn_suspended(before, state), *actions)
     lost = attendance.without_carry(current)
     if not lost:
         refused = state.refused + 1 if attendance.all_refused(current, lacking) else 0
         if refused == MOST_REFUSED:
-            return _refused(state, current, text, _OF_NO_USE, now)
+            return _refuse_run(state, current, text, _OF_NO_USE, now)
         again = f"{text}; the exchange is tried again as soon as all of them are there"
         return replace(_between_rounds(state, current, now), refused=refused), (
             states.Abandon(current, again),
@@ -290,7 +293,7 @@ def _without(
     remedy = (
         "what they lost cannot be made again, so no round can be completed; start over with another `out`"
     )
-    return _refused(state, current, text, remedy, now)
+    return _refuse_run(state, current, text, remedy, now)
 
 
 def _may_begin_again(rules: Rules, current: OpenRound) -> bool:
@@ -311,7 +314,9 @@ def _begin_again(
     return after, (states.Abandon(current, text, restart=True), states.Warn(text))
 
 
-def _refused(state: State, current: OpenRound, text: str, remedy: str, now: float) -> tuple[State, Actions]:
+def _refuse_run(
+    state: State, current: OpenRound, text: str, remedy: str, now: float
+) -> tuple[State, Actions]:
     ended = replace(_between_rounds(state, current, now), phase="done")
     return ended, (
         states.Abandon(current, text),
@@ -319,12 +324,12 @@ def _refused(state: State, current: OpenRound, text: str, remedy: str, now: floa
     )
 
 
-def _completed(state: State, current: OpenRound, model_version: str, now: float) -> State:
+def _complete_round(state: State, current: OpenRound, model_version: str, now: float) -> State:
     ended = replace(_between_rounds(state, current, now), model_version=model_version, base=current.number)
     return replace(ended, position=state.position + 1)
 
 
-def _failed(
+def _fail_round(
     rules: Rules, state: State, current: OpenRound, ready: states.ModelReady, now: float
 ) -> tuple[State, Actions]:
     """Continue after a server step without a usable model: schedule the next round, or end the run.
@@ -359,7 +364,7 @@ def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]
         done = replace(state, phase="done")
         if (rules.whole and 0 < state.position <= rules.opening) or not state.base:
             return done, (
-                round_texts.nothing_trained(rules, diverged=state.refused > 0, declined=state.declined),
+                round_texts.refuse_untrained(rules, diverged=state.refused > 0, declined=state.declined),
             )
         return done, (states.Finish(),)
     if state.held:
@@ -372,7 +377,9 @@ def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]
         return buffered.open_round(rules, state, now)
     names = attendance.candidates(rules, state, now)
     if rules.rollout is not None and state.trial is None:
-        state = replace(state, trial=rollout.begun(rules.rollout, state.next_round, state.devices, names))
+        state = replace(
+            state, trial=rollout.begin_trial(rules.rollout, state.next_round, state.devices, names)
+        )
     opened = _new_round(rules, state, names, now)
     members = tuple(names) if rules.all_needed else ()
     return replace(state, phase="open", round=opened, members=members), (states.Open(opened),)
@@ -382,7 +389,7 @@ def _new_round(rules: Rules, state: State, names: list[str], now: float) -> Open
     number = state.next_round
     goal, selected = len(names), names
     if not rules.all_needed:
-        goal, selected = selection.goal_of(rules, len(names)), selection.chosen(rules, state, names)
+        goal, selected = selection.goal_of(rules, len(names)), selection.select_devices(rules, state, names)
     assignments = {name: selection.assign(rules, state, number, state.devices[name]) for name in selected}
     return OpenRound(
         number,

@@ -12,7 +12,7 @@ from edgefl_server.coordinator.fleet import Assignment, Assignments, Devices
 from edgefl_server.coordinator.roster import base_of
 
 WINDOW = 8
-"""Rounds from which it is estimated how many devices answer."""
+"""Number of last rounds from which the share of lost tasks is estimated."""
 
 
 class Participation(msgspec.Struct, frozen=True, array_like=True):
@@ -94,7 +94,7 @@ class ParticipationRecord:
         return sum(each.lost for each in tallies) / tasks if tasks else None
 
 
-def recorded(
+def record_round(
     record: ParticipationRecord, number: int, tasks: Assignments, turnout: Mapping[str, Turnout]
 ) -> ParticipationRecord:
     """Return ``record`` with the tasks of round ``number``, which receives no more updates, and its ``turnout``."""

@@ -19,8 +19,8 @@ from edgefl_server.coordinator.record import Turnout
 from edgefl_server.coordinator.roster import CANDIDATE, RosterEntry, base_of
 
 LEAST_TASKS = 10
-"""With so many tasks of the candidate its failures are judged before the trial is over: one that ends processes is not to do
-so for all rounds of a trial."""
+"""Number of the candidate's tasks after which its failures may end the trial early. A candidate that crashes devices
+should not run for all rounds of a trial."""
 
 Verdict = Literal["", "promoted", "taken back"]
 
@@ -92,7 +92,7 @@ class Trial(msgspec.Struct, frozen=True):
     text: str = ""
 
 
-def begun(rollout: Rollout, number: int, devices: Devices, names: Iterable[str]) -> Trial:
+def begin_trial(rollout: Rollout, number: int, devices: Devices, names: Iterable[str]) -> Trial:
     """Return a trial that begins with round ``number`` and draws its devices among ``names``.
 
     In each tier, the given share of devices, rounded up, uses the candidate; at least one keeps the present bundle. A
@@ -124,7 +124,7 @@ def tier_for(rollout: Rollout | None, trial: Trial | None, device: RosterEntry) 
     return device.tier + CANDIDATE if tries else device.tier
 
 
-def counted(
+def count_round(
     rollout: Rollout, trial: Trial, turnout: Mapping[str, Turnout], reports: Mapping[str, Reports]
 ) -> Trial:
     """Return ``trial`` with the figures of one more round, and with a verdict if one can be given.
@@ -142,11 +142,11 @@ def counted(
             new = (reports[tier],) if tier in reports else ()
             arms[tier] = Arm(before.tasks + counts.tasks, before.lost + counts.lost, (*before.reports, *new))
     after = msgspec.structs.replace(trial, rounds=trial.rounds + 1, arms=arms)
-    verdict, text = judged(rollout, after)
+    verdict, text = judge(rollout, after)
     return msgspec.structs.replace(after, verdict=verdict, text=text)
 
 
-def judged(rollout: Rollout, trial: Trial) -> tuple[Verdict, str]:
+def judge(rollout: Rollout, trial: Trial) -> tuple[Verdict, str]:
     """Return (verdict, reason). Both are empty while the trial continues."""
     old, new = _together(rollout, trial, ""), _together(rollout, trial, CANDIDATE)
     over = trial.rounds >= rollout.rounds

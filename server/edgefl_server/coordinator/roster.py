@@ -103,7 +103,7 @@ def tier_of(tiers: Sequence[TierRule], device: str, memory_bytes: int, known: st
     return max(fitting, key=lambda tier: tier.memory_bytes).name if fitting else ""
 
 
-def described(tiers: Sequence[TierRule]) -> str:
+def describe_tiers(tiers: Sequence[TierRule]) -> str:
     """Return the tiers and the devices that they accept as text: ``strong (devices strong-*), weak (32.0 MiB or more)``."""
     return ", ".join(f"{tier.name} ({_takes(tier)})" for tier in tiers)
 

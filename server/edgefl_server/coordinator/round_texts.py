@@ -12,14 +12,14 @@ from edgefl.wire.mqtt.messages import WRONG_DATA
 from edgefl.wire.mqtt.reasons import TEXTS
 from edgefl_server.coordinator import attendance
 from edgefl_server.coordinator.fleet import Assignments
-from edgefl_server.coordinator.record import recorded, turnout_of
+from edgefl_server.coordinator.record import record_round, turnout_of
 from edgefl_server.coordinator.states import OpenRound, Refuse, Rules, State
 
 # What a round that takes no more updates leaves in the record of its devices. Pure functions over the coordinator's
 # state.
 
 
-def noted(state: State, current: OpenRound, now: float) -> State:
+def record_participation(state: State, current: OpenRound, now: float) -> State:
     """Return ``state`` with the participation of round ``current``, which receives no more updates, added to its record.
 
     ``now`` (epoch seconds) decides whether an open task counts as lost: only after the deadline, or if its device is
@@ -29,7 +29,7 @@ def noted(state: State, current: OpenRound, now: float) -> State:
     if current.buffered:  # what is still open is of a later round, too
         tasks = Assignments({name: task for name, task in tasks.items() if task.status != "open"})
     turnout = {} if current.whole else turnout_of(tasks, state.devices, late=late)
-    return replace(state, record=recorded(state.record, current.number, tasks, turnout))
+    return replace(state, record=record_round(state.record, current.number, tasks, turnout))
 
 
 COME_BACK = (
@@ -43,7 +43,7 @@ DIVERGED_RUN = (
 )
 
 
-def too_few(rules: Rules, current: OpenRound) -> str:
+def explain_too_few(rules: Rules, current: OpenRound) -> str:
     """Return the text for a round that is abandoned because it has too few reports, with the causes and remedies."""
     accepted, pending = current.count("accepted"), current.count("open")
     why = "the deadline passed" if pending else "every device has answered"
@@ -87,7 +87,7 @@ def all_declined(current: OpenRound) -> dict[str, str]:
     return {each.device: each.reason for each in current.with_status("declined")}
 
 
-def nothing_trained(rules: Rules, *, diverged: bool, declined: Mapping[str, str]) -> Refuse:
+def refuse_untrained(rules: Rules, *, diverged: bool, declined: Mapping[str, str]) -> Refuse:
     """Return the action that ends a run in which no round trained the model; its text names the cause and the remedy.
 
     Args:

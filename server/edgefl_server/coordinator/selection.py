@@ -20,7 +20,7 @@ def goal_of(rules: Rules, count: int) -> int:
     return max(1, rules.min_reports, roster.share(rules.fraction, count))
 
 
-def chosen(rules: Rules, state: State, names: Sequence[str]) -> list[str]:
+def select_devices(rules: Rules, state: State, names: Sequence[str]) -> list[str]:
     """Return the names that the next round selects among ``names``, sorted, by the policy of the rules."""
     number, selection = state.next_round, rules.selection
     if selection.policy == "tiers":

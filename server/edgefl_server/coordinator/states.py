@@ -26,7 +26,7 @@ from edgefl_server.coordinator.roster import TierRule
 Rule = Literal["sqrt", "inverse", "constant", "hinge"]
 
 HINGE = 4
-"""Versions without a loss, under the rule ``hinge``."""
+"""Largest staleness in versions that the rule ``hinge`` does not discount."""
 
 
 def _hinge(versions: int) -> float:
@@ -42,8 +42,8 @@ RULES: Mapping[Rule, Callable[[int], float]] = {
     "constant": lambda _: 1.0,
     "hinge": _hinge,
 }
-"""By the name that a federation file has. Another one is a line here, and a name in :data:`Rule`: the journal keeps the
-share of each update, so that a replay needs no rule."""
+"""Staleness rules by the name in a federation file. A new one needs a line here and a name in :data:`Rule`. The
+journal stores the share of each update, so a replay does not need the rule."""
 
 
 def share(rule: Rule, versions: int) -> float:
@@ -60,13 +60,13 @@ def share(rule: Rule, versions: int) -> float:
 Outcome = Literal["closed", "abandoned"]
 
 MOST_REASON = 32
-"""Characters of a reason that are kept: a width any database holds."""
+"""Number of characters of a reason that are stored, which any database supports."""
 
 MOST_REFUSED = 3
-"""Rounds in a row that end for a refused update before a run that needs every device gives up."""
+"""Number of failed rounds in a row with refused updates only that ends the run."""
 
 MOST_SAMPLES = 1 << 24
-"""Largest number of local samples a device may have: a number any database holds."""
+"""Largest number of local samples of a device, which any database supports."""
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ class Authenticator:
         self._newcomers: dict[str, bytes] = {}
 
     def open(self, kind: type[AnyMessage], device: str, topic: str, payload: bytes) -> AnyMessage:
-        """Verify and accept a message, and return it. Args and errors are those of :meth:`verify`."""
+        """Verify and accept a message, and return it. Arguments and errors are the same as for :meth:`verify`."""
         verified_message = self.verify(kind, device, topic, payload)
         self.accept(verified_message)
         return verified_message.message
@@ -128,7 +128,7 @@ class Authenticator:
         keys = self._registry.keys(device)
         if envelope is None:
             if self._enrolled or keys:
-                raise unsigned(kind, device, enrolled=self._enrolled)
+                raise unsigned_error(kind, device, enrolled=self._enrolled)
             return VerifiedMessage(device, decode(kind, payload))
         known = next((each for each in keys if each.key == envelope.key), None)
         if known is None and not issubclass(kind, Hello):
@@ -237,7 +237,7 @@ class Authenticator:
         Raises:
             IdentityError: If the key is not permitted, changes too quickly, or too many names are known.
         """
-        if hello.token and self._proven(device, topic, hello, envelope):
+        if hello.token and self._is_proven(device, topic, hello, envelope):
             return _KeyEntry("token", token=hello.token)
         roots = {each.key: FOREVER for each in keys if each.state == "active"}
         if roots and envelope.key in (after := apply_successions(roots, envelope.succession)):
@@ -254,7 +254,7 @@ class Authenticator:
             )
         return _KeyEntry("first-use")
 
-    def _proven(self, device: str, topic: str, hello: Hello, envelope: Envelope) -> bool:
+    def _is_proven(self, device: str, topic: str, hello: Hello, envelope: Envelope) -> bool:
         token = self._registry.token(hello.token, self._clock())
         return token is not None and token[0] == device and proves(token[1], topic, envelope.key, hello.proof)
 
@@ -287,7 +287,7 @@ class Authenticator:
             IdentityError: If the message is older than the last accepted one.
         """
         number = self._numbers.get((device, envelope.key, kind), 0)
-        if envelope.at < max(number, _stored(kind, known)):
+        if envelope.at < max(number, _stored_number(kind, known)):
             raise IdentityError(
                 "replayed",
                 f"a {kind.__name__} of {device} was said before another one that was heard already: somebody sends it again",
@@ -301,7 +301,7 @@ class Authenticator:
         at = envelope.at
         # The registry's copy of the key: thousands of equal keys would take memory each.
         place = (device, envelope.key if known is None else known.key, kind)
-        is_newer = at > max(self._numbers.get(place, 0), _stored(kind, known))
+        is_newer = at > max(self._numbers.get(place, 0), _stored_number(kind, known))
         self._numbers[place] = max(at, self._numbers.get(place, 0))
         self._numbers.move_to_end(place)
         if len(self._numbers) > _MAX_NUMBERS:
@@ -315,7 +315,7 @@ class Authenticator:
             )
 
 
-def _stored(kind: type[Message], known: DeviceKey | None) -> int:
+def _stored_number(kind: type[Message], known: DeviceKey | None) -> int:
     """Return the number of the last message of this kind in the registry; 0 without one."""
     return {Hello: known.hello_at, Status: known.status_at}.get(kind, 0) if known else 0
 
@@ -336,7 +336,7 @@ def check_valid(device: str, known: DeviceKey, now: float) -> None:
         )
 
 
-def unsigned(kind: type[Message], device: str, *, enrolled: bool) -> IdentityError:
+def unsigned_error(kind: type[Message], device: str, *, enrolled: bool) -> IdentityError:
     """Return the error for a message without a signature."""
     why = "only enrolled devices are let in" if enrolled else "this device signs what it says"
     return IdentityError("unsigned", f"a {kind.__name__} of {device} is not signed, and {why}", device=device)

@@ -58,7 +58,7 @@ class BufferedRegistry:
         ):  # `edgefl enroll` changed the registry meanwhile, and takes precedence
             del self._keys[device]
             return written
-        return [*(_succeeded(each, pending.until) for each in written), pending.key]
+        return [*(_retire(each, pending.until) for each in written), pending.key]
 
     def devices(self) -> int:
         """Return the number of names with keys, or slightly more."""
@@ -147,7 +147,7 @@ def _states(keys: list[DeviceKey]) -> _KeyStates:
     return tuple((each.key, each.state) for each in keys)
 
 
-def _succeeded(known: DeviceKey, until: int) -> DeviceKey:
+def _retire(known: DeviceKey, until: int) -> DeviceKey:
     """Return ``known`` as it is after another key replaced it: retired, and valid until ``until``."""
     if known.state != "active":
         return known

@@ -46,7 +46,7 @@ from edgefl_server.profiling.reports import DeviceReport, FleetReport, Offered, 
 _POLL_S = 0.2
 _FAREWELL_S = 5.0
 _LEFTOVER_S = 3600.0
-"""How long after its end an offer of somebody else is taken for forgotten: clocks differ."""
+"""Seconds after its end at which another profiler's offer counts as abandoned. It allows for differences of clocks."""
 _MOST_CHUNKS = 1 << 20
 _MOST_REASON, _MOST_TEXT = 32, 400
 
@@ -177,7 +177,7 @@ class FleetProfiler:
         check_limit(event, self._address)
         match event:
             case Connected():
-                self._up()
+                self._publish_offer()
             case Disconnected():
                 self._trouble = event.reason
             case Refusal():
@@ -186,7 +186,7 @@ class FleetProfiler:
                 with suppress(ProtocolError, BundleError):  # an invalid message is not an answer
                     self._incoming(event)
 
-    def _up(self) -> None:
+    def _publish_offer(self) -> None:
         """Publish the bundles again after each connection, in case the broker lost them, and repeat the open requests."""
         self._up_since = self._up_since or self._clock()
         until = time.time() + self._seconds_left()
@@ -242,13 +242,13 @@ class FleetProfiler:
         if numbers or (self._options.devices and device not in self._options.devices):
             return
         if leaf == "hello":
-            self._hello(device, self._opened(Hello, device, message))
+            self._hello(device, self._open_message(Hello, device, message))
         elif leaf == "status":
-            self._status(self._row(device), self._opened(Status, device, message).online)
+            self._status(self._row(device), self._open_message(Status, device, message).online)
         elif leaf == "profiles":
-            self._answer(self._row(device), self._opened(ProfileAnswer, device, message))
+            self._answer(self._row(device), self._open_message(ProfileAnswer, device, message))
 
-    def _opened(self, kind: type[AnyMessage], device: str, message: IncomingMessage) -> AnyMessage:
+    def _open_message(self, kind: type[AnyMessage], device: str, message: IncomingMessage) -> AnyMessage:
         """Verify and return a device's message. The first key of each device is trusted while this command runs.
 
         Raises:

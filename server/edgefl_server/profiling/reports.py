@@ -19,7 +19,7 @@ from edgefl_server.coordinator.roster import TierRule, tier_of
 
 State = Literal["waiting", "measuring", "done", "declined", "silent", "late", "offline", "skipped", "unknown"]
 FINAL = ("done", "declined", "skipped")
-"""States that nothing changes any more."""
+"""States of a device that do not change any more."""
 
 _UNKNOWN_NEED = 1 << 62
 
@@ -166,7 +166,7 @@ def read_recorded(path: Path) -> tuple[DeviceReport, ...]:
                 "edgefl",
                 path=str(path),
             )
-        return tuple(_checked(device) for device in found.devices)
+        return tuple(_check_device(device) for device in found.devices)
     except OSError as error:
         raise ConfigError(
             f"cannot read {path}: {error.strerror or error}; name a file that `edgefl profile --record` wrote",
@@ -179,12 +179,12 @@ def read_recorded(path: Path) -> tuple[DeviceReport, ...]:
         ) from error
 
 
-def merged(report: FleetReport, others: Sequence[DeviceReport]) -> FleetReport:
+def merge_reports(report: FleetReport, others: Sequence[DeviceReport]) -> FleetReport:
     """Return ``report`` with ``others`` appended to its devices."""
     return msgspec.structs.replace(report, devices=(*report.devices, *others))
 
 
-def _checked(device: DeviceReport) -> DeviceReport:
+def _check_device(device: DeviceReport) -> DeviceReport:
     """Return ``device`` if it is within the bounds of a profile received over the network.
 
     Raises:

@@ -27,11 +27,11 @@ from edgefl_server.run_spec import ExchangeSpec, RunSpec
 from edgefl_server.storage.checkpoints import PublishedModels
 
 Sign = Callable[[str], bytes]
-"""The signature of a manifest's digest; empty for none."""
+"""Function from the digest of a manifest to its signature; an empty signature if bundles are not signed."""
 
 
 _PROGRESS_S = 0.2
-"""How often a device tells of its progress if it is not told otherwise."""
+"""Default time between two progress messages of a device."""
 
 
 class Announcements:
@@ -74,7 +74,7 @@ class Announcements:
         self._offers = [self._offer(exchange, sign) for exchange in spec.exchanges]
         self._bundles = frozenset(self.publisher.live)
         self._units: dict[int, dict[str, tuple[BlobRef, ...]]] = {}
-        """Of the last rounds, by number, what their model is put together from."""
+        """Blobs of the models from which the last rounds began, by round number."""
 
     @property
     def sent_bytes(self) -> int:

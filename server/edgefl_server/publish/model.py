@@ -14,7 +14,7 @@ from edgefl_server.publish.downlink import PublishedPart
 from edgefl_server.run_spec import RunSpec, TierSpec
 
 
-def of_units(weights: Mapping[str, Array], units: Iterable[str]) -> dict[str, Arrays]:
+def group_by_unit(weights: Mapping[str, Array], units: Iterable[str]) -> dict[str, Arrays]:
     """Return the tensors of each unit under their global names. Units without tensors are left out."""
     by_unit = {
         unit: {name: array for name, array in weights.items() if name.startswith(f"{unit}.")}
@@ -25,7 +25,7 @@ def of_units(weights: Mapping[str, Array], units: Iterable[str]) -> dict[str, Ar
 
 def unit_blobs(weights: Mapping[str, Array], units: Iterable[str]) -> Iterator[tuple[str, bytes]]:
     """Yield (unit, safetensors blob of its tensors under their global names). Units without tensors are left out."""
-    return ((unit, tensors.dump(own)) for unit, own in of_units(weights, units).items())
+    return ((unit, tensors.dump(own)) for unit, own in group_by_unit(weights, units).items())
 
 
 def version_of(units: Iterable[tuple[str, bytes]]) -> str:
@@ -63,7 +63,7 @@ class ModelVersion:
 
     def parts(self, spec: RunSpec) -> dict[str, PublishedPart]:
         """Return all parts of the model that some tier reads, by the name under which they are published."""
-        units = of_units(self.weights, spec.units)
+        units = group_by_unit(self.weights, spec.units)
         parts: dict[str, PublishedPart] = {}
         for exchange in spec.exchanges:
             for tier, placement in self.placements.items():

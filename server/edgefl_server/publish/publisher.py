@@ -25,9 +25,9 @@ from edgefl_server.publish.blob_store import BlobStore, MemoryBlobStore
 
 _MOST_ECHOES = 64
 _MOST_WAITING = 64 << 20
-"""Bytes of chunks that wait for the broker: each is a copy in memory until it has them."""
+"""Largest number of bytes of unacknowledged chunks, which are copied in memory."""
 _BROKER_S = 10.0
-"""For the broker to take one more; after that the rest waits in memory, as it must."""
+"""Seconds to wait for the broker to acknowledge a chunk. After that, chunks are queued in memory without a limit."""
 
 
 class MessagePublisher(Protocol):
@@ -310,10 +310,10 @@ class Publisher:
 
 
 _HEARD_S = 2.0
-"""For the broker to send what it retains, before all of it is published again."""
+"""Seconds to wait for the retained announcement before everything is published again."""
 _ANNOUNCE_S = 1.0
 _BLOBS_S = 30.0
-"""At most so often, whatever others do: an announcement is small, and a model is not."""
+"""Shortest time between two repetitions of all blobs, because a model is large."""
 
 
 class AnnouncementMonitor:

@@ -329,7 +329,7 @@ class WorkerPool:
                 is_current = current is not None and current.number == number
                 tasks = current.with_status("open") if current is not None and is_current else ()
                 own = tuple(task for task in tasks if self._slot_of(task.device) is slot)
-                return HandlerResult(events=self._recovered(), tasks=own)
+                return HandlerResult(events=self._end_outage(), tasks=own)
             case messages.Progressed() as progressed:
                 for event in progressed.events:
                     self._reporter.emit(event)
@@ -347,7 +347,7 @@ class WorkerPool:
                 self._replace(slot, reason)
         return NOTHING
 
-    def _recovered(self) -> tuple[Outage, ...]:
+    def _end_outage(self) -> tuple[Outage, ...]:
         """Return the event of one outage when the last stalled worker recovers, or no event."""
         if self._stalled_since is None or self.is_stalled:
             return ()
@@ -411,7 +411,7 @@ class WorkerPool:
             self._send_round(slot, current)
         else:  # no deadline runs between rounds, so the outage is not reported
             slot.is_stalled = False
-            self._recovered()
+            self._end_outage()
 
     def _send_changed_keys(self, current: OpenRound | None) -> None:
         changed: dict[int, dict[str, tuple[DeviceKey, ...] | None]] = {}

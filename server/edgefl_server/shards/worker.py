@@ -32,7 +32,7 @@ from edgefl_server.coordinator.fleet import Devices, Status
 from edgefl_server.coordinator.roster import RosterEntry
 from edgefl_server.coordinator.states import Answered, Rules, State, TurnLost
 from edgefl_server.events import Event, Rejected
-from edgefl_server.identity.authenticator import check_valid, unknown_key, unsigned
+from edgefl_server.identity.authenticator import check_valid, unknown_key, unsigned_error
 from edgefl_server.identity.registry import DeviceKey
 from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.shards import messages
@@ -82,7 +82,7 @@ class WorkerSettings:
 
 
 class UnknownDevice(IdentityError):
-    """Message of a device whose keys the server has not sent to this worker yet."""
+    """Message of a device whose keys this worker has not received."""
 
 
 class KeyRing:
@@ -127,7 +127,7 @@ class KeyRing:
         envelope = unwrap(payload, UpdateChunk)
         if envelope is None:
             if self._enrolled or keys:
-                raise unsigned(UpdateChunk, device, enrolled=self._enrolled)
+                raise unsigned_error(UpdateChunk, device, enrolled=self._enrolled)
             return decode(UpdateChunk, payload)
         known = next((each for each in keys if each.key == envelope.key), None)
         if known is None and (self._enrolled or keys):

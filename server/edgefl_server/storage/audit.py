@@ -74,10 +74,9 @@ def rounds_of(folder: Path) -> tuple[RoundClosed, ...]:
 
 NAME = "audit.jsonl"
 BEGINNING = "0" * 64
-"""What stands before the first line."""
+"""Hash that the first line has as the hash of the line before."""
 MOST_REJECTED = 16
-"""Refusals of a device in a round that are written down, and only of devices that the round has: strangers may send a
-million messages."""
+"""Number of refusals that are logged per device and round. Refusals of devices without a task are not logged."""
 
 _RECORDED = (
     *(events.Started, events.RoundOpened, events.UpdateAccepted, events.Declined, events.RoundEnded),
@@ -87,7 +86,7 @@ _SYNCED = (
     *(events.RoundEnded, events.RoundClosed, events.Finished, events.Refused, events.Stopped),
     events.Ordered,
 )
-"""After these the file is on disk before the run goes on."""
+"""Events after which the file is synced to disk."""
 _HASH = b',"hash":"'
 
 
@@ -123,7 +122,7 @@ class Audit:
             A warning if the file cannot be written, else None.
         """
         try:
-            self._tail = self._tail or _repaired(self._path)
+            self._tail = self._tail or _repair(self._path)
             if self._is_recorded(event, self._tail):
                 self._append(event, self._tail)
         except OSError as error:
@@ -234,7 +233,7 @@ def _own_hash(line: bytes) -> str:
     return rest.removesuffix(b'"}').decode("ascii", "replace") if found else ""
 
 
-def _repaired(path: Path) -> _ChainState:
+def _repair(path: Path) -> _ChainState:
     """Return the end of the chain in a file. An incomplete last line, left by a killed server, is cut off."""
     tail = _ChainState()
     if not path.exists():

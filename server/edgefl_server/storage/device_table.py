@@ -13,7 +13,7 @@ from edgefl_server.coordinator.roster import RosterEntry
 from edgefl_server.storage import tables
 
 _FEW = 500
-"""Names that a statement lists: databases have a limit."""
+"""Largest number of names in one statement, because databases have a limit."""
 
 
 def save(

@@ -24,10 +24,10 @@ from edgefl_server.events import Event, Warned
 
 NAME, BEFORE = "events.jsonl", "events.1.jsonl"
 MOST_BYTES = 32 << 20
-"""Of a file; there are two."""
+"""Size at which a file is replaced by a new one. Two files exist at most."""
 _PAUSE_S = 0.25
 _PROGRESS_S = 1.0
-"""A device's progress is written once in so long."""
+"""Shortest time between two written progress events of a device."""
 
 
 class Feed:
@@ -149,7 +149,7 @@ AnyEvent = (
 )  # fmt: skip
 
 _MOST_AT_ONCE = 4 << 20
-"""Bytes that are read at a time, so that the caller can interrupt."""
+"""Number of bytes that are read at a time, so that the caller can interrupt."""
 
 
 class FeedEvent(msgspec.Struct, frozen=True):

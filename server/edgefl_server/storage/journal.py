@@ -33,8 +33,7 @@ _Given = ParamSpec("_Given")
 _Read = TypeVar("_Read")
 
 MOST_ROWS = 20_000
-"""Tasks, and updates, that are kept of rounds that are over: about twenty rounds of a thousand devices, a thousand of
-twenty."""
+"""Number of tasks, and of updates, that are kept of finished rounds: about twenty rounds of a thousand devices."""
 
 
 @dataclass(frozen=True)
@@ -383,7 +382,7 @@ class Journal:
 
 
 _TOGETHER_S = 1.0
-"""News of devices waits that long for more, while messages come one after the other."""
+"""Longest time that changed devices are buffered while messages arrive without a pause."""
 
 
 class DeviceWriteBuffer:

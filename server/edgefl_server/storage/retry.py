@@ -76,7 +76,7 @@ class RetryPolicy:
         self._is_stopped = True
 
 
-def _retried(
+def _with_retries(
     method: Callable[Concatenate[Journal, _Parameters], _Result],
 ) -> Callable[Concatenate[RetryingJournal, _Parameters], _Result]:
     """Return a method that repeats the journal's ``method`` until it succeeds."""
@@ -100,15 +100,15 @@ class RetryingJournal:
         self.direct = direct
         self.policy = policy
 
-    open_round = _retried(Journal.open_round)
-    reassign = _retried(Journal.reassign)
-    begin_again = _retried(Journal.begin_again)
-    stop_taking = _retried(Journal.stop_taking)
-    end_round = _retried(Journal.end_round)
-    outcome = _retried(Journal.outcome)
-    add_to_outcome = _retried(Journal.add_to_outcome)
-    progress = _retried(Journal.progress)
-    count_devices = _retried(Journal.count_devices)
-    tally = _retried(Journal.tally)
-    reports = _retried(Journal.reports)
-    undo = _retried(Journal.undo)
+    open_round = _with_retries(Journal.open_round)
+    reassign = _with_retries(Journal.reassign)
+    begin_again = _with_retries(Journal.begin_again)
+    stop_taking = _with_retries(Journal.stop_taking)
+    end_round = _with_retries(Journal.end_round)
+    outcome = _with_retries(Journal.outcome)
+    add_to_outcome = _with_retries(Journal.add_to_outcome)
+    progress = _with_retries(Journal.progress)
+    count_devices = _with_retries(Journal.count_devices)
+    tally = _with_retries(Journal.tally)
+    reports = _with_retries(Journal.reports)
+    undo = _with_retries(Journal.undo)

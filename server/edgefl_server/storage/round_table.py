@@ -29,10 +29,10 @@ class MethodProgress:
 
 
 COLUMNS = ("model_version", "opened", "deadline", "goal", "whole", "weight_cap")
-"""What a row has of an open round under the same name."""
+"""Columns of a round's row that are attributes of OpenRound with the same name."""
 
 CLOSING = "closing"
-"""The state of a round whose updates are being added up: it takes no more of them."""
+"""State of a round whose updates are being summed. It accepts no more updates."""
 
 # Statements that every group of updates needs are built once: that costs more than running them.
 _tasks = tables.assignments.c
@@ -65,7 +65,7 @@ def open_round(connection: Connection, run: str) -> OpenRound | None:
     if row is None:
         return None
     if row["weight_cap"]:
-        return _buffered(connection, run, row, open_tasks(connection, run))
+        return _read_buffered(connection, run, row, open_tasks(connection, run))
     tasks = Assignments(_tasks_of(connection, run, row["round"]))
     return _round(row, tasks, progress(connection, run).position)
 
@@ -82,7 +82,7 @@ def _tasks_of(connection: Connection, run: str, number: int) -> dict[str, Assign
     return {each["device"]: _assignment(each) for each in connection.execute(query).mappings()}
 
 
-def _buffered(
+def _read_buffered(
     connection: Connection, run: str, row: Mapping[Any, Any], tasks: Mapping[str, Assignment]
 ) -> OpenRound:
     """Return an asynchronous round with its open ``tasks``, and the number of accepted updates of other tasks."""
@@ -105,7 +105,7 @@ def ended_round(connection: Connection, run: str, number: int) -> OpenRound:
     which = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
     row = connection.execute(sa.select(tables.rounds).where(which)).mappings().one()
     if row["weight_cap"]:
-        return _buffered(connection, run, row, {})
+        return _read_buffered(connection, run, row, {})
     tasks = Assignments(_tasks_of(connection, run, number))
     return _round(row, tasks, versions(connection, run)[number].position)
 
@@ -243,7 +243,7 @@ def _assignment(row: Mapping[Any, Any]) -> Assignment:
 
 
 TURNOUT = "turnout"
-"""Where a round's outcome has what came of its tasks, by tier."""
+"""Key of the turnouts by tier in a round's outcome."""
 
 
 def keep_participations(connection: Connection, run: str, now: Mapping[str, Participation]) -> None:
@@ -275,7 +275,7 @@ def read_participations(connection: Connection, run: str) -> ParticipationRecord
 
 
 ROLLOUT = "rollout"
-"""Where a round's outcome has the trial as it stood when it opened, or ended."""
+"""Key of the trial in a round's outcome, as it was when the round opened or ended."""
 
 
 def trial(connection: Connection, run: str) -> Trial | None:

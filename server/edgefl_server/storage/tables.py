@@ -104,14 +104,14 @@ SIZES = ("down_bytes", "up_bytes", "down_wire_bytes", "up_wire_bytes", "up_float
 
 
 LAYOUT = 5
-"""Of the tables and of what lies in them; another number is another release's journal."""
+"""Version of the tables and their contents. A journal with another number was written by another release."""
 layout = sa.Table(
     "journal_layout", _tables, sa.Column("number", sa.Integer, primary_key=True, autoincrement=False)
 )
 
 
 _CONNECT_S = 10
-"""For a database elsewhere to answer."""
+"""Seconds to wait for the answer of a remote database."""
 
 
 def engine(url: str) -> sa.Engine:

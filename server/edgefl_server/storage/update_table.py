@@ -14,7 +14,7 @@ from edgefl_server.storage import round_table, tables
 from edgefl_server.storage.update_storage import UpdateLocation
 
 MOST_REJECTED = 16
-"""Rows of refused updates per device and round: nobody may fill the disk with them."""
+"""Largest number of refused updates that are stored per device and round, so that nobody can fill the disk."""
 
 _updates = tables.updates.c
 
@@ -76,7 +76,7 @@ def of_step(run: str, number: int) -> sa.ColumnElement[bool]:
 _INSERT = tables.updates.insert()
 
 ShardOf = Callable[[str], int]
-"""The shard of a device, by its name, as far as its updates are taken by workers."""
+"""Function from the name of a device to its shard, if workers receive its updates."""
 
 
 def accept(

@@ -48,7 +48,7 @@ class RunResolver:
         self._placing = _Placing(process)
 
     def resolve(self, name: messages.Placeholder) -> object:
-        """Return the object that a placeholder stands for.
+        """Return the object of a placeholder.
 
         Raises:
             BundleError: If a bundle file cannot be read.
@@ -79,22 +79,22 @@ class _Placing:
 
     def __init__(self, process: TorchProcess) -> None:
         self._process = process
-        self._asked: tuple[Arrays, int] | None = None
+        self._request: tuple[Arrays, int] | None = None
         self._left: dict[str, Placement] = {}
 
     def __call__(self, tier: str, weights: Arrays, number: int) -> Placement:
-        same = self._asked is not None and self._asked[0] is weights and self._asked[1] == number
+        same = self._request is not None and self._request[0] is weights and self._request[1] == number
         if not same or tier not in self._left:
             own = {
                 name: array for name, array in weights.items() if "/" not in name
             }  # without the server's state
-            self._left, self._asked = (
+            self._left, self._request = (
                 dict(self._process.call(messages.PlaceRequest(own, number))),
                 (weights, number),
             )
         placement = self._left.pop(tier)
         if not self._left:
-            self._asked = None
+            self._request = None
         return placement
 
 
@@ -136,16 +136,18 @@ class _RemoteOptimizer(ServerOpt):
 
     def moved(self, before: Mapping[str, Array], mean: Mapping[str, Array], hyper: Scalars) -> Arrays:
         try:
-            return self._asked(messages.MoveRequest(self.exchange, dict(before), dict(mean), dict(hyper)))
+            return self._request(messages.MoveRequest(self.exchange, dict(before), dict(mean), dict(hyper)))
         except TorchProcessError as error:  # only this round fails
             raise StepError(f"the server's step {self.name!r} could not be taken: {error.message}") from error
 
     def unfolded(self, update: Mapping[str, Array]) -> Arrays:
         return (
-            self._asked(messages.UnfoldRequest(self.exchange, dict(update))) if self.unfolds else dict(update)
+            self._request(messages.UnfoldRequest(self.exchange, dict(update)))
+            if self.unfolds
+            else dict(update)
         )
 
-    def _asked(self, request: messages.WorkRequest) -> Arrays:
+    def _request(self, request: messages.WorkRequest) -> Arrays:
         assert self.process is not None
         arrays: Arrays = self.process.call(request)
         return arrays
@@ -240,13 +242,13 @@ class TorchProcess:
                 if not process.composed and not isinstance(request, ComposeRequest):
                     self._compose_again(process)
                 with process.locks[beside]:
-                    answer = self._exchanged(process, request, beside, resolver)
+                    answer = self._exchange(process, request, beside, resolver)
                 process.composed = True
                 return answer
             except BaseException as error:
                 gone = isinstance(error, ConnectionEnded)
                 if process.broken:
-                    ended = self._lost(process, warn=gone)
+                    ended = self._drop_process(process, warn=gone)
                 if not gone:
                     raise
             finally:
@@ -284,10 +286,10 @@ class TorchProcess:
         assert self._recompose_request is not None  # the functions of a run exist only once it is composed
         with process.locks[False]:
             if not process.composed:
-                self._exchanged(process, self._recompose_request, 0)
+                self._exchange(process, self._recompose_request, 0)
                 process.composed = True
 
-    def _exchanged(
+    def _exchange(
         self,
         process: Process,
         request: WorkRequest,
@@ -308,7 +310,7 @@ class TorchProcess:
         assert isinstance(message, Done)
         return message.value
 
-    def _lost(self, process: Process, *, warn: bool) -> str:
+    def _drop_process(self, process: Process, *, warn: bool) -> str:
         """End and forget a broken process, and return a description of its end. ``warn``: emit a warning, once."""
         with self._lock:
             own = self._process is process

@@ -34,7 +34,7 @@ class ConnectionEnded(Exception):
 
 
 class PlaceholderResolver(Protocol):
-    """Function from a placeholder to the object that it stands for."""
+    """Source of the objects behind placeholders, which the other process sent instead of them."""
 
     def resolve(self, name: Any) -> object: ...
 

@@ -22,7 +22,7 @@ from edgefl_server.run_spec import FixedPlacement, RunSpec
 from edgefl_server.torch_process import messages
 
 Answer = tuple[object, Mapping[int, messages.Placeholder]]
-"""A value, and the placeholders of functions and bundles in it, by their ids."""
+"""Result of a request, and placeholders of functions and bundles in it, by their ids."""
 
 
 class ModelWorker:

@@ -22,17 +22,17 @@ from edgefl_server.coordinator.states import State
 MAX_SIZES = {"status": 1024, "progress": 4096, "declines": 16_384}
 """Largest message by the last level of its topic, in bytes; hellos have a limit of their own."""
 _BURST_S = 10.0
-"""Seconds over which unused messages are saved up."""
+"""Seconds of unused messages that a device may send at once later."""
 _ANSWERS_S = 2.0
 _ANSWERS_BURST = 32.0
-"""Answers to one device's unreadable messages and unrequested updates: a second, and at once."""
+"""Number of answers to one device's unreadable messages and unrequested updates at once."""
 RETURNS_S = 10.0
-"""Devices without a place that come back, a second."""
+"""Number of devices without a place that are asked to return per second."""
 
 RateKind = Literal["message", "answer", "unverified", "copy"]
-"""What a rate is for: a device's message other than a chunk; an answer to a message that the device signed; an answer to one
-that anybody may have sent under its name; an answer to a copy of what the server has. Separate rates keep an attacker from
-using up what the device itself needs."""
+"""Purpose of a rate: ``message``, a device's message other than a chunk; ``answer``, an answer to a signed message;
+``unverified``, an answer to a message that anyone may have sent; ``copy``, an answer to a copy of a chunk. They
+are separate so that an attacker cannot use up the rates that the device itself needs."""
 
 _REFUSED: dict[RateKind, str] = {
     "message": "messages too often",

@@ -15,14 +15,14 @@ from edgefl.errors import UpdateRejected
 from edgefl.wire.mqtt.messages import UpdateChunk
 
 MIN_CHUNK_BYTES = 256
-"""Smallest size of every chunk but the last: a device may not cut its update into more chunks than that."""
+"""Smallest size of every chunk but the last, which bounds the number of chunks of an update."""
 CHUNK_OVERHEAD_BYTES = 256
 UPDATE_OVERHEAD_BYTES = 2048
-"""Memory of a chunk, and of an unfinished update, beside the bytes of the update itself."""
+"""Memory of a chunk, and of an unfinished update, besides the update's bytes."""
 MAX_MISSING = 1024
-"""Missing chunks in one request."""
+"""Largest number of missing chunks in one request."""
 MAX_DAMAGED = 3
-"""Times in a round that a device may send an update again that arrived complete with another digest."""
+"""Number of times per round that a device may repeat an update that arrived with another digest than declared."""
 _NONCE_LETTERS = 64
 _DIGEST_LETTERS = 64
 

@@ -40,11 +40,12 @@ from edgefl_server.updates.upload_scheduler import UploadScheduler
 BATCH_UPDATES = 64
 BATCH_BYTES = 4 << 20
 BATCH_S = 0.05
-"""A batch is journaled when it has so many updates, or bytes, or its first update has waited so long."""
+"""Limits of a batch: it is journaled when it has that many updates or bytes, or when its first update has waited that
+long."""
 _ENVELOPE_FACTOR = 4
 """Size of the smallest chunks' messages as a multiple of their data."""
 MAX_ROUNDS = 2**31
-"""Numbers of rounds lie below, whatever a topic says."""
+"""Upper limit of round numbers in topics."""
 _NONCE = re.compile(r"[0-9a-f]{24}")
 
 
@@ -68,7 +69,7 @@ _NOTHING = ReceiveResult()
 
 
 @dataclass
-class UploadState:
+class UploadRecord:
     """State of one device's upload.
 
     Attributes:
@@ -130,7 +131,7 @@ class UpdateReceiver:
             max_bytes=min(limits.max_pending_bytes, most_bytes() // 4 or limits.max_pending_bytes),
             min_chunk_bytes=min(MIN_CHUNK_BYTES, limits.chunk_bytes // 2),
         )
-        self._uploads: dict[str, UploadState] = {}
+        self._uploads: dict[str, UploadRecord] = {}
         self._batch: dict[str, _ValidUpdate] = {}
         self._batch_bytes = 0
         self._batch_since = 0.0
@@ -195,7 +196,7 @@ class UpdateReceiver:
         """
         upload = self._uploads.get(device)
         if upload is None:
-            upload = UploadState()
+            upload = UploadRecord()
             if device in state.devices:  # names without a hello must not fill the memory
                 self._uploads[device] = upload
         upload.traffic += traffic
@@ -211,7 +212,7 @@ class UpdateReceiver:
         try:
             assignment = addressed(state, device, number, chunk.nonce)
         except UpdateRejected as refusal:
-            return self._unrequested(device, number, chunk, refusal, state) if is_edge else _NOTHING
+            return self._answer_unrequested(device, number, chunk, refusal, state) if is_edge else _NOTHING
         if assignment.status != "open":
             is_answered = is_edge and self._rate_limiter.allow("answer", device)
             return self._answer_again(assignment, number, chunk) if is_answered else _NOTHING
@@ -224,7 +225,7 @@ class UpdateReceiver:
         assignment: Assignment,
         chunk: UpdateChunk,
         traffic: PublishTraffic,
-        upload: UploadState,
+        upload: UploadRecord,
         state: State,
         aggregation: RoundAggregation,
     ) -> ReceiveResult:
@@ -271,7 +272,7 @@ class UpdateReceiver:
         self,
         assignment: Assignment,
         whole: ReassembledUpdate,
-        upload: UploadState,
+        upload: UploadRecord,
         state: State,
         aggregation: RoundAggregation,
     ) -> _ValidUpdate:
@@ -308,7 +309,7 @@ class UpdateReceiver:
             weight=weight,
             share=self._rules.share(aggregation.number - assignment.round),
             metrics=validation.finite_metrics(update.metrics),
-            down=validation.downloaded(update),
+            down=validation.reported_download(update),
             up=up,
             up_float32_bytes=up.payload - len(update.tensors) + aggregation.float32_bytes(update.tier),
             data=whole.data,
@@ -324,7 +325,7 @@ class UpdateReceiver:
         ack = acks.already_answered(assignment, number, chunk, accepted, self._rules)
         return ReceiveResult((Reply(device, ack),))
 
-    def _unrequested(
+    def _answer_unrequested(
         self, device: str, number: int, chunk: UpdateChunk, refusal: UpdateRejected, state: State
     ) -> ReceiveResult:
         """Answer an update that belongs to no open task. A late copy of an accepted update is acknowledged as accepted."""
@@ -412,7 +413,7 @@ class UpdateReceiver:
             self._events.emit(validation.report_event(message, row.down, row.up))
             self._warn_once(message)
             task = row.assignment
-            upload = self._uploads.setdefault(each.device, UploadState())
+            upload = self._uploads.setdefault(each.device, UploadRecord())
             upload.sent_bytes, upload.accepted = 0, (task.round, task.nonce, row.sha256)
             ack = Ack(round=task.round, nonce=task.nonce, status="accepted", sha256=row.sha256)
             replies.append(Reply(each.device, ack))
@@ -520,7 +521,7 @@ class UpdateReceiver:
         digests = {}
         for event, checked, share in stored_updates(self._journal, self._rules.run, aggregation, shards):
             digests[event.device] = event.sha256
-            upload = self._uploads.setdefault(event.device, UploadState())
+            upload = self._uploads.setdefault(event.device, UploadRecord())
             upload.accepted = event.round, event.nonce, event.sha256
             self._events.emit(event)  # the other process may have ended before it reported the update
             aggregation.aggregator.add(checked, event.weight, share)

@@ -144,7 +144,7 @@ def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     return {printable(name, _MAX_NAME): float(metrics[name]) for name in names[:_MAX_METRICS]}
 
 
-def downloaded(update: Update) -> PublishTraffic:
+def reported_download(update: Update) -> PublishTraffic:
     """Return the download that the device reports, clamped to the range of the journal's columns."""
     counts = (update.profile.down_bytes, update.profile.down_wire_bytes)
     return PublishTraffic(*(max(0, min(count, _MAX_BYTES)) for count in counts))

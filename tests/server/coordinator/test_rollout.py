@@ -41,7 +41,7 @@ def test_shares_are_rounded_up(seed: int, share: float, strong: int, weak: int) 
     devices = Devices(
         {name: RosterEntry(name, name.partition("-")[0], 1, True, 0.0) for name in names(strong, weak)}
     )
-    trial = rollout.begun(rule, 1, devices, devices)
+    trial = rollout.begin_trial(rule, 1, devices, devices)
     for tier, count in (("strong", strong), ("weak", weak)):
         own = [each for each in devices.values() if each.tier == tier]
         tried = sum(rollout.tier_for(rule, trial, each) == f"{tier}@candidate" for each in own)
@@ -61,7 +61,7 @@ def test_the_same_devices_try_it_until_the_trial_is_judged() -> None:
         turnout = state.record.turnout(number)
         if not state.trial.verdict:
             assert turnout["strong@candidate"] == Turnout(2, 0) and turnout["weak"] == Turnout(3, 0)
-            trial = rollout.counted(RULE, state.trial, turnout, SAME)
+            trial = rollout.count_round(RULE, state.trial, turnout, SAME)
             state, _ = machine.step(rules, state, TrialCounted(trial), float(number))
         state, _ = machine.step(rules, state, ModelReady("w" * 64), float(number))
     assert seen[0] == seen[1] == seen[2] and len(seen[0]) == 3
@@ -81,7 +81,7 @@ def after(rounds: int, reports: dict[str, Reports], turnout: dict[str, Turnout] 
     trial = Trial(1, {})
     for _ in range(rounds):
         assert not trial.verdict, "it was judged before its time"
-        trial = rollout.counted(RULE, trial, turnout, reports)
+        trial = rollout.count_round(RULE, trial, turnout, reports)
     return trial
 
 

@@ -128,7 +128,7 @@ def test_the_default_draws_a_sample(seed: int, numbers: set[int], fraction: floa
     all_names = [f"weak-{n}" for n in sorted(numbers)]
     state = fleet(rules, *all_names)
     count = max(1, share(fraction, len(all_names)), share(fraction * over, len(all_names)))
-    assert selection.chosen(rules, state, all_names) == sample(seed, 1, all_names, count)
+    assert selection.select_devices(rules, state, all_names) == sample(seed, 1, all_names, count)
 
 
 @given(

@@ -6,13 +6,13 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from edgefl.errors import ConfigError
-from edgefl_server.dashboard.web.traces import Traces
+from edgefl_server.dashboard.web.traces import TraceExporter
 from edgefl_server.events import RoundEnded, RoundOpened, UpdateAccepted
 
 
 def test_a_round_is_a_trace_of_its_devices() -> None:
     exporter = InMemorySpanExporter()
-    traces = Traces("http://localhost:4318", exporter)
+    traces = TraceExporter("http://localhost:4318", exporter)
     traces.take(10.0, RoundOpened(round=4, goal=1, devices=("a", "b"), deadline=60.0))
     traces.take(12.5, UpdateAccepted(device="a", tier="strong", round=4, nonce="", sha256="", weight=1))
     traces.take(13.0, RoundEnded(round=4, outcome="closed", reports=1, missing={"b": "late"}, seconds=3.0))
@@ -28,4 +28,4 @@ def test_a_round_is_a_trace_of_its_devices() -> None:
 
 def test_what_is_no_address_is_refused() -> None:
     with pytest.raises(ConfigError, match="`otlp` is the address of a collector"):
-        Traces("localhost:4318")
+        TraceExporter("localhost:4318")

@@ -13,7 +13,7 @@ from edgefl.wire.mqtt.address import client_id
 from edgefl.wire.mqtt.messages import FAILED, Hello, UpdateChunk
 from edgefl.wire.mqtt.reasons import TEXTS
 from edgefl_server import events
-from edgefl_server.coordinator.roster import TierRule, described
+from edgefl_server.coordinator.roster import TierRule, describe_tiers
 from edgefl_server.coordinator.states import Rules
 from edgefl_server.events import (
     Awaiting,
@@ -241,6 +241,6 @@ def test_what_a_hello_is_answered(device: str, memory: int, wish: str, reason: s
 
 def test_tiers_are_described_by_who_belongs_to_them() -> None:
     told = "strong (devices strong-*), weak (32.0 MiB or more), any (every device)"
-    assert described(RULES.tiers) == told
+    assert describe_tiers(RULES.tiers) == told
     both = TierRule("both", ("a-*", "b"), 1 << 20)
-    assert described([both]) == "both (devices a-* or devices b or 1.0 MiB or more)"
+    assert describe_tiers([both]) == "both (devices a-* or devices b or 1.0 MiB or more)"

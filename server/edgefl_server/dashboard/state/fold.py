@@ -31,10 +31,10 @@ def sums_of(round_: RoundRecord) -> dict[str, TierTotals]:
     by_tier: dict[str, list[DeviceRound]] = {}
     for part in round_.parts.values():
         by_tier.setdefault(part.tier, []).append(part)
-    return {tier: summed(by_tier[tier]) for tier in sorted(by_tier)}
+    return {tier: sum_parts(by_tier[tier]) for tier in sorted(by_tier)}
 
 
-def summed(parts: Iterable[DeviceRound]) -> TierTotals:
+def sum_parts(parts: Iterable[DeviceRound]) -> TierTotals:
     """Return the totals over ``parts``, the states of devices of one tier in a round."""
     made = TierTotals()
     arrived: list[DeviceRound] = []

@@ -290,7 +290,7 @@ class FolderSource:
         self._loaded_at = time.monotonic()
         fleet.checkpoints = checkpoints(self.folder)
         if not fleet.tiers:
-            fleet.tiers = planned(self.folder)
+            fleet.tiers = read_planned(self.folder)
         for name, count in read_raised(self.folder).items():
             if name in fleet.tiers:
                 fleet.tiers[name].planned_bytes = max(fleet.tiers[name].planned_bytes, count)
@@ -316,7 +316,7 @@ def checkpoints(folder: Path) -> tuple[int, ...]:
     return tuple(sorted(int(name[1]) for name in names if name))
 
 
-def planned(folder: Path) -> dict[str, TierPlan]:
+def read_planned(folder: Path) -> dict[str, TierPlan]:
     """Return, by tier, the memory that the exporter planned for its largest graph. Invalid bundles are skipped."""
     found: dict[str, TierPlan] = {}
     for path in sorted((folder / "bundles").glob("*.efl")):

@@ -24,7 +24,7 @@ def exposition(glance: FleetSnapshot) -> bytes:
 
 _Family = CounterMetricFamily | GaugeMetricFamily
 _Value = tuple[Sequence[str], float]
-"""Labels, and the value that has them."""
+"""Label values, and the number of the metric with these labels."""
 
 
 class _Collector:

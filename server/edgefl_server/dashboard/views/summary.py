@@ -100,7 +100,7 @@ class TierRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of a device. ``seconds``, ``staleness`` and the bytes are those of its last accepted report."""
+    """Summary of a device. ``seconds``, ``staleness`` and the bytes describe its last accepted report."""
 
     device: str
     tier: str

@@ -66,7 +66,7 @@ def _cell(value: Any) -> Any:
 
 
 Listing = tuple[type[msgspec.Struct], Callable[[FleetSnapshot, DeviceFilter], list[Any]]]
-"""The kind of the rows of a table, and the rows."""
+"""Struct type of a table's rows, and a function that returns the rows."""
 
 TABLES: dict[str, Listing] = {
     "run": (RunRow, lambda glance, _: [run_row(glance.fleet)]),
@@ -84,7 +84,7 @@ TABLES: dict[str, Listing] = {
 # Stream of changes to each open page, once a second at most.
 
 Look = Callable[[FleetSnapshot], Board]
-"""Returns what a page shows now."""
+"""Function that returns the current contents of a page."""
 
 PAUSE_S = 1.0
 _HEARTBEAT_S = 15.0

@@ -27,7 +27,7 @@ _LEAST_TOKEN = 16
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """Return (host, port) of ``HOST:PORT``, ``PORT`` or ``[::1]:PORT``. Port 0 stands for any free port.
+    """Return (host, port) of ``HOST:PORT``, ``PORT`` or ``[::1]:PORT``. Port 0 selects any free port.
 
     Raises:
         ConfigError: If the text has another form.
@@ -146,9 +146,9 @@ def hub_of(run: Path | None, server: str, *, database: str = "", otlp: str = "")
     """
     observer: EventObserver | None = None
     if otlp:
-        from edgefl_server.dashboard.web.traces import Traces
+        from edgefl_server.dashboard.web.traces import TraceExporter
 
-        observer = Traces(otlp)
+        observer = TraceExporter(otlp)
     return Hub(FolderSource(run, database, observer) if run is not None else RemoteSource(server, observer))
 
 

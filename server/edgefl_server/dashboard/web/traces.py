@@ -29,7 +29,7 @@ class _TracedRound:
     came: dict[str, tuple[float, str]] = field(default_factory=dict)
 
 
-class Traces:
+class TraceExporter:
     """Exporter of traces to the collector at ``url`` (OTLP over HTTP), in a thread of its own.
 
     Traces are lost while the collector is unreachable.
