@@ -75,13 +75,13 @@ _OTHERS = {
 
 
 def name_of(op: object) -> str:
-    """Return the name of ``aten.<name>.<overload>``."""
+    """Return the ``name`` part of an op ``aten.<name>.<overload>``."""
     parts = str(op).split(".")
     return parts[1] if len(parts) > 1 else parts[0]
 
 
 def instead_of(op: object, otherwise: str) -> str:
-    """Return the suggestion for ``op``, or ``otherwise`` if there is none."""
+    """Return the advice for users of ``op`` without a form, or ``otherwise`` if there is no advice for this op."""
     name = name_of(op)
     return FORMLESS.get(name) or _OTHERS.get(name.removesuffix("_"), otherwise)
 
@@ -99,8 +99,12 @@ _ADDS = named("index_put index_put_ _unsafe_index_put _index_put_impl_")
 
 
 def check_ops(function: Function, joint: fx.GraphModule) -> None:
-    """Refuse random draws, ops without a form for any engine, and results whose shape depends on values: the trace holds
-    those of the example."""
+    """Check the ops of a trace.
+
+    Raises:
+        ExportError: if an op draws random numbers, if no engine can run it, or if the shape of its result depends on
+            values, so that the trace would hold only for the example.
+    """
     for node in joint.graph.nodes:
         if node.op != "call_function":
             continue
@@ -126,7 +130,7 @@ def check_ops(function: Function, joint: fx.GraphModule) -> None:
 
 
 def _is_told_not_to(node: fx.Node) -> bool:
-    """Return True if an op that draws in training only runs in inference."""
+    """Return True if the op has an argument ``training`` or ``train`` that is False, so that it draws nothing."""
     arguments = dict(zip((a.name for a in schema_arguments(node)), node.args, strict=False)) | node.kwargs
     return arguments.get("training", arguments.get("train")) is False
 
@@ -160,7 +164,11 @@ def _refused(function: Function, node: fx.Node, reason: str) -> ExportError:
 
 
 def drop_outside_writes(function: Function, module: fx.GraphModule) -> None:
-    """Remove in-place updates of tensors outside the arguments (batch norm's counter) if nothing reads them."""
+    """Remove in-place updates of tensors that are not arguments, such as batch norm's counter, from ``module``.
+
+    Raises:
+        ExportError: if the function reads such a tensor.
+    """
     writes = {
         node for node in module.graph.nodes if any(_base(item).op == "get_attr" for item in written_by(node))
     }
@@ -190,7 +198,7 @@ def _is_only_written(node: fx.Node, writes: set[fx.Node]) -> bool:
 
 
 def _is_copy(node: fx.Node) -> bool:
-    """Return True for the copy of a constant, which the objective makes of every counter."""
+    """Return True if the node is a copy of a constant; the objective copies every counter."""
     return node.target is _aten.clone.default and node.args[0].op == "get_attr"  # type: ignore[union-attr]
 
 
@@ -220,9 +228,17 @@ def is_view(node: fx.Node) -> bool:
 
 
 def check_constants(function: Function, joint: fx.GraphModule, core: fx.GraphModule) -> None:
-    """Check tensors that the function closes over: buffers outside of the state and small tensors may, a weight may not.
+    """Check the tensors that a function reads though they are not among its inputs.
 
-    Constants of ``core`` that are not in ``joint`` come from the rules of the compiler.
+    Small tensors and buffers outside of the state are accepted as constants; a weight must be an input.
+
+    Args:
+        function: the function.
+        joint: graph of the first pass; its constants are those of the user.
+        core: graph of the second pass; other constants in it come from rules of the compiler and are accepted.
+
+    Raises:
+        ExportError: if a constant is a parameter, requires a gradient, or is too large.
     """
     constants = [getattr(joint, node.target) for node in joint.graph.find_nodes(op="get_attr")]
     own = {_memory(each) for each in constants}
@@ -250,7 +266,10 @@ def _memory(value: Tensor) -> int:
 
 
 def untraceable(function: Function, error: Exception) -> ExportError:
-    """Return ``error``, raised while ``function`` was traced, as an ExportError with the source line."""
+    """Return an ExportError for ``error``, raised while ``function`` was traced, with source line and remedy.
+
+    May run ``function`` again to find the line.
+    """
     text = str(error).strip().split("\n")[0]
     if "_local_scalar_dense" in str(error) or "value out of a tracing tensor" in str(error):
         place = str(locate(function, "aten._local_scalar_dense.default"))
@@ -277,8 +296,7 @@ def untraceable(function: Function, error: Exception) -> ExportError:
 
 
 def _decomposition(function: Function, error: Exception) -> tuple[str, str]:
-    """Return the op that takes a matrix apart, and its place. The matrix of the trace is singular, and its op is not in
-    the graph then."""
+    """Run ``function`` again and return (name, place) of the matrix decomposition that failed on a singular matrix."""
     for name in (each for each in FORMLESS if "linalg" in each):
         found = locate(function, f"aten.{name}.default")
         if name_of(found.op) == name:
@@ -287,7 +305,10 @@ def _decomposition(function: Function, error: Exception) -> tuple[str, str]:
 
 
 def _line(error: Exception) -> str:
-    """Return the innermost line of the user's code, or else one outside torch and the compiler."""
+    """Return a text with the innermost line of user code in the traceback of ``error``.
+
+    Without such a line, take the innermost one outside torch and the compiler, or "place unknown".
+    """
     if source := user_line_of(error):
         return f"at {source}"
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
@@ -300,7 +321,7 @@ def _line(error: Exception) -> str:
 # Errors for functions without an ONNX form: the op or the type that has none, its module and its source line.
 
 FLOATS = (torch.float32, torch.float64)
-"""What a graph computes in. Kernels for narrower floats are missing, and their sums stray too far to be verified.
+"""Float types that a graph computes in. Kernels for narrower floats are missing, and their sums are too inexact to verify.
 
 float16 may leave a graph, as an output that is rounded to it for the way to the server, and wait in one for the backward
 pass.
@@ -312,7 +333,11 @@ _NODE = re.compile(r"target=torch\.ops\.([\w.]+)")
 
 
 def check_floats(lowered: LoweredGraph) -> None:
-    """Refuse floats narrower than float32, by the input that has them or the op that makes them."""
+    """Check that a graph computes in no float type narrower than float32. float16 may be stored and returned.
+
+    Raises:
+        ExportError: for the first such input or op, with the source line of the op.
+    """
     nodes = (each for each in lowered.module.graph.nodes if _narrow_types(each))
     node = next((each for each in nodes if not _is_stored_as_float16(each)), None)
     if node is None:
@@ -333,7 +358,7 @@ def check_floats(lowered: LoweredGraph) -> None:
 
 
 def unsupported(lowered: LoweredGraph, error: BaseException) -> ExportError:
-    """Return the error for a failure of torch.onnx."""
+    """Return the ExportError for ``error``, raised by torch.onnx; it names the op and its source line if they are known."""
     texts = _texts(error)
     match = _NODE.search("\n".join(texts))
     if match is None:
@@ -351,7 +376,7 @@ def unsupported(lowered: LoweredGraph, error: BaseException) -> ExportError:
 
 
 def _texts(error: BaseException) -> list[str]:
-    """Return the messages of ``error`` and of its causes, the first cause last."""
+    """Return the messages of ``error`` and of its chain of causes, the original cause last."""
     texts = []
     cause: BaseException | None = error
     while cause is not None:
@@ -361,7 +386,7 @@ def _texts(error: BaseException) -> list[str]:
 
 
 def _is_stored_as_float16(node: fx.Node) -> bool:
-    """Return True if no op computes with a rounded result: it is an output, or is made float32 again."""
+    """Return True if the node's only narrow result is float16, and is only returned or converted, never computed with."""
     halves = _narrow_types(node) == [torch.float16]
     return halves and node.op == "call_function" and all(map(_stores, node.users))
 
@@ -371,6 +396,6 @@ def _stores(user: fx.Node) -> bool:
 
 
 def _narrow_types(node: fx.Node) -> list[torch.dtype]:
-    """Return the narrow floats among the types of the results of ``node``."""
+    """Return the dtypes of those results of ``node`` that are floats narrower than float32."""
     values = pytree.tree_leaves(node.meta.get("val"))
     return [value.dtype for value in values if isinstance(value, Tensor) and value.dtype in _NARROW]

@@ -20,9 +20,13 @@ _aten = torch.ops.aten
 
 
 def rewrite_gradients(joint: fx.GraphModule, table: Collection[object]) -> None:
-    """Rewrite each gradient below into its cheapest form, with the same result but for rounding.
+    """Rewrite the gradients of max pooling and batch norm in ``joint``, in place, into cheaper forms.
 
-    ``table``: ops that have a rule. Without a rule, a norm's gradient stays torch's own.
+    Results are equal but for rounding.
+
+    Args:
+        joint: graph of forward, backward and update in torch's ops.
+        table: ops with a decomposition. The gradient of batch norm is rewritten only if our form of it is among them.
     """
     for node in list(joint.graph.nodes):
         if node.target is _aten.max_pool2d_with_indices_backward.default:
@@ -33,10 +37,10 @@ def rewrite_gradients(joint: fx.GraphModule, table: Collection[object]) -> None:
 
 
 def _of_maximum(node: fx.Node) -> None:
-    """Give the gradient of a maximum the tensor that was pooled.
+    """Replace the input of a max pooling's gradient by the tensor that was pooled.
 
-    torch reads the shape of that argument only, and where a gradient is differentiated it passes a tangent there. A rule
-    that finds the maxima again, without positions, must read the tensor itself.
+    torch reads only the shape of that argument and passes a tangent there if a gradient is differentiated. A rule that
+    finds the maxima again, without their positions, must read the tensor itself.
     """
     positions = argument(node, "indices")
     pooling = positions.args[0] if positions.target is operator.getitem else positions
@@ -81,7 +85,7 @@ def _of_norm(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _parts(node: fx.Node, at: int) -> Iterator[fx.Node]:
-    """Return the nodes that take result ``at`` out of a node with several results."""
+    """Return the ``getitem`` nodes that read result number ``at`` of ``node``."""
     return (user for user in node.users if user.target is operator.getitem and user.args[1] == at)
 
 
@@ -99,14 +103,17 @@ _TO_COPY = torch.ops.aten._to_copy.default
 
 
 def stores(graph: fx.Graph) -> list[fx.Node]:
-    """Return the nodes that make the half of a value, which waits for the backward pass."""
+    """Return the nodes that convert a computed value to float16 and are converted back to float32 later."""
     halves = [node for node in graph.nodes if _converts(node, torch.float16)]
     made = [node for node in halves if node_argument(node, 0).op == "call_function"]
     return [node for node in made if any(map(_restores, node.users))]
 
 
 def store_early(module: fx.GraphModule) -> None:
-    """Rewrite ``module`` in place: each store comes right behind its value, whatever order a runtime chooses."""
+    """Rewrite ``module`` in place so that a runtime converts each value to float16 right after it is computed.
+
+    All other readers of the value depend on the conversion, so no order of execution keeps the float32 value longer.
+    """
     graph = module.graph
     found = stores(graph)
     if not found:
@@ -155,7 +162,7 @@ def _restored_again(graph: fx.Graph, restored: fx.Node, position: Mapping[fx.Nod
 
 
 def _late(node: fx.Node, position: Mapping[fx.Node, int]) -> list[fx.Node]:
-    """Return the readers of ``node`` behind the longest stretch without a reader; none if it does not wait."""
+    """Return the readers of ``node`` after the longest gap between two of them, or [] if no gap is long enough to matter."""
     readers = sorted((user for user in node.users if user in position), key=position.__getitem__)
     places = [position[node], *(position[user] for user in readers)]
     gaps = [later - earlier for earlier, later in pairwise(places)]
@@ -166,7 +173,7 @@ def _late(node: fx.Node, position: Mapping[fx.Node, int]) -> list[fx.Node]:
 
 
 def _before(node: fx.Node) -> fx.Node:
-    """Return the last number computed before ``node``: once it exists, ``node`` may run."""
+    """Return the last float32 value that is computed before ``node``, to make ``node`` wait for it."""
     while True:
         node = node.prev
         value = node.meta.get("val")
@@ -184,9 +191,10 @@ _SLICE = torch.ops.aten.slice.Tensor
 
 
 def merge_equal(module: fx.GraphModule) -> None:
-    """Replace equal nodes by the first of them. Random ops and ops that write into an argument stay.
+    """Merge nodes of equal op and arguments in ``module``, in place.
 
-    Slices stay, too: the export joins a slice and the one slice that reads it.
+    Random ops and ops that write into an argument stay. Slices stay, too, because the export joins a slice with the only
+    slice that reads it.
     """
     nodes = module.graph.nodes
     merge_nodes(
@@ -196,7 +204,7 @@ def merge_equal(module: fx.GraphModule) -> None:
 
 
 def merge_nodes(graph: fx.Graph, nodes: Iterable[fx.Node]) -> None:
-    """Replace equal ones of ``nodes``, which are in order, by the first of them."""
+    """Replace each of ``nodes``, in graph order, by the first one with the same op and arguments, and erase it."""
     first: dict[Hashable, fx.Node] = {}
     for node in nodes:
         same = first.setdefault((node.target, _key(node.args), _key(node.kwargs)), node)
@@ -206,14 +214,14 @@ def merge_nodes(graph: fx.Graph, nodes: Iterable[fx.Node]) -> None:
 
 
 def _is_pure(target: Any) -> bool:
-    """Return True if two calls with the same arguments return the same."""
+    """Return True if calls of ``target`` with equal arguments have equal results and write into no argument."""
     if not isinstance(target, torch._ops.OpOverload):
         return target is operator.getitem
     return torch.Tag.nondeterministic_seeded not in target.tags and not target._schema.is_mutable
 
 
 def _key(item: Any) -> Hashable:
-    """Return an argument as something that can be compared. 1, 1.0 and True are three arguments, and so are 0.0 and -0.0."""
+    """Return a hashable key of an argument. The keys of 1, 1.0 and True differ, and those of 0.0 and -0.0."""
     if isinstance(item, tuple | list):
         return tuple(map(_key, item))
     if isinstance(item, dict):

@@ -62,8 +62,9 @@ _BOUND_OF = {_aten.le.Scalar: 0, _aten.ge.Scalar: 1}
 
 
 def compare_results(graph: fx.Graph) -> None:
-    """Rewrite x <= low and x >= high to y <= low and y >= high for y = hardtanh(x, low, high), the same for every float
-    x.
+    """Make comparisons x <= low and x >= high of a clamped x read y = hardtanh(x, low, high) instead, in place.
+
+    The result is equal for every float x, and x need not be kept.
     """
     seen: set[fx.Node] = set()
     for node in graph.nodes:
@@ -75,7 +76,7 @@ def compare_results(graph: fx.Graph) -> None:
 
 
 def _clamp(value: object, place: int, bound: object) -> fx.Node | None:
-    """Return the clamp of ``value`` that has ``bound``, or None."""
+    """Return a node that clamps ``value`` with ``bound`` as lower (``place`` 0) or upper limit, or None."""
     if not isinstance(value, fx.Node):
         return None
     for user in value.users:
@@ -115,12 +116,12 @@ def capture(function: Function, table: Table | None = None) -> LoweredGraph:
 
 
 def trace(function: Function) -> TracedFunction:
-    """Run ``function`` once on inputs of equal numbers and record each op, gradients included.
+    """Run ``function`` once and record each op, including those of gradients (first pass).
 
-    No values decide the graph, so the inputs are all alike.
+    The inputs are filled with a constant, because the graph may not depend on values.
 
     Raises:
-        ExportError: as :func:`capture`.
+        ExportError: if the function breaks the contract; it names the rule.
     """
     try:
         return _trace_at(function, 0)
@@ -131,9 +132,14 @@ def trace(function: Function) -> TracedFunction:
 
 
 def decompose(traced: TracedFunction, table: Table | None = None) -> LoweredGraph:
-    """Make ``traced`` functional and rewrite its ops by the rules of ``table``; arguments and errors as :func:`capture`.
+    """Remove in-place writes from a traced function and decompose its ops to core ops (second pass).
 
-    ``traced`` is used up: its module is rewritten.
+    Args:
+        traced: result of :func:`trace`; its module is rewritten, so it cannot be used again.
+        table: decompositions by op; by default :func:`edgefl_export.decompositions.core_table`.
+
+    Raises:
+        ExportError: if the function breaks the contract; it names the rule.
     """
     function, module = traced.function, traced.module
     module.graph.eliminate_dead_code(is_impure_node=_is_kept)  # draws that inference does not read, too
@@ -169,9 +175,9 @@ def _is_kept(node: fx.Node) -> bool:
 
 
 def _lift_written_constants(graph: fx.Graph) -> None:
-    """Let the second pass follow writes into values that are made of constants, such as a clone of a mask.
+    """Insert ``lift_fresh`` before constants that are written to, such as a clone of a mask.
 
-    It makes writes functional where the tensor comes from an input, or out of this operation.
+    The second pass removes in-place writes only for tensors that come from an input or from that op.
     """
     reached = [written for node in graph.nodes for written in written_by(node)]
     seen: set[fx.Node] = set()
@@ -206,7 +212,7 @@ def _trace_at(function: Function, whole: int) -> TracedFunction:
 
 
 def _anything(spec: TensorSpec, whole: int) -> Tensor:
-    """Return equal numbers. Floats may be divisors or radicands; ``whole`` 0 is a position of anything."""
+    """Return a tensor of ``spec`` filled with one number: ``whole`` for integers, a positive constant for floats."""
     return torch.full(spec.shape, _FLOAT if spec.dtype.is_floating_point else whole, dtype=spec.dtype)
 
 
@@ -323,7 +329,7 @@ def _drop_copies(module: fx.GraphModule) -> None:
 
 
 def _separate_outputs(module: fx.GraphModule) -> None:
-    """Give an output that is an input, a constant or another output a copy of its own."""
+    """Replace each output that is also an input, a constant or an earlier output by a copy, in place."""
     graph = module.graph
     output = graph.output_node()
     separate: list[fx.Node] = []
@@ -339,7 +345,7 @@ def _separate_outputs(module: fx.GraphModule) -> None:
 
 
 def _same_layout(copy: fx.Node, source: fx.Node) -> bool:
-    """Return True if a copy may be dropped. A following view may need one that makes its input contiguous."""
+    """Return True if ``copy`` has the strides of ``source``, so that it may be dropped before a view."""
     return fake_value(copy).stride() == fake_value(source).stride()
 
 
@@ -350,19 +356,19 @@ def _same_layout(copy: fx.Node, source: fx.Node) -> bool:
 
 
 class TraceCache:
-    """First passes of functions: each function is traced once, for its fingerprint, and its graph waits for the compiler."""
+    """Cache of traced functions, so that a function that was traced for its fingerprint is not traced again to compile."""
 
     def __init__(self) -> None:
         self._traced: dict[int, TracedFunction] = {}
 
     def fingerprint(self, function: Function) -> str:
-        """Trace ``function``, keep the graph, and return its :func:`fingerprint`."""
+        """Trace ``function``, keep the graph for :meth:`take`, and return its :func:`fingerprint`."""
         with collecting_later():
             traced = self._traced[id(function)] = trace(function)
             return fingerprint(traced)
 
     def take(self, function: Function) -> TracedFunction:
-        """Return the graph of ``function``, traced now if it does not wait here, for a caller who uses it up."""
+        """Return the traced ``function`` and remove it from the cache. Traces it if necessary."""
         return self._traced.pop(id(function), None) or trace(function)
 
 
@@ -381,13 +387,13 @@ def fingerprint(traced: TracedFunction) -> str:
 
 
 def _node_line(module: fx.GraphModule, node: fx.Node) -> str:
-    """Return a node with its arguments as text that is the same in each process."""
+    """Return a text with op and arguments of a node that is equal in all processes."""
     constant = _about(getattr(module, str(node.target))) if node.op == "get_attr" else ""
     return f"{node.op} {node.name} {node.target} {node.args} {node.kwargs} {constant}"
 
 
 def _about(value: Tensor) -> str:
-    """Return shape, dtype and a digest of the values of a constant; a weight of a skeleton has no values."""
+    """Return a text with shape, dtype and digest of a constant; a weight without values has no digest."""
     about = f"{tuple(value.shape)} {value.dtype} {value.device}"
     if value.is_meta:
         return about

@@ -38,19 +38,19 @@ _PERHAPS_NOTHING = named("expand _to_copy slice.Tensor constant_pad_nd")
 
 
 def base_of(node: fx.Node) -> fx.Node:
-    """Return the source of a view, behind any number of views; any other node itself."""
+    """Return the node that a view, or a chain of views, shows; any other node itself."""
     while node.op == "call_function" and node.target in VIEWS:
         node = node_argument(node, 0)
     return node
 
 
 def is_name(node: fx.Node) -> bool:
-    """Return True if a node computes nothing: a view, or one result of a node with several."""
+    """Return True if a node computes nothing: it is a view, or a ``getitem`` of an op with several results."""
     return node.op == "call_function" and (node.target in VIEWS or node.target is operator.getitem)
 
 
 FOLDED_BYTES = 1 << 16
-"""A value made of constants alone is computed at export if it has at most so many bytes."""
+"""Largest size in bytes of a value that depends on constants alone and is computed at export."""
 
 
 def to_kernel_ops(lowered: LoweredGraph) -> fx.GraphModule:
@@ -94,7 +94,7 @@ def _drop_copies(graph: fx.Graph) -> None:
 
 
 def _is_nothing(node: fx.Node) -> bool:
-    """Return True for a view, expansion, slice, padding or conversion that changes nothing."""
+    """Return True if ``node`` is a view, expansion, slice, padding or conversion whose result equals its argument."""
     if node.target not in VIEWS and node.target not in _PERHAPS_NOTHING:
         return False
     if not isinstance(node.args[0], fx.Node):  # a number
@@ -106,7 +106,7 @@ def _is_nothing(node: fx.Node) -> bool:
 
 
 def _name_axes(graph: fx.Graph) -> None:
-    """Name the axes of sums over all axes, because ExecuTorch has no kernel for the other form."""
+    """Replace sums without an axis argument by sums over listed axes, because ExecuTorch has a kernel only for these."""
     for node in graph.find_nodes(op="call_function", target=_aten.sum.default):
         with graph.inserting_before(node):
             new = call(graph, _aten.sum.dim_IntList, node.args[0], [], False, **node.kwargs)
@@ -115,7 +115,7 @@ def _name_axes(graph: fx.Graph) -> None:
 
 
 def _merge_views(graph: fx.Graph) -> None:
-    """Make a view of a view a view of the first. A view that is an output becomes a copy: outputs own their memory."""
+    """Make each view read the node that is no view. A view that is an output becomes a copy: outputs own their memory."""
     outputs = set(results(graph))
     for node in graph.nodes:
         if node.op == "call_function" and node.target in VIEWS:
@@ -128,7 +128,7 @@ def _merge_views(graph: fx.Graph) -> None:
 
 
 def _fold(module: fx.GraphModule) -> None:
-    """Compute what depends on constants alone."""
+    """Replace small values that depend on constants alone by constants."""
     values: dict[fx.Node, Tensor] = {}
     outputs = set(results(module.graph))
     for node in list(module.graph.nodes):
@@ -166,7 +166,10 @@ SMALL = 8
 
 
 def move_transpositions(module: fx.GraphModule) -> None:
-    """Rewrite ``module`` in place. Afterwards every value counts as contiguous, as in ExecuTorch, and views are reshapes."""
+    """Move transpositions down the graph, in place, until they meet their inverse or cannot be moved.
+
+    Afterwards all values count as contiguous, as in ExecuTorch, and views are reshapes.
+    """
     graph = module.graph
     _drop_clones(graph)
     for node in list(graph.nodes):
@@ -213,7 +216,7 @@ def _rewrite_of(node: fx.Node) -> Callable[[fx.Graph, fx.Node], fx.Node | None] 
 
 
 def _merge_transposition(graph: fx.Graph, node: fx.Node) -> None:
-    """Merge a transposition of a transposition; replace one that moves only axes of length one by a view."""
+    """Merge a transposition with one that it reads; replace it by a view if it moves only axes of length one."""
     source, dims = node.args[0], _order(node)
     if (before := _turned(source)) is not None:
         source, dims = before[0], [before[1][dim] for dim in dims]
@@ -235,14 +238,14 @@ def _order(node: fx.Node) -> list[int]:
 
 
 def _turned(value: object) -> tuple[fx.Node, list[int]] | None:
-    """Return the operand of a transposition and its order of axes; None for any other value."""
+    """Return (operand, order of axes) of a transposition, or None for any other value."""
     if isinstance(value, fx.Node) and value.target is _aten.permute.default:
         return value.args[0], _order(value)  # type: ignore[return-value]
     return None
 
 
 def _call(graph: fx.Graph, target: Any, args: Any, kwargs: Any = None) -> fx.Node:
-    """Append a call and return its node with a fake result, contiguous as all values are."""
+    """Insert a call and return its node, with a contiguous fake result as value."""
     node = graph.call_function(target, args, kwargs or {})
     fake = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     if target is _aten.view.default:
@@ -254,7 +257,7 @@ def _call(graph: fx.Graph, target: Any, args: Any, kwargs: Any = None) -> fx.Nod
 
 
 def _channels_first(value: object) -> tuple[fx.Node, list[int]] | None:
-    """Return :func:`_turned` if channels move from last to second, as the rules turn their results back; else None."""
+    """Return (operand, order of axes) if ``value`` is a transposition that moves channels from last to second, else None."""
     form = _turned(value)
     if form is None or len(form[1]) < 3 or form[1] != [0, len(form[1]) - 1, *range(1, len(form[1]) - 1)]:
         return None
@@ -266,7 +269,10 @@ def _back(graph: fx.Graph, node: fx.Node, dims: Sequence[int]) -> fx.Node:
 
 
 def _pointwise(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
-    """Rewrite op(turned a, turned b, small) to turned op(a, b, turned small)."""
+    """Rewrite op(transposed a, transposed b, small c) to a transposition of op(a, b, inversely transposed c).
+
+    Return the new node, or None if that would not save transpositions.
+    """
     _broadcast(node)
     operands = [arg for arg in node.all_input_nodes if isinstance(arg.meta["val"], Tensor)]
     result = node.meta["val"]
@@ -288,7 +294,7 @@ def _pointwise(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
 
 
 def _broadcast(node: fx.Node) -> None:
-    """Read expanded values as they were before, because the op itself broadcasts."""
+    """Make an element-wise ``node`` read the operands of expansions, because the op itself broadcasts."""
     for arg in node.all_input_nodes:
         if arg.target is not _aten.expand.default:
             continue
@@ -299,7 +305,7 @@ def _broadcast(node: fx.Node) -> None:
 
 
 def _turn(graph: fx.Graph, arg: fx.Node, dims: list[int]) -> fx.Node:
-    """Return an operand that broadcasts, with the axes of ``dims`` in their order."""
+    """Insert a transposition of ``arg``, which may have fewer axes than ``dims``, to the order ``dims``."""
     shape = list(arg.meta["val"].shape)
     if len(shape) == 0:
         return arg

@@ -1,7 +1,7 @@
-"""Import of ExecuTorch's Python half without its heavy parts and without its error output.
+"""Import of ExecuTorch's Python package without its heavy parts and without its error output.
 
-None of it is of use to somebody who exports: its own exporter and partitioner (1,500 modules), missing GPU libraries of
-torchao, files of Android that a processor's cores are counted by.
+The compiler needs neither its exporter and partitioner (1,500 modules) nor its messages about missing GPU libraries of
+torchao and about Android's files that count processor cores.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _import_schema() -> None:
 
 @functools.cache
 def portable_lib() -> Any:
-    """Return the runtime's bindings with its threads started, without the error output of its C++ core counter."""
+    """Return the Python bindings of ExecuTorch's runtime. Starts its threads and hides its C++ error output."""
     library = importlib.import_module("executorch.extension.pybindings.portable_lib")
     with _one_at_a_time, _no_error_output():
         library._threadpool_get_thread_count()
@@ -55,7 +55,7 @@ def portable_lib() -> Any:
 
 @contextmanager
 def _no_error_output() -> Iterator[None]:
-    """Close the process's own error output for a moment, because C++ writes to it and Python cannot intercept that."""
+    """Redirect file descriptor 2 to /dev/null while the block runs, because C++ code writes to it directly."""
     original = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     try:

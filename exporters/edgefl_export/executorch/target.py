@@ -1,4 +1,4 @@
-"""Target ``executorch``: programs for phones. Its package, the extra ``executorch``, is needed to write and check them."""
+"""Target ``executorch``: programs for phones. Writing and checking them needs the package of the extra ``executorch``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _aten = torch.ops.aten
 
 ROWS = "rows"
-"""Name of the other form of a program: updates of large state in blocks of rows
+"""Name of the variant of a program that updates large state in blocks of rows
 (:mod:`edgefl_export.executorch.program.write`)."""
 
 # Whether the mask of a comparison is the step of x - c (1) or of c - x (-1), and whether it is inverted.
@@ -52,7 +52,7 @@ _COMPARISONS = {
 
 
 class StepMasks(SelectToMultiply):
-    """The pass with masks of one comparison: x > c -> ceil(clamp(x - c, 0, 1)). XNNPACK has no comparisons."""
+    """Pass with masks for single comparisons: x > c -> ceil(clamp(x - c, 0, 1)), because XNNPACK has no comparisons."""
 
     def mask(self, condition: fx.Node, negated: bool, writer: NodeWriter) -> fx.Node | None:
         if condition.target not in _COMPARISONS:
@@ -70,7 +70,7 @@ class StepMasks(SelectToMultiply):
 
 
 class _ProgramMemory(MemoryMeasure):
-    """Memory that programs plan. The last one is kept, because writing a program takes seconds."""
+    """Measure of the memory that programs plan. The last written program is kept, because writing one takes seconds."""
 
     pages = False
 
@@ -90,13 +90,13 @@ class _ProgramMemory(MemoryMeasure):
 
 
 class ExecuTorchTarget(Target):
-    """Writer of ExecuTorch programs.
+    """Target for ExecuTorch programs.
 
     Methods import the writer and the runtime late: they take a second to load, and a bare installation lacks them.
 
     Args:
-        outputs: who has the memory of outputs. ``caller``: whoever calls a program; ``planned``: the program, for callers
-            that can only load and execute.
+        outputs: owner of the memory of outputs: ``caller``, or ``planned`` for the arena of the program, for callers that
+            can only load and execute.
 
     Raises:
         ConfigError: if the package ``executorch`` is not installed.
@@ -121,11 +121,11 @@ class ExecuTorchTarget(Target):
         return rules.table()
 
     def emit(self, lowered: LoweredGraph, budget: Budget | None = None) -> Artifact:
-        """Write a program.
+        """Write a program and return it with its cost; arguments and errors as in :meth:`Target.emit`.
 
-        The writer recomputes cheap values with or without a budget (:mod:`edgefl_export.executorch.program.partition`); a
-        budget adds products. A relative budget is a share of the plan without one. A program is not cut into segments: each
-        would keep an arena and an XNNPACK workspace of its own.
+        The writer recomputes cheap values also without a budget (:mod:`edgefl_export.executorch.program.partition`); with
+        a budget it may recompute products, too. A relative budget is a share of the bytes planned without a budget. A
+        program is never cut into segments, because each would keep an arena and an XNNPACK workspace of its own.
         """
         from edgefl_export.executorch.program.write import LEAST_BYTES, to_executorch
 
@@ -144,7 +144,11 @@ class ExecuTorchTarget(Target):
     def verify_untrusted(
         self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
     ) -> Verification:
-        """Verify in a process of its own, which lives as long as this target."""
+        """Verify a program in a child process, which is started once and lives as long as this target.
+
+        Raises:
+            ExportError: if an output differs from torch, or if the program fails, hangs or crashes the process.
+        """
         from edgefl_export.executorch.check import isolated, programs
 
         self._runner = self._runner or isolated.IsolatedRunner()

@@ -1,7 +1,8 @@
 """Search for the cheapest form of a step that a memory budget allows, for all targets.
 
-A form is the step as it is, with recomputation (:mod:`edgefl_export.memory.recompute`), or with recomputation and cut into
-segments that page (:mod:`edgefl_export.memory.cutting`). What a form needs, only its format knows.
+A form is the unchanged step, the step with recomputation (:mod:`edgefl_export.memory.recompute`), or the step with
+recomputation and cut into segments that pass pages (:mod:`edgefl_export.memory.cutting`). Each format measures the memory
+of a form itself (:class:`MemoryMeasure`).
 """
 
 from __future__ import annotations
@@ -44,20 +45,26 @@ from edgefl_export.memory.usage import Timeline, constants, has_many, size, time
 # both in one linear program over single values; we join its two means in one search over plans of each.
 
 BYTE_COST = 10.0
-"""What a byte to or from the disk costs, in operations of recomputation: a page is written once and read at least once."""
+"""Cost of a byte to or from the disk, in operations of recomputation; a page is written once and read at least once."""
 SEGMENT_COST = 5e6
-"""What a segment more costs in the same unit: its call, and what is small on its way."""
+"""Cost of an additional segment in the same unit."""
 PLACES = 72
-"""Places for a cut that are looked at."""
+"""Number of places for a cut that are considered."""
 SHARES = (0.8, 0.7, 0.6, 0.5, 0.45, 0.4, 0.35, 0.3, 0.27, 0.24, 0.21, 0.18, 0.16, 0.14, 0.12, 0.1)
-"""Of the bytes that a step holds at once: how many a segment may, in the plans that are tried."""
+"""Limits of a segment's memory that are tried, as shares of the bytes that the whole step holds at once."""
 
 _Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Cuts:
-    """Positions behind which a step is cut, with the largest memory of a segment and the cost of the pages."""
+    """Way to cut a step into segments.
+
+    Attributes:
+        places: positions after whose nodes the step is cut.
+        held: largest number of bytes that a segment holds.
+        cost: cost of segments and pages, in operations of recomputation.
+    """
 
     places: tuple[int, ...]
     held: int
@@ -65,7 +72,7 @@ class Cuts:
 
 
 def cuts(line: Timeline) -> Iterator[Cuts]:
-    """Yield ways to cut a step, each holding less than the one before it and costing more."""
+    """Yield ways to cut a step, from the cheapest on; each holds less memory than the one before it."""
     table = _CutTable(line)
     whole = table.held[0, -1]
     least = math.inf
@@ -77,7 +84,7 @@ def cuts(line: Timeline) -> Iterator[Cuts]:
 
 
 class _PageValues:
-    """Values that may become pages: position, bytes and readers of each."""
+    """Values that may become pages, as arrays: position, size in bytes and positions of the readers of each."""
 
     def __init__(self, line: Timeline) -> None:
         fixed = constants(line)
@@ -97,14 +104,17 @@ class _PageValues:
         self.busy: _Numbers = np.array(busy, np.int64)
 
     def next_read(self, place: int) -> _Numbers:
-        """Return for each value the first position behind ``place`` that reads it, or a very large number."""
+        """Return for each value the first position after ``place`` that reads it, or the largest integer if none does."""
         far = np.iinfo(np.int64).max
         found = [(reads, bisect_right(reads, place)) for reads in self.reads]
         return np.array([reads[at] if at < len(reads) else far for reads, at in found], np.int64)
 
 
 def _reads(line: Timeline, fixed: frozenset[fx.Node]) -> dict[fx.Node, list[int]]:
-    """Return by value the positions of the nodes that read its memory."""
+    """Return for each value its own position, followed by the positions of the nodes that read its memory.
+
+    Views and the constants ``fixed`` are no readers, because each segment computes them again.
+    """
     reads: dict[fx.Node, list[int]] = {
         node: [at] for at, node in enumerate(line.nodes) if line.owner[node] is node and not has_many(node)
     }
@@ -118,7 +128,7 @@ def _reads(line: Timeline, fixed: frozenset[fx.Node]) -> dict[fx.Node, list[int]
 
 
 class _CutTable:
-    """Memory and traffic of every stretch between two places for a cut."""
+    """Memory, ``held``, and bytes of pages of the segment between every two places for a cut."""
 
     def __init__(self, line: Timeline) -> None:
         self._values = _PageValues(line)
@@ -145,7 +155,7 @@ class _CutTable:
         self._moved[first, last] = read + left
 
     def cheapest(self, limit: int) -> Cuts | None:
-        """Return the cheapest cuts between which at most ``limit`` bytes are held; None if there are none."""
+        """Return the cheapest cuts whose segments hold at most ``limit`` bytes each, or None if there are none."""
         costs = [0.0] + [math.inf] * (len(self._places) - 1)
         before = [0] * len(self._places)
         for last in range(1, len(self._places)):
@@ -164,8 +174,9 @@ class _CutTable:
 
 
 def _places(values: _PageValues, count: int) -> list[int]:
-    """Return the places for a cut: the ends, and in each of :data:`PLACES` stretches the position that the fewest bytes
-    cross.
+    """Return the ascending places for a cut: both ends, and in each of :data:`PLACES` parts the place with fewest bytes.
+
+    These are the bytes of the values that are computed before the place and read after it.
     """
     change, busy = np.zeros(count + 1, np.int64), np.ones(count, np.int64)
     for at, sign in ((values.made, 1), (values.last, -1)):
@@ -178,15 +189,17 @@ def _places(values: _PageValues, count: int) -> list[int]:
 
 
 Form = tuple[LoweredGraph, ...]
-"""A step as the graphs that it runs one after another: itself, or its segments."""
+"""Graphs that a step runs one after another: one graph, or its segments."""
 MARGIN = 1.1
-"""How many times the prediction a budget has to have room for, where there is no bound beside it."""
+"""Factor on the prediction that a budget must suffice for if the bound exceeds the budget."""
 
 
 class MemoryMeasure(ABC):
-    """Memory that a device needs for a form of a step in one format, measured in several ways.
+    """Interface to measure the memory that a device needs for a form of a step in one format.
 
-    ``pages``: the engine runs segments. ``estimates``: :meth:`likely` is another figure than :meth:`safe`.
+    Attributes:
+        pages: the engine can run segments.
+        estimates: :meth:`likely` differs from :meth:`safe`.
     """
 
     pages = True
@@ -194,26 +207,34 @@ class MemoryMeasure(ABC):
 
     @abstractmethod
     def safe(self, form: Form) -> int:
-        """Return bytes over the idle process that are enough."""
+        """Return a number of bytes above the idle process that is certainly enough."""
 
     def likely(self, form: Form) -> int:
-        """Return about the bytes over the idle process that are needed."""
+        """Return the estimated number of bytes above the idle process; by default that of :meth:`safe`."""
         return self.safe(form)
 
     def least(self, form: Form) -> int:
-        """Return a number that is never above :meth:`safe` and takes no time."""
+        """Return a lower bound of :meth:`safe` that is quick to compute."""
         return 0
 
     def first(self, lowered: LoweredGraph) -> LoweredGraph:
-        """Return the form of a step without a budget."""
+        """Return the graph that is compiled for a step without a budget."""
         return lowered
 
 
 def within(lowered: LoweredGraph, budget: int, measure: MemoryMeasure) -> Form:
-    """Return the cheapest form of ``lowered`` that needs at most ``budget`` bytes over the idle process.
+    """Return the cheapest form of a step that fits a memory budget.
 
-    Recomputation alone comes first, by the safe measure and then by the likely one: paging wears the disk, and wants a
-    device that knows segments. Raises ExportError with the smallest number of bytes that was found if none fits.
+    Forms with recomputation alone are tried first, by the safe measure and then by the likely one. Forms with segments
+    come last, because pages wear the disk and older devices cannot run segments.
+
+    Args:
+        lowered: graph of the step.
+        budget: bytes above the idle process.
+        measure: memory of a form in the format to write.
+
+    Raises:
+        ExportError: if no form fits; the detail ``smallest`` is the smallest number of bytes that was found.
     """
     forms, found, passed = _StepForms(lowered, measure.first(lowered)), list[int](), list[tuple[int, Form]]()
     passes = [(forms.recomputed(), False)]
@@ -245,17 +266,20 @@ def within(lowered: LoweredGraph, budget: int, measure: MemoryMeasure) -> Form:
 
 
 def within_onnx(lowered: LoweredGraph, budget: Budget) -> tuple[Form, int]:
-    """Return the result of :func:`within` for onnxruntime, and the budget in bytes.
+    """Return (cheapest form for onnxruntime, budget in bytes).
 
-    A relative budget is measured in tensors. A budget in bytes is compared with the bound, or else with the prediction and a
-    margin.
+    A relative budget is compared with the bound alone. A budget in bytes is compared with the bound and, if no form fits
+    by that, with the prediction times :data:`MARGIN`.
+
+    Raises:
+        ExportError: if no form fits (:func:`within`).
     """
     count = budget.of(lowered)
     return within(lowered, count, OnnxMemory(estimates=not budget.relative)), count
 
 
 class OnnxMemory(MemoryMeasure):
-    """Memory that onnxruntime needs."""
+    """Measure of the memory that onnxruntime needs for a form."""
 
     def __init__(self, *, estimates: bool) -> None:
         self.estimates = estimates
@@ -274,9 +298,7 @@ class OnnxMemory(MemoryMeasure):
 
 
 def needed(form: Form) -> int:
-    """Return the bytes that a budget for ``form`` must have: our bound, or the predicted peak of onnxruntime if that is
-    more.
-    """
+    """Return the bytes that a budget must have for ``form``: the bound or the predicted peak, whichever is higher."""
     return max(_bound(form), predicted_peak(*form))
 
 
@@ -290,26 +312,26 @@ def _bound(form: Form) -> int:
 
 
 def _given(lowered: LoweredGraph) -> dict[str, int]:
-    """Return the bytes of the step's inputs that a segment reads, by name."""
+    """Return the bytes of the inputs of a graph by name, without pages."""
     nodes = lowered.module.graph.find_nodes(op="placeholder")
     named = zip(lowered.inputs, nodes, strict=True)
     return {name: size(node) for name, node in named if role_of(name) != "page"}
 
 
 class _StepForms:
-    """Forms of a step."""
+    """Generator of the forms of a step. Recomputation plans are made once."""
 
     def __init__(self, lowered: LoweredGraph, first: LoweredGraph) -> None:
         self._lowered, self.first = lowered, first
         self._plans: list[RecomputePlan] = []
 
     def recomputed(self) -> Iterator[Form]:
-        """Yield forms with recomputation alone, the cheapest one first."""
+        """Yield forms with recomputation alone, the cheapest one first; the first is the step without a budget."""
         yield (self.first,)
         yield from ((replace(self._lowered, module=plan.module),) for plan in self._all())
 
     def paged(self) -> Iterator[Form]:
-        """Yield forms in segments, the cheapest one first, each holding less than all before it."""
+        """Yield forms in segments, the cheapest one first; each holds less memory than all before it."""
         module = self._lowered.module
         whole = RecomputePlan(module, timeline(module).peak, 0.0)
         choices = [

@@ -1,8 +1,8 @@
 """Segments of a step: graphs that run one after another and pass values across the cuts as pages.
 
-A segment reads those inputs of the step that it needs, and values of earlier segments by the role ``page``
-(``page.<n>``); it returns the outputs of the step that it makes, and what later segments read. Other names of the same
-memory (views) and constants are written again where they are read, so that each memory crosses a cut once.
+A segment reads the inputs of the step that it needs, and values of earlier segments by ports of the role ``page``
+(``page.<n>``). It returns the outputs of the step that it computes, and the values that later segments read. Views and
+constants are computed again in each segment that reads them, so that each memory crosses a cut once.
 """
 
 from __future__ import annotations
@@ -26,10 +26,17 @@ _clone = torch.ops.aten.clone.default
 
 
 def segments(lowered: LoweredGraph, cuts: Sequence[int]) -> tuple[LoweredGraph, ...]:
-    """Return ``lowered`` cut behind the nodes at each of the ascending positions ``cuts``; without cuts, ``lowered`` alone.
+    """Cut a step into segments.
 
-    A segment's ports are part of the step's, in its order, with the pages behind them. Segments behind the one that rewrites
-    a state keep reading the state that the step started with.
+    All segments read the state that the step started with, also after a segment that returns its new value.
+
+    Args:
+        lowered: graph of the step.
+        cuts: ascending positions in the order of the nodes; a segment ends after the node at each.
+
+    Returns:
+        The segments in order, ``lowered`` alone without cuts. The ports of a segment are those of the step that it reads
+        or returns, in the step's order, followed by its pages.
     """
     if not cuts:
         return (lowered,)
@@ -38,8 +45,13 @@ def segments(lowered: LoweredGraph, cuts: Sequence[int]) -> tuple[LoweredGraph, 
 
 
 class Crossing:
-    """Values that cross cuts: the segment that makes each, and in ``pages`` the numbers of those that later segments
-    read.
+    """Assignment of values to segments and pages.
+
+    Attributes:
+        segment: number of the segment that computes a node.
+        last_read: number of the last segment that reads a value.
+        outputs: nodes of the step's outputs by name.
+        pages: number of the page for each value that a later segment reads.
     """
 
     def __init__(self, lowered: LoweredGraph, line: Timeline, cuts: Sequence[int]) -> None:
@@ -58,7 +70,7 @@ class Crossing:
         self.pages = {node: n for n, node in enumerate(sorted(crossing, key=line.position.__getitem__))}
 
     def is_again(self, node: fx.Node) -> bool:
-        """Return True if each segment that reads ``node`` computes it itself."""
+        """Return True if every segment that reads ``node``, a view or a constant, computes it again."""
         return node in self._constants or self.line.owner[node] is not node
 
     def _place(self, node: fx.Node) -> int:
@@ -72,7 +84,7 @@ class Crossing:
 
 
 class _SegmentWriter:
-    """Writer of one segment, node by node."""
+    """Writer of the graph of segment ``number``, node by node."""
 
     def __init__(self, lowered: LoweredGraph, crossing: Crossing, number: int) -> None:
         self._lowered, self._crossing, self._number = lowered, crossing, number
@@ -120,8 +132,9 @@ class _SegmentWriter:
         return named
 
     def _inputs(self) -> dict[str, TensorSpec]:
-        """Add a placeholder for every input of the step and for every page of earlier segments; unread ones are removed
-        at the end.
+        """Add placeholders for all inputs of the step and for pages of earlier segments; return their specs by name.
+
+        Unread placeholders are removed at the end.
         """
         crossing, specs = self._crossing, dict[str, TensorSpec]()
         for node, (name, spec) in self._ports.items():
@@ -136,7 +149,10 @@ class _SegmentWriter:
         return specs
 
     def _reads(self, node: fx.Node) -> dict[fx.Node, fx.Node]:
-        """Return the operands of ``node``. A node that reads pages alone could run too early: its operands are held back."""
+        """Return the new operand for each operand of ``node``.
+
+        A node that reads pages alone could run too early, so its operands wait for the latest value of this segment.
+        """
         read = {value: self._value(value) for value in node.all_input_nodes}
         owners = {value: self._crossing.line.owner[value] for value in read}
         if self._latest is None or any(self._is_made_here(owner) for owner in owners.values()):
@@ -152,7 +168,7 @@ class _SegmentWriter:
         return owner.op == "call_function" and self._crossing.segment[owner] == self._number
 
     def _value(self, node: fx.Node) -> fx.Node:
-        """Return ``node`` in this segment, computed now if every segment computes it itself."""
+        """Return the node of this segment for ``node``; insert copies of views and constants if it has none yet."""
         missing, waiting = set[fx.Node](), [node]
         while waiting:
             value = waiting.pop()
@@ -177,7 +193,7 @@ class _SegmentWriter:
         return [value, trigger] if here else [value]
 
     def _apart(self, value: fx.Node, returned: set[fx.Node]) -> fx.Node:
-        """Give a page that is also an output a copy of its own."""
+        """Return ``value``, or a copy of it if it is already among the ``returned`` outputs."""
         if value not in returned:
             return value
         copy = self._body.call_function(_clone, (value,))
@@ -186,16 +202,17 @@ class _SegmentWriter:
 
 
 def _is_floats(node: fx.Node) -> bool:
-    """Return True if a value may hold others back: several floating-point numbers."""
+    """Return True if ``node`` is a floating-point tensor of at least :data:`SMALL_BYTES`; others may wait for such a one."""
     value = node.meta.get("val")
     return isinstance(value, Tensor) and value.is_floating_point() and size(node) >= SMALL_BYTES
 
 
 def _ends_in_turn(graph: fx.Graph) -> None:
-    """Move unread nodes to the end, the earliest last, because onnxruntime starts from the last of them.
+    """Move nodes that no other node reads to the end of ``graph``, the earliest last.
 
-    It computes all that one needs before it looks at the next. In the order of the step, the gradient for the segment before
-    would come first. All others of the segment would wait, together with their operands.
+    onnxruntime starts from the last of these nodes and computes everything that one needs before it turns to the next. In
+    the order of the step, the gradient for the segment before would come first, and the operands of all others would be
+    held until the end.
     """
     ready: dict[fx.Node, int] = {}
     ends = []

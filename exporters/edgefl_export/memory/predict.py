@@ -1,13 +1,13 @@
 """Prediction of the memory that onnxruntime needs for a graph, before anything is exported or run.
 
-Memory is anonymous memory above the idle agent: what no file backs. An idle agent is connected and has its engine open.
+Memory means anonymous memory (not backed by a file) above the idle agent, which is connected and has its engine open.
 Mapped files, such as the engine's code, are not counted, because the system can drop their pages at any time.
 
-:func:`predicted_peak` follows onnxruntime in what matters: the order in which it executes a graph, what it computes
-in place, the buffers of state that the device binds, and its arena. What it needs beside tensors is a constant and a
-little for every node, fitted to ``python -m edgefl_conformance.memory``, which compares prediction and measurement of
-whole rounds of real agents. A budget has to have room for this and for the bound
-:func:`edgefl_export.memory.recompute.peak_bytes`, which mostly is more.
+:func:`predicted_peak` models the order in which onnxruntime executes a graph, the values that it computes in place, the
+buffers of state that the device binds, and its arena. Memory besides tensors is a constant and an amount for every node.
+Both are fitted to ``python -m edgefl_conformance.memory``, which compares predictions and measurements of whole rounds of
+real agents. A budget must suffice for this prediction and for the bound
+:func:`edgefl_export.memory.recompute.peak_bytes`, which mostly is higher.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class _ArenaChunk:
 
 
 class Arena:
-    """Model of onnxruntime's arena. Addresses count from 0; ``touched`` is the end of the last byte ever requested."""
+    """Model of onnxruntime's memory arena. ``touched`` is the highest address that was ever used; addresses start at 0."""
 
     def __init__(self) -> None:
         self._chunks = {0: _ArenaChunk(_ENDLESS, False, None, None)}
@@ -55,7 +55,7 @@ class Arena:
         self.touched = 0
 
     def take(self, count: int) -> int:
-        """Return the address of ``count`` free bytes."""
+        """Reserve ``count`` bytes and return their address."""
         rounded = max(_ALIGN, -(-count // _ALIGN) * _ALIGN)
         size, address = self._free.pop(bisect.bisect_left(self._free, (rounded, -1)))
         chunk = self._chunks[address]
@@ -71,7 +71,7 @@ class Arena:
         return address
 
     def give(self, address: int) -> None:
-        """Free what :meth:`take` returned."""
+        """Free the bytes at an address that :meth:`take` returned."""
         self._chunks[address].used = False
         after, before = self._chunks[address].after, self._chunks[address].before
         if after is not None and not self._chunks[after].used:
@@ -84,7 +84,7 @@ class Arena:
         bisect.insort(self._free, (self._chunks[address].size, address))
 
     def _forget(self, address: int) -> None:
-        """Take a free chunk off the list."""
+        """Remove the free chunk at ``address`` from the list of free chunks."""
         del self._free[bisect.bisect_left(self._free, (self._chunks[address].size, address))]
 
     def _merge(self, left: int, right: int) -> None:
@@ -96,16 +96,16 @@ class Arena:
 
 
 NODE_BYTES = 5100
-"""A node of a loaded graph: the parsed model and onnxruntime's session."""
+"""Bytes for each node of a loaded graph: the parsed model and onnxruntime's session."""
 ROUND_BYTES = 2.8e6
-"""A round around the graph: what other graphs have left, the store, decompression, a batch that is put together."""
+"""Bytes of a round besides the graph: leftovers of other graphs, the store, decompression, the assembly of a batch."""
 SEGMENT_BYTES = 0.95e6
-"""Each segment but the first: its session, and what is small of its pages."""
+"""Bytes of each segment but the first: its session and its small pages."""
 ARENA_SHARE = 0.05
-"""Of the arena: onnxruntime's table of its blocks, buffers of the kernels, and blocks in other places than predicted."""
+"""Addition as a share of the arena: onnxruntime's table of blocks, buffers of kernels, and blocks at other addresses."""
 
 ARENA_BYTES = 512 << 10
-"""Reserved beyond that. An arena that grows beyond its first block has gaps that nothing fits."""
+"""Bytes that are reserved in addition, because an arena that grows beyond its first block has gaps that stay unused."""
 
 _aten = torch.ops.aten
 # Those that onnxruntime replaces by a new node, which then counts as later than all others.
@@ -126,11 +126,10 @@ _STEPS = 2
 
 
 def predicted_peak(*steps: LoweredGraph) -> int:
-    """Return the expected peak of anonymous memory above the idle agent, for a round that repeats ``steps``.
+    """Return the predicted peak of anonymous memory above the idle agent, in bytes, for a round that repeats ``steps``.
 
-    These are one graph, or the segments that it was cut into, which run one after another.
-
-    The pages that a segment reads and writes exist while it runs, and so do its values; the arena is emptied after each.
+    ``steps`` is one graph, or the segments of a graph in order. Only one segment at a time holds its values and the pages
+    that it reads and writes.
     """
     runs = [_ArenaRun(each) for each in steps]
     nodes = NODE_BYTES * sum(len(run.calls) for run in runs)
@@ -142,13 +141,22 @@ def predicted_peak(*steps: LoweredGraph) -> int:
 
 
 def predicted_arena(lowered: LoweredGraph) -> int:
-    """Return the bytes to reserve for onnxruntime's arena, a little more than a few runs of ``lowered`` should take."""
+    """Return the bytes that a device should reserve for onnxruntime's arena: the predicted size with a margin, or 0."""
     found = _ArenaRun(lowered).arena_bytes()
     return found and int((1 + ARENA_SHARE) * found) + ARENA_BYTES
 
 
 class _ArenaRun:
-    """One run of a graph in the order of onnxruntime."""
+    """Simulation of the memory that runs of a graph use in onnxruntime's order of execution.
+
+    Attributes:
+        calls: nodes that compute.
+        largest: bytes of the largest new state.
+        places: bytes of the largest copy of positions by a scatter.
+        given: bytes of each input by name, without pages.
+        own: bytes outside the arena that the graph itself holds: constants, and buffers of outputs.
+        pages: bytes of the pages that it reads and writes.
+    """
 
     def __init__(self, lowered: LoweredGraph) -> None:
         line = timeline(lowered.module)
@@ -183,7 +191,7 @@ class _ArenaRun:
         self._elsewhere = self._outputs | fixed
 
     def _root(self, owner: dict[fx.Node, fx.Node], node: fx.Node) -> fx.Node:
-        """Return the node that owns the memory of ``node``. Transposes that products absorb own none."""
+        """Return the node that owns the memory of ``node``; a transpose that a product absorbs owns none."""
         while True:
             above = owner[node] if owner[node] is not node else self._products.get(node, node)
             if above is node or node in self._outputs:
@@ -191,7 +199,7 @@ class _ArenaRun:
             node = above
 
     def arena_bytes(self) -> int:
-        """Return the bytes that the arena has touched after a few runs."""
+        """Return the bytes of the arena that were used after :data:`_STEPS` runs."""
         order, arena = self._order(), Arena()
         ends = self._ends(order)
         for _ in range(_STEPS):
@@ -221,7 +229,7 @@ class _ArenaRun:
             arena.give(held.pop(value))
 
     def _made(self, node: fx.Node) -> list[fx.Node]:
-        """Return the values in the arena that ``node`` computes. Parts of several exist before its inputs are freed."""
+        """Return the values in the arena that ``node`` computes: its results if it has several, itself, or none."""
         if has_many(node):
             return [part for part in node.users if self._in_arena(part)]
         return [node] if self._in_arena(node) and node.target is not operator.getitem else []
@@ -230,12 +238,15 @@ class _ArenaRun:
         return self._owner[node] is node and node not in self._elsewhere and size(node) > 0
 
     def _ends(self, order: list[fx.Node]) -> dict[fx.Node, fx.Node]:
-        """Return the last reader of each memory; outputs have none."""
+        """Return the last reader of each value that is no output; its memory is freed after that node."""
         ends = {self._owner[value]: node for node in order for value in node.all_input_nodes}
         return {value: node for value, node in ends.items() if value not in self._outputs}
 
     def _order(self) -> list[fx.Node]:
-        """Return the nodes depth first from the unread ones, the last one first; among inputs, the latest first."""
+        """Return the nodes in onnxruntime's order of execution.
+
+        It is depth first from the nodes without readers, the last of them first; among inputs, the latest first.
+        """
         leaves = [node for node in self.calls if not any(user.op == "call_function" for user in node.users)]
         stack = [(node, False) for node in leaves]
         seen: set[fx.Node] = set()
@@ -252,26 +263,29 @@ class _ArenaRun:
         return order
 
     def _rank(self, node: fx.Node) -> int:
-        """Return the position of a node in onnxruntime's list. Products, and sums with one, are appended anew."""
+        """Return the position of a node in onnxruntime's list, where products and sums with one come after all others."""
         node = self._source(node)
         summed = [self._source(value) for value in node.all_input_nodes] if node.target is _SUM else []
         later = any(value.target in _REPLACED for value in (node, *summed))
         return self._position[node] + (len(self._position) if later else 0)
 
     def _source(self, node: fx.Node) -> fx.Node:
-        """Return the operand of a transpose that a product absorbs; any other node itself."""
+        """Return the operand if ``node`` is a transpose that a product absorbs, else ``node``."""
         while node in self._products:
             node = self._products[node]
         return node
 
 
 def _in_place(node: fx.Node, value: fx.Node) -> bool:
-    """Return True if ``node`` is computed in the memory of ``value``. A sum with a product becomes part of that product."""
+    """Return True if onnxruntime computes ``node`` in the memory of its operand ``value``.
+
+    A sum with a product counts, because it becomes part of that product.
+    """
     return node.target in _IN_PLACE or (node.target is _SUM and value.target in _REPLACED)
 
 
 def _through_transposes(calls: list[fx.Node]) -> dict[fx.Node, fx.Node]:
-    """Return the transposes that become a flag of a product, with their operands."""
+    """Return a dictionary of the transposes that become a flag of a product, each with its operand."""
     transposes: dict[fx.Node, fx.Node] = {}
     for node in calls:
         if not _is_transpose(node):
@@ -284,12 +298,12 @@ def _through_transposes(calls: list[fx.Node]) -> dict[fx.Node, fx.Node]:
 
 
 def _buffers(node: fx.Node) -> list[int]:
-    """Return the bytes of each block that the kernel of ``node`` takes beside its output, with one thread.
+    """Return the bytes of each temporary block of the kernel of ``node``, for one thread.
 
-    A convolution copies the windows of its input: in slices of one size where it has no more filters than places to
-    put them, of a whole image otherwise; one of single pixels multiplies the input as it is. A transposed one makes the
-    windows of its output, of a whole image and group, and adds them up. A loop over the steps of a recurrent layer keeps
-    all of its results, also those that nothing reads.
+    A convolution copies the windows of its input. It copies slices of one size if it has at most as many filters as output
+    positions, else a whole image; a 1 x 1 convolution copies nothing. A transposed convolution computes the windows of its
+    output for a whole image and group and then adds them up. A recurrent layer keeps all of its results, also those that
+    no node reads.
     """
     if has_many(node) and getattr(node.target, "namespace", "") == _CELLS:
         read = {user.args[1] for user in node.users}
@@ -309,7 +323,7 @@ def _buffers(node: fx.Node) -> list[int]:
 
 
 def _place_bytes(node: fx.Node) -> int:
-    """Return the bytes of the positions that a scatter copies outside of the arena; 0 for other nodes."""
+    """Return the bytes of the integer positions that a scatter copies outside of the arena; 0 for other nodes."""
     read = node.all_input_nodes if node.target in _SCATTERED else []
     return sum(size(value) for value in read if value.meta["val"].dtype == torch.int64)
 

@@ -1,13 +1,13 @@
-"""Recomputation: values that wait for the backward pass are dropped and computed again when it needs them.
+"""Recomputation: values that the backward pass reads are dropped after the forward pass and computed again later.
 
-The graph is read as a timeline. At its *turn* most bytes wait for a later use: in a training step, the moment
-between forward and backward. A plan names which of them are kept; the others are computed a second time behind the
-turn, from the kept ones. Plans go from "repeat only what is cheap" to "keep what crosses a few cuts, repeat all
-between them" (Chen et al., "Training deep nets with sublinear memory cost", arXiv 1604.06174); the cheapest one that
-fits the budget is taken.
+The graph is read as a timeline. Its *turn* is the moment at which most bytes are held for a later use: in a training
+step, the moment between forward and backward pass. A plan lists the values to keep; all others are computed a second time
+after the turn, from the kept ones. Plans range from "compute only cheap values again" to "keep the values that cross a
+few cuts, compute all others again" (Chen et al., "Training deep nets with sublinear memory cost", arXiv 1604.06174). The
+cheapest plan that fits the budget is used.
 
-Runtimes merge equal computations, and would merge the second with the first. So the second reads its inputs through
-``edgefl::after(x, trigger)``: x, but not before the gradient that needs it has arrived.
+Runtimes merge equal computations, and would merge the second with the first. So the second one reads its inputs through
+``edgefl::after(x, trigger)``, which returns x once the gradient ``trigger`` has been computed.
 """
 
 from __future__ import annotations
@@ -45,17 +45,20 @@ from edgefl_export.memory.usage import (
 from edgefl_export.operators import AFTER, named
 
 RUNTIME_BYTES = 36 * 2**20
-"""What onnxruntime itself needs for a training graph, over the idle process; the rest of a budget is for tensors.
+"""Bytes that onnxruntime itself needs for a training graph, above the idle process; the rest of a budget is for tensors.
 
 Measured for graphs of some 2,500 nodes: 9 MiB for the first session, 12 for the nodes, up to 17 for gaps between the
 arena's blocks and for the kernels' own memory.
 """
 
 NEXT_TO_NOTHING, BYTE = 0.09, 10
-"""Of a graph's work, what :func:`lean` may add to it, and how many operations a byte that is moved counts for there: with
-8 % by this count ResNet-20's step takes as long as before, with 10 and 16 % ViT's and MobileNet's 8 and 21 % longer."""
+"""Share of a graph's work that :func:`lean` may add, and the number of operations that a moved byte counts for.
+
+With 8 % more work by this count, ResNet-20's step takes as long as before; with 10 and 16 %, ViT's and MobileNet's steps
+take 8 and 21 % longer.
+"""
 WORTH = 0.9
-"""What :func:`lean` may leave of the peak: the nodes that it adds take time and memory, too."""
+"""Largest share of the old peak that :func:`lean` accepts as new peak, because added nodes cost time and memory, too."""
 
 # A value waits if no node reads it for this share of the timeline.
 WAITING = 0.03
@@ -65,10 +68,12 @@ SPACINGS = (1 / 16, 1 / 12, 1 / 9, 1 / 7, 1 / 6, 1 / 5, 1 / 4, 1 / 3)
 
 @dataclass(frozen=True)
 class Budget:
-    """Peak memory of a device in training, over its idle process.
+    """Limit for the peak memory of a device in training, above its idle process.
 
-    ``count`` bytes; or, if ``relative``, that share of what the step's tensors take without recomputation, and what
-    the runtime itself needs.
+    Attributes:
+        count: number of bytes. If ``relative``, a share of the bytes that the tensors of a step take without
+            recomputation, to which the memory of the runtime itself is added.
+        relative: ``count`` is a share.
     """
 
     count: float
@@ -76,7 +81,11 @@ class Budget:
 
     @classmethod
     def parse(cls, text: str) -> Budget:
-        """``"48MiB"``, ``"100 MB"`` or ``"50%"``. Raises ConfigError for anything else."""
+        """Return the budget for a text such as ``"48MiB"``, ``"100 MB"`` or ``"50%"``; the last one is relative.
+
+        Raises:
+            ConfigError: if the text is neither a size nor a percentage.
+        """
         try:
             amount, relative = parse_budget(text)
         except ValueError as error:
@@ -84,7 +93,7 @@ class Budget:
         return cls(amount, relative)
 
     def of(self, lowered: LoweredGraph) -> int:
-        """Return the budget of this graph in bytes, the runtime's own memory included."""
+        """Return the budget for a graph in bytes, including the memory of the runtime itself."""
         if not self.relative:
             return int(self.count)
         return int(self.count * timeline(lowered.module).peak) + beside_tensors(lowered)
@@ -100,7 +109,13 @@ _SLOW = named(
 
 @dataclass(frozen=True)
 class RecomputePlan:
-    """Rewritten graph, its peak in bytes, and the cost of the second computations (operations and bytes moved)."""
+    """Graph with recomputation.
+
+    Attributes:
+        module: the rewritten graph.
+        peak: largest number of bytes that its tensors take at once.
+        cost: operations plus bytes of the values that are computed a second time.
+    """
 
     module: fx.GraphModule
     peak: int
@@ -109,7 +124,14 @@ class RecomputePlan:
 
 @dataclass(frozen=True)
 class _CutPoint:
-    """Place for a cut: bytes of waiting values made before it, and the cheapest row of cuts that ends here."""
+    """Place for a cut, with the cheapest sequence of cuts that ends there.
+
+    Attributes:
+        made: bytes of waiting values computed before the cut.
+        kept: bytes of the values that cross this cut and all cuts before it in the sequence.
+        before: previous cut of the sequence; None for the start.
+        values: values that cross this cut.
+    """
 
     made: int
     kept: int
@@ -118,31 +140,30 @@ class _CutPoint:
 
 
 def beside_tensors(lowered: LoweredGraph) -> int:
-    """Return the most bytes that a device needs beside the tensors of one run.
+    """Return an upper bound of the bytes that a device needs besides the tensors of one run.
 
-    These are the runtime's own, and a set of state buffers that the step writes but does not read. State that is rewritten
-    in place needs none of them (:class:`edgefl_device.engine.onnx.OnnxGraph`).
+    These are the memory of the runtime and a second set of buffers for the state that the step writes. State that is
+    written in place does not need the second buffer (:class:`edgefl_device.engine.onnx.OnnxGraph`).
     """
     specs = [spec for name, spec in lowered.outputs.items() if role_of(name) == "state"]
     return RUNTIME_BYTES + sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs)
 
 
 def peak_bytes(lowered: LoweredGraph) -> int:
-    """Return the estimated peak of a device process that runs ``lowered``, over its idle memory."""
+    """Return an upper estimate of the peak memory of a device that runs ``lowered``, in bytes above its idle process."""
     return timeline(lowered.module).peak + beside_tensors(lowered)
 
 
 def lean(lowered: LoweredGraph) -> LoweredGraph:
-    """Return the graph of :func:`lean_and_peak`."""
+    """Return ``lowered`` with nearly free recomputation and late updates if they lower its peak memory."""
     return lean_and_peak(lowered)[0]
 
 
 def lean_and_peak(lowered: LoweredGraph) -> tuple[LoweredGraph, int]:
-    """Return ``lowered`` with nearly free recomputation and late updates (:mod:`.late`) if they lower the peak, and its
-    peak.
+    """Return (graph, predicted peak in bytes) with nearly free recomputation and late updates if they lower the peak.
 
-    Arithmetic and movements are computed again behind the turn, unless they go around a product. The graph may grow by
-    :data:`NEXT_TO_NOTHING` of its work, and what it saves has to be worth the nodes (:data:`WORTH`).
+    Results of arithmetic and copies are computed again after the turn, unless they bypass a product. This is done only if
+    it adds at most :data:`NEXT_TO_NOTHING` of the graph's work and leaves less than :data:`WORTH` of its peak.
     """
     line = timeline(lowered.module)
     plan = _RecomputePlanner(lowered.module, line).cheap()
@@ -156,7 +177,7 @@ def lean_and_peak(lowered: LoweredGraph) -> tuple[LoweredGraph, int]:
 
 
 def _work(module: fx.GraphModule) -> float:
-    """Return the operations of a graph and the bytes that it moves, weighted by :data:`BYTE`."""
+    """Return the operations of a graph plus :data:`BYTE` times the bytes of its values."""
     return sum(flops(node) + BYTE * size(node) for node in module.graph.nodes if node.op == "call_function")
 
 
@@ -171,14 +192,14 @@ def plans(lowered: LoweredGraph) -> Iterator[RecomputePlan]:
 
 
 class _RecomputePlanner:
-    """Plans for one graph."""
+    """Planner of recomputation for one graph."""
 
     def __init__(self, module: fx.GraphModule, line: Timeline) -> None:
         self.module, self.line = module, line
         self.turn = _turn(line)
 
     def cheap(self) -> RecomputePlan:
-        """Return the plan that repeats all but products and series, and keeps the values around products."""
+        """Return the plan that computes all values again but products, slow functions and values that bypass products."""
         early = self.line.nodes[: self.turn + 1]
         around = around_products(early, self.line.owner.__getitem__, _is_expensive)
         slow = {node for node in early if node.target in _SLOW}
@@ -202,7 +223,7 @@ class _RecomputePlanner:
 
 
 def _turn(line: Timeline) -> int:
-    """Return the position at which most bytes wait."""
+    """Return the position shortly before the one at which most bytes are held for a later use."""
     least = max(2, int(len(line.nodes) * WAITING))
     change = [0] * (len(line.nodes) + 1)
     for node in line.nodes:
@@ -217,17 +238,17 @@ def _turn(line: Timeline) -> int:
 
 
 def _waits(node: fx.Node, line: Timeline, turn: int) -> bool:
-    """Return True if ``node`` owns a large memory that is read behind the turn."""
+    """Return True if ``node`` owns memory of at least :data:`SMALL_BYTES` that is read after the turn."""
     reads = line.reads[node]
     owns = node.op == "call_function" and line.owner[node] is node
     return owns and size(node) >= SMALL_BYTES and bool(reads) and reads[-1] > turn
 
 
 def _crossing(line: Timeline, turn: int, waiting: set[fx.Node], spacing: float) -> frozenset[fx.Node]:
-    """Return the values to keep: those that cross cuts at most ``spacing`` bytes of waiting values apart, as few bytes as
-    possible.
+    """Return the values to keep: those that cross the cheapest sequence of cuts.
 
-    A shortest path over the places for a cut; a single value of more than ``spacing`` lies between two cuts alone.
+    Between two cuts lie at most ``spacing`` bytes of waiting values, or a single larger value. Among such sequences, the
+    one with the fewest bytes of kept values is chosen by a shortest path over the places for a cut.
     """
     cuts = [_CutPoint(0, 0, None, frozenset())]
     made = 0
@@ -246,7 +267,10 @@ def _crossing(line: Timeline, turn: int, waiting: set[fx.Node], spacing: float) 
 
 
 def _crossings(line: Timeline, turn: int) -> Iterator[tuple[int, frozenset[fx.Node]]]:
-    """Return for each value made up to the turn its position, and the values that exist then and are read up to the turn."""
+    """Yield (position, values) for each large value up to the turn.
+
+    ``values`` are the large values that exist at the position and are read after it, but not later than the turn.
+    """
     values: set[fx.Node] = set()
     for index, node in enumerate(line.nodes[: turn + 1]):
         owns = node.op == "call_function" and line.owner[node] is node and not has_many(node)
@@ -265,7 +289,7 @@ def _is_expensive(node: fx.Node) -> bool:
 
 
 def flops(node: fx.Node) -> float:
-    """Return two for each multiplication of a product; 0 for other ops."""
+    """Return the floating-point operations of a product or convolution, two for each multiply-accumulate; else 0."""
     count = flop_registry.get(getattr(node.target, "overloadpacket", None))
     if count is None:
         return 0.0
@@ -278,7 +302,10 @@ def flops(node: fx.Node) -> float:
 
 
 class _GraphRewriter:
-    """Copies a graph node by node; behind the turn, reads of dropped values become reads of second computations."""
+    """Writer of a copy of a graph in which nodes after the turn read recomputed values instead of dropped ones.
+
+    ``cost`` is the cost of the recomputation so far, in operations and bytes.
+    """
 
     def __init__(self, line: Timeline, turn: int, kept: frozenset[fx.Node]) -> None:
         self.line, self.turn, self.kept = line, turn, kept
@@ -302,7 +329,10 @@ class _GraphRewriter:
         return self.graph
 
     def _reads(self, node: fx.Node) -> dict[fx.Node, fx.Node]:
-        """Return the operands of a node behind the turn. One that reads no gradient could run too early: it is held back."""
+        """Return the new operand for each operand of a node after the turn.
+
+        If the node reads no value from after the turn, it could run too early, so its operands wait for the trigger.
+        """
         read = {value: self._later(value) for value in node.all_input_nodes}
         if self.trigger is not None and not any(self.line.position[value] > self.turn for value in read):
             early = [v for v in read if v.op == "call_function" and size(v) >= SMALL_BYTES]
@@ -328,7 +358,7 @@ class _GraphRewriter:
         return early and size(owner) >= SMALL_BYTES and owner not in self.kept
 
     def _later(self, node: fx.Node) -> fx.Node:
-        """Return the operand of a node behind the turn that replaces ``node``."""
+        """Return the node that replaces operand ``node`` after the turn: its first copy, or a recomputation of it."""
         if self.trigger is None or not self._dropped(node):
             return self.first[node]
         for value in self._chain(node):
@@ -339,7 +369,7 @@ class _GraphRewriter:
         return self.again[node]
 
     def _chain(self, node: fx.Node) -> list[fx.Node]:
-        """Return the values to compute again for ``node``, itself included, in order."""
+        """Return the dropped values to compute again for ``node``, including ``node``, in graph order."""
         nodes: set[fx.Node] = set()
         stack = [node]
         while stack:
@@ -350,13 +380,13 @@ class _GraphRewriter:
         return sorted(nodes, key=self.line.position.__getitem__)
 
     def _input(self, value: fx.Node) -> fx.Node:
-        """Return an input of a second computation: computed again too, or held back until the gradient exists."""
+        """Return the operand of a second computation for ``value``: recomputed, or delayed until the trigger exists."""
         if self._dropped(value):
             return self.again[value]
         return self._held_back(value) if size(value) >= SMALL_BYTES else self.first[value]
 
     def _hold_back(self, read: dict[fx.Node, fx.Node]) -> None:
-        """Make at least one input differ from those of the first computation, so that runtimes do not merge the two."""
+        """Delay one operand in ``read`` if all equal those of the first computation, so that runtimes do not merge both."""
         if read and all(read[value] is self.first[value] for value in read):
             value = next(iter(read))
             read[value] = self._held_back(value)
@@ -367,7 +397,7 @@ class _GraphRewriter:
         return self.late[value]
 
     def _after(self, node: fx.Node) -> fx.Node:
-        """Return ``node``, not before the gradient that has come furthest."""
+        """Return ``node``, delayed until the deepest gradient so far has been computed."""
         if not isinstance(node.meta["val"], Tensor):
             return node
         return held_back(self.graph, node, self.trigger)
@@ -382,14 +412,18 @@ class _GraphRewriter:
 #     w.next = w - lr m            ->      w.next = w - after(lr, bias.next of the layer before) m
 
 LARGE_BYTES = 1 << 21
-"""Of a tensor, from which on the place is worth the wait."""
+"""Smallest size of a state, in bytes, whose update may be delayed."""
 
 
 @dataclass(frozen=True)
 class _LateUpdate:
-    """Update of a state that can overwrite the old value once ``readers`` have run.
+    """Update of a state that may overwrite the old value once certain readers have run.
 
-    ``reader`` reads ``factor``, a single number; all results of it are for ``new`` alone.
+    Attributes:
+        new: node of the new value.
+        readers: readers of the old value that must run before.
+        reader: node that only ``new`` depends on and that reads ``factor``.
+        factor: node of a single number, such as the learning rate; the update is delayed by delaying it.
     """
 
     new: fx.Node
@@ -399,9 +433,16 @@ class _LateUpdate:
 
 
 def updated_last(lowered: LoweredGraph, peak: int) -> tuple[LoweredGraph, int]:
-    """Return ``lowered`` with late updates if they save memory, and its predicted peak.
+    """Delay updates of large state until its old value has been read, if that lowers the predicted peak.
 
-    A runtime that computes depth first may run all else in another order then, and keep more for it.
+    It may not: a runtime that computes depth first may then run other nodes in an order that holds more values.
+
+    Args:
+        lowered: graph of a step; it is not changed.
+        peak: its predicted peak in bytes.
+
+    Returns:
+        The graph with delayed updates, or ``lowered``, and its predicted peak.
     """
     if not any(map(_is_large_state, lowered.outputs.items())):
         return lowered, peak
@@ -420,7 +461,7 @@ def _is_large_state(port: tuple[str, TensorSpec]) -> bool:
 
 
 def _waited(lowered: LoweredGraph) -> bool:
-    """Make updates of ``lowered`` wait, in place; return False if none can."""
+    """Delay updates of ``lowered`` in place. Return True if at least one could be delayed."""
     graph = lowered.module.graph
     behind = Behind(graph)
     updates = _updates(lowered, behind)
@@ -457,7 +498,10 @@ def _updates(lowered: LoweredGraph, behind: Behind) -> list[_LateUpdate]:
 
 
 def _factor(new: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """Return (reader, single number) next to ``new``, among the values computed for ``new`` alone."""
+    """Return (reader, factor) of the update ``new``: a node that only ``new`` depends on, and a single number it reads.
+
+    Return None if there is none.
+    """
     if any(user.op != "output" for user in new.users):
         return None
     own, waiting = {new}, [new]
@@ -477,7 +521,10 @@ def _factor(new: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 def _trigger(
     lowered: LoweredGraph, update: _LateUpdate, updates: Sequence[_LateUpdate], behind: Behind
 ) -> fx.Node | None:
-    """Return the first output that waits for nothing and depends on all readers of the old state."""
+    """Return the output with fewest dependencies that depends on all readers of the old state and on no delayed update.
+
+    Return None if there is no such output.
+    """
     late = {each.new for each in updates}
     ends = [
         node
@@ -493,7 +540,7 @@ def _trigger(
 
 
 def _nodes_from(first: fx.Node) -> set[fx.Node]:
-    """Return the nodes behind ``first``, itself included."""
+    """Return ``first`` and all nodes that depend on it."""
     found, waiting = set[fx.Node](), [first]
     while waiting:
         node = waiting.pop()

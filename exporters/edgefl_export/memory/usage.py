@@ -29,15 +29,21 @@ _ARITHMETIC = _FACTORS | named("add.Tensor add.Scalar sub.Tensor sub.Scalar wher
 _SHAPED = named("full_like empty_like zeros_like ones_like new_zeros new_ones new_full new_empty")
 
 SMALL_BYTES = 32 * 2**10
-"""Values below this are never computed twice: their sums took long, and they take nothing."""
+"""Size in bytes below which a value is never computed twice: it saves little memory, and may be a sum that took long."""
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Nodes in execution order, the owner of each node's memory, and the positions that read this memory.
+    """Nodes of a graph in the order of execution, with the memory that is held while each runs.
 
-    ``live[i]`` is the number of bytes held while node ``i`` runs: graph inputs always, outputs until the end. Of an op
-    with several results, each belongs to the node that takes it out, and ends by itself.
+    Each result of an op with several results is owned by the ``getitem`` node that reads it.
+
+    Attributes:
+        nodes: nodes in order.
+        position: index of each node in ``nodes``.
+        owner: node that owns the memory of a node: the node itself, or the source of a view.
+        reads: positions of the nodes that read the memory of a node, ascending.
+        live: bytes held while node ``i`` runs; inputs are always held, outputs until the end.
     """
 
     nodes: tuple[fx.Node, ...]
@@ -65,7 +71,7 @@ def timeline(module: fx.GraphModule) -> Timeline:
 
 
 def constants(line: Timeline) -> frozenset[fx.Node]:
-    """Return the values that no input decides."""
+    """Return the nodes that depend on no input of the graph."""
     found: set[fx.Node] = set()
     for node in line.nodes:
         if node.op == "get_attr" or (node.op == "call_function" and found.issuperset(node.all_input_nodes)):
@@ -74,7 +80,7 @@ def constants(line: Timeline) -> frozenset[fx.Node]:
 
 
 def shares(node: fx.Node) -> bool:
-    """Return True if ``node`` owns no memory. The export merges slices of slices to the last one."""
+    """Return True if ``node`` owns no memory: a view, or a slice that only another slice reads (the export merges both)."""
     if node.op != "call_function":
         return False
     merged = node.target is _SLICE and [user.target for user in node.users] == [_SLICE]
@@ -87,19 +93,19 @@ def has_many(node: fx.Node) -> bool:
 
 
 def size(node: fx.Node) -> int:
-    """Return the bytes of the tensors that ``node`` makes."""
+    """Return the bytes of all tensors that ``node`` computes."""
     value = node.meta.get("val")
     tensors = value if isinstance(value, tuple | list) else [value]
     return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
 
 
 def rewritable(lowered: LoweredGraph) -> tuple[str, ...]:
-    """Return the state whose new value may overwrite the old one, whatever order onnxruntime chooses.
+    """Return the names of state ports whose new value may overwrite the old one in any order that onnxruntime chooses.
 
-    Whatever reads the old value leads to the new one, so it has been read by then: also where nodes are fused, whose
-    inputs are then read later (a transpose becomes part of a product). Products make a tensor of their own: who reads
-    that does not read the old value. And what onnxruntime may fuse with the last node, so that one kernel reads the old
-    value and writes the new one, goes entry by entry.
+    For such a port, the new value depends on every reader of the old value. This includes readers through nodes that
+    onnxruntime may fuse with a later one, such as a transpose that becomes part of a product. Products have a result of
+    their own, so its readers do not count. Ops that may be fused with the last node work entry by entry, so that one
+    kernel can read the old value and write the new one.
     """
     nodes = [node for node in lowered.module.graph.nodes if node.op == "placeholder"]
     inputs = dict(zip(lowered.inputs, nodes, strict=True))
@@ -116,15 +122,15 @@ def rewritable(lowered: LoweredGraph) -> tuple[str, ...]:
 
 
 def unordered_readers(old: fx.Node, new: fx.Node, behind: Behind) -> list[fx.Node] | None:
-    """Return the nodes that read ``old``, or what it is seen through, and do not lead to ``new``.
+    """Return the readers of ``old`` that ``new`` does not depend on, so that they might run after ``new``.
 
     Args:
-        old: a tensor of the state.
-        new: its next value.
+        old: placeholder of a state.
+        new: node of its next value.
         behind: dependencies of their graph.
 
     Returns:
-        The nodes; None where ``new`` is not made of the elements of ``old`` one by one.
+        The nodes, or None if the op of ``new`` is not element-wise.
     """
     if new.op != "call_function" or not is_pointwise(new):
         return None
@@ -132,8 +138,9 @@ def unordered_readers(old: fx.Node, new: fx.Node, behind: Behind) -> list[fx.Nod
 
 
 def is_read_within(old: fx.Node, new: fx.Node) -> bool:
-    """Return True if an op beyond arithmetic reads ``old`` and may be fused with ``new``: all its results are for
-    ``new``.
+    """Return True if a kernel fused for ``new`` may read ``old`` by an op other than arithmetic.
+
+    Nodes may be fused with ``new`` if only nodes fused with ``new`` read their results.
     """
     own, waiting = {new}, list(new.all_input_nodes)
     odd: set[fx.Node] = set()
@@ -149,9 +156,7 @@ def is_read_within(old: fx.Node, new: fx.Node) -> bool:
 
 
 def _is_old(node: fx.Node, old: fx.Node) -> bool:
-    """Return True if ``node`` is ``old``, or ``old`` behind changes that a kernel absorbs: another order, shape or
-    factor.
-    """
+    """Return True if ``node`` is ``old``, or computed from it by views, transposes and factors only."""
     if node is old:
         return True
     through = node.target in _VIEWS or node.target in _MOVES or node.target in _FACTORS
@@ -159,7 +164,7 @@ def _is_old(node: fx.Node, old: fx.Node) -> bool:
 
 
 class Behind:
-    """Dependencies between the nodes of a graph, as one bit for each node."""
+    """Dependencies between the nodes of a graph, stored as one bit for each node."""
 
     def __init__(self, graph: fx.Graph) -> None:
         self._bits = {node: 1 << place for place, node in enumerate(graph.nodes)}
@@ -170,16 +175,18 @@ class Behind:
             self._sources[node] = functools.reduce(operator.or_, map(self._up_to, inputs), 0)
 
     def has(self, node: fx.Node, source: fx.Node) -> bool:
-        """Return True if ``source`` has been computed wherever ``node`` has."""
+        """Return True if ``node`` depends on ``source``, directly or through other nodes."""
         return bool(self._sources[node] & self._bits[source])
 
     def count(self, node: fx.Node) -> int:
-        """Return the number of nodes that ``node`` is computed from."""
+        """Return the number of nodes that ``node`` depends on."""
         return self._sources[node].bit_count()
 
     def unordered(self, old: fx.Node, new: fx.Node) -> list[fx.Node]:
-        """Return the readers of ``old``, directly or through other nodes than products and ``new``, that ``new`` is not
-        computed from."""
+        """Return the readers of ``old`` that ``new`` does not depend on.
+
+        Nodes that read ``old`` through other nodes count as well, but not through products or through ``new``.
+        """
         only_given = all(user.op == "output" for user in new.users)
         readers = self._readers[old] if only_given else self._readers_beside(old, new)
         found = readers & ~self._sources[new] & ~self._bits[new]
@@ -187,7 +194,7 @@ class Behind:
 
     @functools.cached_property
     def _readers(self) -> dict[fx.Node, int]:
-        """Return the readers of each node."""
+        """Bit mask of the direct and indirect readers of each node; indirect ones not through products."""
         readers: dict[fx.Node, int] = {}
         for node in reversed(self._bits):
             through = [user for user in self._users(node) if user.target not in PRODUCTS]
@@ -196,7 +203,7 @@ class Behind:
         return readers
 
     def _readers_beside(self, old: fx.Node, new: fx.Node) -> int:
-        """Return the readers of ``old`` to which a way leads that is not through ``new``."""
+        """Return the bit mask of direct and indirect readers of ``old``, not through products or ``new``."""
         readers, waiting = 0, [old]
         while waiting:
             for user in self._users(waiting.pop()):
@@ -206,7 +213,7 @@ class Behind:
         return readers
 
     def _users(self, node: fx.Node) -> list[fx.Node]:
-        """Return the nodes that read ``node``. A pointwise result is given out as it was made, beside the old value."""
+        """Return the users of ``node``, without the graph's output if ``node`` is element-wise."""
         return [user for user in node.users if user.op != "output" or not is_pointwise(node)]
 
     def _up_to(self, node: fx.Node) -> int:
@@ -238,13 +245,15 @@ def _live(
 def around_products(
     nodes: Sequence[fx.Node], owner: Callable[[fx.Node], fx.Node], is_product: Callable[[fx.Node], bool]
 ) -> set[fx.Node]:
-    """Return the values that go around a product, as in residual networks: to compute one again would ask for the one
-    before it, and so on through the whole network. A value that no product leads to, such as a masked weight, is none.
+    """Return the values that bypass a product, such as the residual branch of a network.
+
+    Computing such a value again would need the one before it, and so on through the whole network. A value that depends
+    on no product, such as a masked weight, is not included.
 
     Args:
-        nodes: of the graph, from the first on.
-        owner: returns the node that makes a value's memory.
-        is_product: returns True for a product.
+        nodes: nodes of the graph in order.
+        owner: function that returns the node that owns the memory of a value.
+        is_product: function that returns True for a product.
     """
     rank: dict[fx.Node, int] = {}
     around: set[fx.Node] = set()
@@ -257,8 +266,9 @@ def around_products(
 
 
 def workspace(node: fx.Node) -> int:
-    """Return the bytes that an op needs while it runs: onnxruntime's Where fills a tensor for each branch, then merges
-    them.
+    """Return the bytes that an op needs while it runs, besides operands and results.
+
+    onnxruntime's Where fills a tensor for each branch and then merges them. All other ops need 0.
     """
     return 2 * size(node) if node.target is _aten.where.self else 0
 

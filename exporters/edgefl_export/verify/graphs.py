@@ -34,12 +34,14 @@ CLOSE = 1e-2
 
 @dataclass(frozen=True)
 class Care:
-    """Strictness of a comparison.
+    """Strictness of a comparison with torch.
 
-    An example on which rounding decides shows little, so up to ``attempts`` examples are tried. ``forgiven`` of them may
-    stray a little: the graph takes a kink that no float32 run of torch takes. A wrong formula is wrong on the others too.
-    Without ``double``, torch's float32 on nudged examples measures rounding instead of float64, which would take most of the
-    time of compiling a deep model.
+    Attributes:
+        attempts: number of examples to try until one agrees without the excuse of rounding.
+        forgiven: number of examples that may differ slightly more than rounding explains. At a kink, such as that of ReLU,
+            a graph may take a branch that no float32 run of torch takes; a wrong formula fails on all examples.
+        double: measure rounding by a float64 run of torch. If false, float32 runs on slightly changed examples measure it,
+            because float64 would take most of the time of compiling a deep model.
     """
 
     attempts: int
@@ -52,23 +54,25 @@ THOROUGH = Care(attempts=3, forgiven=1, double=True)
 QUICK = Care(attempts=2, forgiven=0, double=False)
 
 Run = Callable[[Mapping[str, Array]], Sequence[Array] | Mapping[str, Array]]
-"""A runtime with a graph in it: arrays by port name in, outputs in the order of the graph or by name. Extra entries are
-ignored."""
+"""Function that runs a loaded graph: arrays by port name in (others are ignored), outputs in graph order or by name out."""
 
 REDRAWS = 3
-"""Other examples where torch itself gives no number: the loss of a batch in which every label is ignored is none."""
+"""Number of times that new examples are drawn if torch returns NaN, such as the loss of a batch without valid labels."""
 
 
 @dataclass(frozen=True)
 class Verification:
-    """Largest error of each output, relative to its largest magnitude: beside torch or, if that is more than the
-    tolerance, beside a float64 run of the same function.
+    """Result of comparing a graph with torch on one example.
 
-    ``rounding`` has the outputs beyond the tolerance even then, with the relative error of torch's own float32 on the
-    same example: they are right within float32, and no errors of the graph. Of whole numbers
-    both say the share that differs.
-    ``seed`` is the example that was compared, ``set_aside`` lists those on which rounding decided more. ``found`` are the
-    runtime's outputs on it.
+    Attributes:
+        function: name of the function.
+        seed: seed of the example.
+        errors: largest error of each output relative to its largest entry. It is the difference from torch in float32 or,
+            if that exceeds the tolerance, from torch in float64. For integers it is the share of entries that differ.
+        set_aside: seeds of other examples that were tried, on which rounding had more influence.
+        rounding: outputs whose error exceeds the tolerance but is explained by rounding, with the relative error of
+            torch's own float32 run on the same example.
+        found: outputs of the runtime on the example.
     """
 
     function: str
@@ -80,32 +84,46 @@ class Verification:
 
     @property
     def worst(self) -> float:
-        """Largest error; at most ``RELATIVE`` if :attr:`rounding` is empty and no output is tiny."""
+        """Largest of :attr:`errors`, 0 if there are none. At most ``RELATIVE`` if rounding excused no output."""
         return max(self.errors.values(), default=0.0)
 
 
 def verify(
     function: Function, model: bytes, seed: int, in_place: Collection[str] = (), *, quick: bool = False
 ) -> Verification:
-    """Run ``model`` in onnxruntime on ``function.example(seed)`` and compare all outputs with torch.
+    """Run ``model`` in onnxruntime on an example and compare all outputs with torch.
 
-    The state ``in_place`` is written where it is read, as on a device.
+    An output passes if it agrees within the tolerance with torch in float32 or in float64. It also passes if its distance
+    from float64 is at most ``FACTOR`` times that of torch's float32. This excuse is weak. So other examples are tried for
+    one that does not need it (:class:`Care`), and the relative error of torch must be at most ``CEILING`` or that of the
+    graph at most ``CLOSE``. If even the excuse fails on one example by at most ``CEILING``, all others have to pass.
 
-    An output passes within the tolerance beside torch or beside float64, or if its distance to float64 is at most
-    ``FACTOR`` times that of torch's float32. The last is weak, so other examples are tried for one that does without
-    (:class:`Care`), and torch itself must stay within ``CEILING``, or the graph within ``CLOSE``. Where even that fails
-    by no more than ``CEILING``, the other examples all have to pass. ``quick``: see :func:`compare`. Raises ExportError
-    naming the function, the first output that differs, the measured error and what is allowed; its detail ``worst`` is
-    the largest relative error of all outputs. Raises it also where the excuse is needed and torch gives different
-    results for one example.
+    Args:
+        function: the function that the graph computes.
+        model: bytes of an ONNX graph, or of joined segments.
+        seed: seed of the first example.
+        in_place: state ports that the graph writes into the memory of their input, as on a device.
+        quick: as in :func:`compare`.
+
+    Raises:
+        ExportError: if an output differs. The error names the first such output, its error and the allowed one; the
+            detail ``worst`` is the largest relative error of all outputs. Also if the graph does not load or run, or if
+            the excuse is needed and two runs of torch on one example differ.
     """
     return compare(function, load(function, model, in_place), seed, quick=quick)
 
 
 def compare(function: Function, run: Run, seed: int, *, quick: bool = False) -> Verification:
-    """Compare a graph in any runtime with torch, as :func:`verify`.
+    """Compare a graph in any runtime with torch, by the rules of :func:`verify`.
 
-    ``quick`` uses float64 only where float32 does not excuse the graph; errors are beside torch's float32 then.
+    Args:
+        function: the function that the graph computes.
+        run: function that runs the graph.
+        seed: seed of the first example.
+        quick: first measure rounding by float32 runs alone; use float64 only if the graph fails that comparison.
+
+    Raises:
+        ExportError: as :func:`verify`.
     """
     _compare_wide(function, run, seed)
     if quick:
@@ -117,7 +135,10 @@ def compare(function: Function, run: Run, seed: int, *, quick: bool = False) -> 
 
 
 def _compare_wide(function: Function, run: Run, seed: int) -> None:
-    """Raise ExportError if the graph is wrong on samples of several magnitudes (:mod:`edgefl_export.verify.rounding`)."""
+    """Raise ExportError if the graph differs from torch on samples of several magnitudes.
+
+    Does nothing if the function has no such example (:func:`edgefl_export.verify.rounding.wide_example`).
+    """
     if (wide := wide_example(function, seed)) is None:
         return
     example, yardstick = wide
@@ -180,7 +201,7 @@ def _judged(function: Function, run: Run, seed: int, *, double: bool, proven: bo
 
 
 def _unjudged(report: Verification) -> list[str]:
-    """Return the outputs that torch's own float32 gets so wrong that they show nothing about the graph."""
+    """Return the names of outputs that cannot be judged, because torch's float32 itself is too far from float64."""
     return [
         name for name, strayed in report.rounding.items() if strayed > CEILING and report.errors[name] > CLOSE
     ]
@@ -203,13 +224,13 @@ def _undecidable(function: Function, name: str, report: Verification) -> ExportE
 def agrees(
     function: Function, outputs: Sequence[str], load: Callable[[], Run], verification: Verification
 ) -> bool:
-    """Return True if another form of a graph runs here and gives the outputs of the form that was verified.
+    """Return True if a variant of a verified graph runs in this runtime and has the same outputs.
 
     Args:
-        function: the function that both compute.
+        function: the function that both graphs compute.
         outputs: names of its outputs, in order.
-        load: loads the form; ExportError if this runtime lacks one of its ops.
-        verification: result of the first form; its example is run again.
+        load: loads the variant and returns the function that runs it; may raise ExportError, which counts as no.
+        verification: result of the verified graph; the variant runs on the same example.
     """
     example = {name: value.numpy() for name, value in function.example(verification.seed).items()}
     try:
@@ -220,14 +241,21 @@ def agrees(
 
 
 def _relative(error: ExportError) -> float:
-    """Return the error of an output relative to its largest entry; infinite for NaN and if nothing can be compared."""
+    """Return the relative error of the output that ``error`` reports; infinite for NaN or if the error has no such value."""
     relative = error.details.get("relative", math.inf)
     return relative if isinstance(relative, float) and not math.isnan(relative) else math.inf
 
 
 def load(function: Function, model: bytes, in_place: Collection[str]) -> Run:
-    """Return a run of ``model``, or of the segments that it joins, in onnxruntime; ExportError if loading or running
-    fails.
+    """Load ``model``, or the segments that it joins, into onnxruntime and return a function that runs it.
+
+    Args:
+        function: the function that the graph computes, for errors.
+        model: bytes of the graph.
+        in_place: state ports that the graph writes into the memory of their input.
+
+    Raises:
+        ExportError: if loading fails; the returned function raises it if running fails.
     """
     sessions = [_session(function, each) for each in artifacts_in(model)]
 
@@ -247,7 +275,7 @@ def load(function: Function, model: bytes, in_place: Collection[str]) -> Run:
 
 
 def in_turn(segments: Sequence[Callable[[Mapping[str, Array]], Mapping[str, Array]]]) -> Run:
-    """Return a run of segments one after another: later ones read the pages of earlier ones."""
+    """Return a function that runs ``segments`` in order, passes pages to later segments, and returns all other outputs."""
 
     def run(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         pages: dict[str, Array] = {}
@@ -262,7 +290,7 @@ def in_turn(segments: Sequence[Callable[[Mapping[str, Array]], Mapping[str, Arra
 
 
 def in_order(outputs: Sequence[Array] | Mapping[str, Array], names: Iterable[str]) -> Sequence[Array]:
-    """Return the outputs of a run in the order of ``names``."""
+    """Return the outputs of a run as a sequence; those of a mapping in the order of ``names``."""
     return [outputs[name] for name in names if name in outputs] if isinstance(outputs, Mapping) else outputs
 
 
@@ -277,7 +305,7 @@ def _session(function: Function, model: bytes) -> Any:
 
 
 def _named(session: Any, outputs: Sequence[Array]) -> dict[str, Array]:
-    """Return the outputs by the name of their port."""
+    """Return the outputs of a session by port name, without the suffix of state that is also an input."""
     read = {port.name for port in session.get_inputs()}
     names = [port.name for port in session.get_outputs()]
     ports = [plain if (plain := name.removesuffix(REWRITTEN)) in read else name for name in names]
@@ -285,7 +313,7 @@ def _named(session: Any, outputs: Sequence[Array]) -> dict[str, Array]:
 
 
 def _bound(session: Any, arrays: Mapping[str, Array], in_place: Collection[str]) -> list[Array]:
-    """Return the outputs of one run. State ``in_place`` gets a copy that holds both the old and the new value."""
+    """Run a session and return its outputs. Each state port in ``in_place`` is input and output in one copied array."""
     binding = session.io_binding()
     shared = {
         name: onnxruntime.OrtValue.ortvalue_from_numpy(arrays[name].copy())
@@ -321,26 +349,26 @@ def _bound(session: Any, arrays: Mapping[str, Array], in_place: Collection[str])
 def _place(
     value: Any, array: Array, rows: RowRange, shape: Sequence[int]
 ) -> tuple[str, int, Any, list[int], int]:
-    """Return the binding of rows of the tensor ``value``, whose values were those of ``array``, in the graph's shape."""
+    """Return the arguments that bind ``rows`` of the tensor ``value`` to a port: device, dtype, shape and address."""
     _, address = rows.place(value.data_ptr(), array.shape, array.itemsize)
     return "cpu", 0, array.dtype.type, list(shape), address
 
 
 def _unseen(name: str, value: Array, arrays: Mapping[str, Array]) -> Array:
-    """Return rows that a graph returns in a shape of its own as rows of the whole tensor."""
+    """Return ``value``, reshaped to rows of the whole tensor if port ``name`` is a range of rows."""
     rows = parse_rows(name)
     whole = arrays.get(rows.whole.removesuffix(REWRITTEN)) if rows else None
     return value if rows is None or whole is None else value.reshape(-1, *whole.shape[1:])
 
 
 def given(name: str, arrays: Mapping[str, Array]) -> Array:
-    """Return the array of a port, or its rows of one."""
+    """Return the array for port ``name``: an entry of ``arrays``, or a range of rows of one if the name says so."""
     rows = parse_rows(name)
     return arrays[rows.whole][rows.start : rows.stop] if rows else arrays[name]
 
 
 def joined(names: Sequence[str], values: Sequence[Array]) -> list[Array]:
-    """Return the outputs of a graph, with the rows of one tensor concatenated."""
+    """Return the outputs of a graph in order, with ports that are rows of one tensor concatenated to that tensor."""
     wholes: dict[str, list[Array]] = {}
     for name, value in zip(names, values, strict=True):
         rows = parse_rows(name)
@@ -358,7 +386,10 @@ def _refused(function: Function, verb: str, error: Exception) -> ExportError:
 def _judge(
     function: Function, name: str, expected: Array, found: Array, yardstick: Rounding
 ) -> tuple[float, float | None]:
-    """Return the relative error of an output and, if only rounding excuses it, the relative error of torch."""
+    """Compare an output with torch and return (relative error, relative error of torch's float32).
+
+    The second is None if the output is within the tolerance. Raise ExportError if rounding does not excuse the error.
+    """
     if (expected.shape, expected.dtype) != (found.shape, found.dtype):
         raise ExportError(
             f"output {name!r} of function {function.name!r} is {found.dtype}{list(found.shape)} in the runtime and "
@@ -389,10 +420,10 @@ def _judge(
 def _judge_whole(
     function: Function, name: str, expected: Array, found: Array, yardstick: Rounding
 ) -> tuple[float, float | None]:
-    """Return the share of whole numbers that differ and, if only rounding excuses it, the share that differs in torch
-    itself.
+    """Compare an integer output with torch and return (share that differs, share that differs between runs of torch).
 
-    None may, or where a threshold made them of floats, no more than rounding moves across it.
+    The second is None if all entries are equal. Entries may differ only as far as rounding moves floats across a
+    threshold; else ExportError is raised.
     """
     differing, allowed = distance(expected, found), 0.0
     if not differing:

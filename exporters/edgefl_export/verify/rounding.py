@@ -1,7 +1,7 @@
-"""Measures of rounding: results of a function in float64, and the error of torch's float32 beside them.
+"""Measures of rounding: results of a function in float64, and the distance of torch's float32 results from them.
 
-On the kink of a ReLU, a sum that comes out a little above or below zero decides whether a gradient flows. In deep
-models with batch norm two right float32 results can so differ by a percent, and only a third one says who errs.
+At the kink of a ReLU, the sign of a sum near zero decides whether a gradient flows. In deep models with batch norm, two
+correct float32 results can therefore differ by a percent. Only a more exact result shows which of them is wrong.
 """
 
 from __future__ import annotations
@@ -23,17 +23,21 @@ from edgefl.contract.tensors import Tensors
 from edgefl.errors import ExportError
 
 NUDGE = 2.0**-20
-"""Relative, eight units of float32: what sums in another order change. Smaller nudges reach a kink too rarely."""
+"""Relative change of a nudged entry: eight units of float32, as another order of sums gives. Less rarely reaches a kink."""
 PROBES = 8
 
 Array = NDArray[np.generic]
 
 
 class Rounding:
-    """Reference results of one function on one example, computed when they are first read.
+    """Reference results of one function on one example. Each is computed when it is first read.
 
-    Float64 takes torch many times as long as float32. Without ``double``, torch's float32 is used instead: differences on
-    nudged examples are rounding as well. ``proven``: the function is known to return one result for one example.
+    Args:
+        function: the function.
+        example: its inputs.
+        double: compute :attr:`exact` in float64, which takes many times as long as float32. If false, :attr:`exact` is
+            the float32 result, and rounding shows in the differences between slightly changed examples.
+        proven: the function is known to be deterministic, so this is not checked again.
     """
 
     def __init__(
@@ -52,7 +56,7 @@ class Rounding:
 
     @cached_property
     def exact(self) -> Mapping[str, Array]:
-        """Outputs in float64, or torch's float32 if the function does not run in float64."""
+        """Outputs in float64, or in float32 without ``double`` or if the function does not run in float64."""
         if not self._double:
             return self.plain
         try:
@@ -61,11 +65,13 @@ class Rounding:
             return self.plain
 
     def strays(self, name: str) -> Iterator[float]:
-        """Return the distances of output ``name`` of torch in float32 from :attr:`exact`, the largest so far: on the example
-        itself, then on ``PROBES`` examples that differ from it by rounding.
+        """Yield the largest distance so far between float32 runs and :attr:`exact` for output ``name``.
 
-        Raises ExportError if a second run on the example gives something else: what a function strays from itself
-        is no rounding.
+        The first run is on the example itself, the next ``PROBES`` on nudged examples. A run takes place only when its
+        distance is asked for.
+
+        Raises:
+            ExportError: if a second run on the same example gives other outputs, because that is no rounding.
         """
         worst = 0.0
         for number in range(PROBES + 1):
@@ -95,7 +101,7 @@ class Rounding:
 
 
 def distance(expected: Array, found: Array) -> float:
-    """Return the largest difference of an entry; for whole numbers, the number that differ."""
+    """Return the largest absolute difference between entries; for integers, the number of entries that differ."""
     if expected.dtype.kind != "f":
         return float(np.sum(expected != found))
     return float(np.max(np.abs(expected.astype(np.float64) - found.astype(np.float64)), initial=0.0))
@@ -111,9 +117,7 @@ def _copied(example: Tensors) -> Tensors:
 
 
 class _Double(TorchFunctionMode):
-    """Mode in which every float32 tensor and every request for float32 becomes float64, constants inside of modules
-    included.
-    """
+    """Torch function mode that computes in float64: it converts float32 tensors, constants and requested dtypes."""
 
     def __torch_function__(
         self,
@@ -138,7 +142,7 @@ class _Double(TorchFunctionMode):
 
 
 def _made_wide(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Call a function again, in float64 where its numbers would be rounded to float32."""
+    """Call ``func`` again with float64 as dtype, or with integer tensors converted to float64 if it has tensor arguments."""
     leaves = pytree.tree_leaves((args, kwargs))
     if not any(isinstance(each, Tensor) for each in leaves):
         return func(*args, **{**kwargs, "dtype": torch.float64})
@@ -166,20 +170,20 @@ def _doubled(value: Any) -> Any:
 
 
 def exactly(function: Function, example: Tensors) -> Tensors:
-    """Return ``function(example)`` in float64; integers stay as they are. Errors of the function are raised."""
+    """Return the outputs of ``function`` on ``example`` in float64. Integer inputs are not converted."""
     with double_precision():
         return function({name: _doubled(value) for name, value in _copied(example).items()})
 
 
 @contextmanager
 def double_precision() -> Iterator[None]:
-    """Compute in float64 in this thread, whatever float32 tensors torch's functions are given."""
+    """Make torch functions in this thread convert float32 tensors to float64 while the ``with`` block runs."""
     with _Double():
         yield
 
 
 def nudged(example: Tensors, seed: int) -> Tensors:
-    """Return ``example`` with every float at random larger by ``NUDGE``, smaller, or as it is."""
+    """Return a copy of ``example`` in which each float is multiplied by 1, 1 + NUDGE or 1 - NUDGE, at random by ``seed``."""
     generator = torch.Generator().manual_seed(seed)
 
     def moved(value: Tensor) -> Tensor:
@@ -201,9 +205,9 @@ COARSE = 5e-2
 
 
 def wide_example(function: Function, seed: int) -> tuple[Tensors, Rounding] | None:
-    """Return a wide example and torch's results on it.
+    """Return an example with samples of several magnitudes and torch's reference results on it.
 
-    Return None if the function has no such example, or torch refuses it: a whole number may be a position, or a length.
+    Return None if the function has no such example or fails on it, as it may if an integer is a position or a length.
     """
     example = function.wide_example(seed)
     if example is None:
@@ -216,9 +220,16 @@ def wide_example(function: Function, seed: int) -> tuple[Tensors, Rounding] | No
 
 
 def judge_wide(function: Function, name: str, found: Array, yardstick: Rounding) -> None:
-    """Raise ExportError if an output of the runtime differs from torch by more than rounding.
+    """Check one output of a runtime on a wide example. Entries that are not finite in torch are ignored.
 
-    Entries that are not finite in torch are ignored: a model has no useful result there.
+    Args:
+        function: the function, for errors.
+        name: name of the output.
+        found: output of the runtime.
+        yardstick: torch's results on the same example.
+
+    Raises:
+        ExportError: if the output differs from torch by more than ``COARSE`` and rounding allow.
     """
     expected = yardstick.plain[name]
     known = np.isfinite(expected) if expected.dtype.kind == "f" else np.ones(expected.shape, bool)

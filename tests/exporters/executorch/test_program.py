@@ -23,12 +23,12 @@ from edgefl_export.artifact import Artifact
 from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.capture.trace import capture
 from edgefl_export.compiler.compiler import target_of
+from edgefl_export.executorch.arena import ALIGNMENT, Lifetime, align, plan_arena
 from edgefl_export.executorch.check.programs import load, verify
 from edgefl_export.executorch.graph import to_kernel_ops
 from edgefl_export.executorch.program.partition import steps_of
 from edgefl_export.executorch.program.write import LEAST_BYTES, to_executorch
 from edgefl_export.executorch.target import ExecuTorchTarget
-from edgefl_export.executorch.xnnpack.memory import ALIGNMENT, Lifetime, aligned, planned
 from edgefl_export.memory.recompute import Budget
 from edgefl_export.operators import AFTER
 from edgefl_export.verify.graphs import compare
@@ -283,7 +283,7 @@ spans = st.builds(
 
 @given(st.lists(spans, max_size=40))
 def test_values_that_live_at_once_never_overlap(found: list[Lifetime]) -> None:
-    offsets, _ = planned(dict(enumerate(found)))
+    offsets, _ = plan_arena(dict(enumerate(found)))
 
     for a in offsets:
         for b in offsets:
@@ -293,18 +293,18 @@ def test_values_that_live_at_once_never_overlap(found: list[Lifetime]) -> None:
 
 @given(st.lists(spans, max_size=40))
 def test_the_arena_ends_where_the_last_value_ends(found: list[Lifetime]) -> None:
-    offsets, total = planned(dict(enumerate(found)))
+    offsets, total = plan_arena(dict(enumerate(found)))
     most = max(
-        (sum(aligned(s.size) for s in found if s.first <= turn <= s.last) for turn in range(60)), default=0
+        (sum(align(s.size) for s in found if s.first <= turn <= s.last) for turn in range(60)), default=0
     )
 
-    assert total == max((offsets[key] + aligned(found[key].size) for key in offsets), default=0)
+    assert total == max((offsets[key] + align(found[key].size) for key in offsets), default=0)
     assert total >= most
     assert all(offset % ALIGNMENT == 0 for offset in offsets.values())
 
 
 def test_memory_of_a_dead_value_is_used_again() -> None:
-    offsets, total = planned({"a": Lifetime(640, 0, 1), "b": Lifetime(640, 2, 3), "c": Lifetime(64, 0, 3)})
+    offsets, total = plan_arena({"a": Lifetime(640, 0, 1), "b": Lifetime(640, 2, 3), "c": Lifetime(64, 0, 3)})
 
     assert offsets["a"] == offsets["b"]
     assert total == 704
@@ -318,7 +318,7 @@ def test_a_small_value_lies_in_the_smallest_gap() -> None:
         "d": Lifetime(640, 0, 1),
         "e": Lifetime(320, 0, 9),
     }
-    offsets, _ = planned({**row, "new": Lifetime(64, 5, 6)})
+    offsets, _ = plan_arena({**row, "new": Lifetime(64, 5, 6)})
 
     assert offsets["new"] == offsets["d"]
 

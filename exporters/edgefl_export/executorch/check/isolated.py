@@ -1,6 +1,6 @@
-"""Isolated runs of programs from elsewhere: a damaged program breaks only its own process.
+"""Runs of untrusted programs in a child process.
 
-ExecuTorch checks little of what it reads, so that a damaged program may take its process along.
+ExecuTorch checks little of what it reads, so a damaged program may crash the process that runs it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,33 @@ from edgefl_export.executorch.silent_import import METHOD, portable_lib
 from edgefl_export.verify.rounding import Array
 
 LIMIT_S = 120.0
-"""The longest run of a single program; the start of the process takes ``START_S`` at most."""
+"""Longest run of a single program in seconds; ``START_S`` limits the start of the process."""
 START_S = 300.0
 MODEL, GIVEN, FOUND = "model.pte", "given.npz", "found.npz"
 
 
 class IsolatedRunner:
-    """Process that runs one program after another. It starts with the first, and again after one that ends it."""
+    """Child process that runs one program after another. It is started for the first one, and again after a crash.
+
+    Args:
+        limit_s: longest run of a program in seconds.
+    """
 
     def __init__(self, limit_s: float = LIMIT_S) -> None:
         self._limit_s = limit_s
         self._process: subprocess.Popen[bytes] | None = None
 
     def run(self, name: str, model: bytes, arrays: Sequence[Array]) -> list[Array]:
-        """Return the outputs of the program for these inputs; ExportError if it fails, hangs or ends its process."""
+        """Run a program in the child process and return its outputs.
+
+        Args:
+            name: name of the function, for errors.
+            model: bytes of the program.
+            arrays: inputs in order.
+
+        Raises:
+            ExportError: if the program fails, exceeds the time limit or crashes the process.
+        """
         with tempfile.TemporaryDirectory(prefix="edgefl-isolated-") as folder:
             (Path(folder) / MODEL).write_bytes(model)
             write(Path(folder) / GIVEN, arrays)
@@ -55,7 +68,10 @@ class IsolatedRunner:
             )
 
     def _asked(self, folder: str) -> str:
-        """Return the answer of the process for the program in ``folder``, or its exit; "" if all is well."""
+        """Let the process run the program in ``folder``. Return "" on success, else a text with the problem.
+
+        Starts the process if there is none.
+        """
         if self._process is None and (problem := self._start()):
             return problem
         process = self._process
@@ -79,7 +95,11 @@ class IsolatedRunner:
         return self._answer(self._process, START_S)
 
     def _answer(self, process: subprocess.Popen[bytes], limit_s: float) -> str:
-        """Return the answer of the process. An interrupted wait kills it, so that no answer is left for the next run."""
+        """Wait for the answer of the process and return "" on success, else a text with the problem.
+
+        The process is killed if it exceeds the limit or if the wait is interrupted, so that no late answer is read as
+        that of the next run.
+        """
         try:
             answer = _line(process, limit_s)
         except BaseException:
@@ -99,7 +119,7 @@ class IsolatedRunner:
 
 
 def _line(process: subprocess.Popen[bytes], limit_s: float) -> bytes | None:
-    """Return a line that the process writes; None if that takes longer than the limit; empty if it has ended."""
+    """Return the next line that the process writes. Return None after ``limit_s`` seconds, b"" if the process has ended."""
     assert process.stdout is not None
     waiting = select.poll()  # unlike select.select, it takes files beyond the 1024th
     waiting.register(process.stdout, select.POLLIN)
@@ -116,7 +136,7 @@ def read(path: Path) -> list[Array]:
 
 
 def _stopped(process: subprocess.Popen[bytes]) -> None:
-    """Stop the process by closing its input; kill it if it hangs."""
+    """Close the streams of the process and wait for its end; kill it after five seconds."""
     for stream in (process.stdin, process.stdout):
         if stream is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -129,7 +149,10 @@ def _stopped(process: subprocess.Popen[bytes]) -> None:
 
 
 def _tried(folder: Path) -> str:
-    """Run the program in ``folder``, inside the isolated process, and return what is wrong with it, or ""."""
+    """Run the program in ``folder`` and write its outputs there. Return "" on success, else a text with the error.
+
+    This runs within the child process.
+    """
     model = (
         folder / MODEL
     ).read_bytes()  # the runtime reads the bytes where they lie, for as long as it runs
@@ -143,7 +166,7 @@ def _tried(folder: Path) -> str:
 
 
 def main() -> None:
-    """Report that the process has started, then run each folder named on a line of the input and report its problem."""
+    """Serve a parent process: write "" as JSON, then for each folder on a line of the input the result of its program."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     print(json.dumps(""), file=answers, flush=True)

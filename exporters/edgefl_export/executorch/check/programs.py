@@ -33,7 +33,7 @@ MOST_SIZES = 16
 
 @dataclass(frozen=True)
 class TensorPort:
-    """Input or output tensor: its name, ExecuTorch's number of its type, its sizes."""
+    """Input or output tensor of a program; ``dtype`` is ExecuTorch's number of the type."""
 
     name: str
     dtype: int
@@ -44,9 +44,10 @@ Ports = tuple[tuple[TensorPort, ...], tuple[TensorPort, ...]]
 
 
 def read_ports(model: bytes) -> Ports:
-    """Return inputs and outputs of a program's method ``forward``, in order, with the names that its writer left.
+    """Return (inputs, outputs) of the method ``forward`` of a program, in order, without running it.
 
-    Raises ValueError for bytes that are no such program.
+    Raises:
+        ValueError: if the bytes are damaged or are no program with that method and names of its ports.
     """
     try:
         return _ports(model)
@@ -93,14 +94,14 @@ def _tensor(plan: Table, at: int, name: str) -> TensorPort:
 
 
 def _offset(table: Table, slot: int) -> int:
-    """Return the place of a field; 0 if it has its default. Offsets are read from bytes that may be damaged."""
+    """Return the offset of field ``slot`` within ``table``; 0 if the field is absent. Raise ValueError for bad offsets."""
     if not 0 <= table.Pos < len(table.Bytes):
         raise ValueError("its tables are damaged: an offset leads out of it")
     return int(table.Offset(4 + 2 * slot))
 
 
 def _place(table: Table, slot: int) -> int:
-    """Return the place of the table that a field refers to."""
+    """Return the position of the table that field ``slot`` refers to. Raise ValueError if the field is absent."""
     at = _offset(table, slot)
     if not at:
         raise ValueError("its tables are damaged: a field is missing")
@@ -117,7 +118,7 @@ def _integer(table: Table, at: int) -> int:
 
 
 def _vector(table: Table, slot: int, width: int) -> range:
-    """Return the places of the entries of a vector; none if there is no vector."""
+    """Return the positions of the entries of the vector in field ``slot``, ``width`` bytes each; empty if it is absent."""
     at = _offset(table, slot)
     if not at:
         return range(0)
@@ -136,12 +137,15 @@ def _text(table: Table, slot: int) -> str:
 
 
 def verify(function: Function, model: bytes, seed: int, *, quick: bool = False) -> Verification:
-    """Compare a program in ExecuTorch with torch, as :func:`edgefl_export.verify.graphs.verify` does for onnxruntime."""
+    """Run a program in ExecuTorch and compare its outputs with torch.
+
+    Arguments, result and errors as in :func:`edgefl_export.verify.graphs.verify`.
+    """
     return compare(function, load(function, model), seed, quick=quick)
 
 
 def verify_isolated(function: Function, model: bytes, seed: int, runner: IsolatedRunner) -> Verification:
-    """Compare bytes that may be damaged, as :func:`verify`: the program runs in the process of ``runner``."""
+    """Verify bytes that may be damaged, as :func:`verify`, in the child process of ``runner``."""
     names, made = _names(function, model)
 
     def run(arrays: Mapping[str, Array]) -> Sequence[Array]:
@@ -151,7 +155,7 @@ def verify_isolated(function: Function, model: bytes, seed: int, runner: Isolate
 
 
 def _names(function: Function, model: bytes) -> tuple[list[str], list[str]]:
-    """Return the names of inputs and of outputs."""
+    """Return (names of inputs, names of outputs) of a program. Raise ExportError if it cannot be read."""
     try:
         inputs, outputs = read_ports(model)
         return [port.name for port in inputs], [port.name for port in outputs]
@@ -160,9 +164,12 @@ def _names(function: Function, model: bytes) -> tuple[list[str], list[str]]:
 
 
 def load(function: Function, model: bytes) -> Run:
-    """Return a run of ``model`` in ExecuTorch's Python runtime.
+    """Load a program into ExecuTorch's Python runtime and return a function that runs it.
 
-    Its inputs are the read ones of ``function``, some as rows.
+    Ports of the program that are rows of a port of ``function`` are cut from its array and joined again.
+
+    Raises:
+        ExportError: if loading fails; the returned function raises it if running fails.
     """
     try:
         module = portable_lib()._load_for_executorch_from_buffer(model)

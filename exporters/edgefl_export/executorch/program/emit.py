@@ -14,6 +14,7 @@ from executorch.exir.scalar_type import ScalarType
 from torch import Tensor, fx
 
 from edgefl_export.capture.nodes import results
+from edgefl_export.executorch.arena import ALIGNMENT, Lifetime, plan_arena
 from edgefl_export.executorch.graph import base_of
 from edgefl_export.executorch.program.kernels import (
     LEAVING,
@@ -23,32 +24,39 @@ from edgefl_export.executorch.program.kernels import (
     kernel_of,
     results_of,
 )
-from edgefl_export.executorch.xnnpack.memory import ALIGNMENT, FLOAT, Lifetime, planned
+from edgefl_export.executorch.xnnpack.memory import FLOAT
 from edgefl_export.executorch.xnnpack.region import Region, delegate
 
 Slot = tuple[fx.Node, int]
-"""One of the tensors that a node makes."""
+"""Node, and the index of one of its results."""
 
 LEFT = -1
-"""Place, among the results of a node, of the bytes that leave as another type."""
+"""Index, in a slot, for bytes of a result that leave the program as another type."""
 
 BACKEND = "XnnpackBackend"
 
 MARGIN = 1.125
-"""Of the workspace that is reserved: XNNPACK finds other places for many values of one size than our model of it, up to a
-tenth more, and a workspace that has to grow is there twice."""
+"""Factor on the reserved workspace. XNNPACK needs up to a tenth more than our model of it predicts for many values of equal
+size, and a workspace that has to grow exists twice for a moment."""
 
 
 @dataclass(frozen=True)
 class EmittedProgram:
-    """Bytes of the program, memory of its arena and its delegates, and the number of the delegates' values."""
+    """Written program.
+
+    Attributes:
+        model: bytes of the program.
+        arena_bytes: size of its arena.
+        workspace_bytes: size of the workspace that its delegates share.
+        delegated_values: number of values in all delegates.
+        instructions: first instruction that runs a node, by name of the node.
+    """
 
     model: bytes
     arena_bytes: int
     workspace_bytes: int
     delegated_values: int
     instructions: Mapping[str, int]
-    """By the name of each node that runs, the first of its instructions."""
 
 
 def emit(
@@ -61,11 +69,16 @@ def emit(
     planned_outputs: bool = False,
     named: bool = False,
 ) -> EmittedProgram:
-    """Write ``steps`` as a program. Port names are stored, but the runtime uses their order.
+    """Write steps as an ExecuTorch program.
 
-    ``named``: each input and output has its name where the runtime gives it, for some are rows of a port (:mod:`.rows`).
-    ``reserve``: the first delegate asks for all the workspace that any of them needs, so that it never grows.
-    ``planned_outputs``: outputs have a place in the arena, from when they are made to the end, else the caller's memory.
+    Args:
+        module: graph with the nodes of ``steps``.
+        steps: steps in the order of execution.
+        inputs: names of the input ports in order. They are stored; the runtime identifies ports by order.
+        outputs: names of the output ports in order.
+        reserve: the first delegate reserves the largest workspace of all, so that the workspace never grows.
+        planned_outputs: outputs lie in the arena until the end of the call. If false, the caller provides their memory.
+        named: store the name with each tensor as well, as needed if ports are rows of a port.
     """
     names = schema.ContainerMetadata("\n".join(inputs), "\n".join(outputs))
     return _ProgramWriter(module, steps, names, reserve, planned_outputs, named).write()
@@ -156,7 +169,7 @@ class _ProgramWriter:
         return len(self.values) - 1
 
     def _number(self, value: object) -> int:
-        """Return the index of a plain value; equal ones are stored once."""
+        """Return the index of a value that is no tensor, such as a number. Stores it if it is new."""
         key = (type(value), repr(value))
         if key not in self._numbers:
             self._numbers[key] = self._add(_plain(value))
@@ -175,7 +188,7 @@ class _ProgramWriter:
         return self._numbers[key]
 
     def _tensor(self, node: fx.Node) -> int:
-        """Return the index of the tensor of ``node``: an input, a constant, a view or the result of a step."""
+        """Return the index of the tensor of ``node``. Stores its description if it is new."""
         if node.op == "get_attr":
             return self._constant(getattr(self.module, str(node.target)))
         slot = slot_of(node)
@@ -193,7 +206,7 @@ class _ProgramWriter:
         return self._tensors[key]
 
     def _is_outside(self, slot: Slot) -> bool:
-        """Return True if the caller has the memory: for inputs, and for outputs that are not planned."""
+        """Return True if the caller provides the memory of ``slot``: an input, or an output that is not planned."""
         return slot[0].op == "placeholder" or (slot in self._left and not self.planned_outputs)
 
     def _constant(self, value: Tensor) -> int:
@@ -221,7 +234,7 @@ class _ProgramWriter:
         return self._tensor(node)
 
     def _place(self) -> int:
-        offsets, total = planned(self._spans)
+        offsets, total = plan_arena(self._spans)
         if offsets and not total:
             total = ALIGNMENT  # a value of no entries has a place too
         for key, index in self._tensors.items():
@@ -254,9 +267,10 @@ class _ProgramWriter:
             self._call("aten::view_copy", "out", copied)
 
     def _written(self, node: fx.Node, index: int, turn: int) -> tuple[int, list[int]]:
-        """Return the value that a kernel writes, and the copy to the output if no kernel writes its type.
+        """Return (index of the value that a kernel writes, arguments of a copy to the output).
 
-        The bytes lie in the arena under two names: one of a type that kernels write, one of the type of the output.
+        The arguments are empty unless no kernel writes the type of the output. Then the bytes in the arena have two
+        descriptions: one with a type that kernels write, one with the type of the output.
         """
         value = results_of(node)[index]
         self._made((node, index), turn, value.numel() * value.itemsize)
@@ -273,7 +287,7 @@ class _ProgramWriter:
         return names[0], [names[1], self._list("int", value.shape), self._tensors[key], self._tensors[key]]
 
     def _argument(self, value: Any, kind: Any, node: fx.Node, turn: int) -> int:
-        """Return the index of an argument of a kernel; ``kind`` is its type in the schema."""
+        """Return the index of the argument ``value`` of the kernel of ``node``; ``kind`` is its type in the schema."""
         text = str(kind)
         if isinstance(value, fx.Node):
             return self._read(value, turn)
@@ -289,7 +303,7 @@ class _ProgramWriter:
         return self._number(_converted(value, text))
 
     def _regions(self) -> dict[int, Region]:
-        """Return the delegates, which share a workspace."""
+        """Return the delegate of each delegated step by its number; with ``reserve``, the first reserves the workspace."""
         left = set(results(self.module.graph))
         turns = [turn for turn, step in enumerate(self.steps) if step.delegated]
         made = {turn: delegate(self.module, self.steps[turn].nodes, left) for turn in turns}
@@ -316,7 +330,7 @@ class _ProgramWriter:
 
 
 def _converted(value: object, text: str) -> object:
-    """Return a plain argument as a program stores it: types as numbers, layouts and devices as the first of them."""
+    """Return an argument as a program stores it: dtypes as ExecuTorch's numbers, layouts and devices as 0."""
     if isinstance(value, torch.dtype):
         return _number_of(value)
     if isinstance(value, (torch.layout, torch.device, torch.memory_format)):
@@ -359,7 +373,7 @@ def _described(value: Tensor, dtype: torch.dtype | None = None) -> schema.Tensor
 
 
 def _as_tensor(value: float | int | bool, node: fx.Node) -> Tensor:
-    """Return a number as a tensor for a kernel, of the type that torch's promotion gives it beside the other operand."""
+    """Return a number as a tensor, with the dtype of torch's promotion next to the tensors that ``node`` reads."""
     others = [read.meta["val"].dtype for read in node.all_input_nodes if isinstance(read.meta["val"], Tensor)]
     like = others[0] if others else torch.float32
     if isinstance(value, float) and not like.is_floating_point:

@@ -34,7 +34,7 @@ _OF_OUTPUT = frozenset({"dtype", "layout", "device", "pin_memory", "memory_forma
 
 @dataclass(frozen=True)
 class Kernel:
-    """Registered kernel and its schema: the arguments before the outputs, then ``outputs`` of them."""
+    """Registered ``out`` variant of an op, with access to its schema."""
 
     overload: OpOverload
 
@@ -49,7 +49,7 @@ class Kernel:
 
     @property
     def takes_list(self) -> bool:
-        """Return True if the outputs are one list of tensors."""
+        """True if the kernel takes its outputs as one list of tensors."""
         return any(item.is_out and "List" in str(item.type) for item in self.overload._schema.arguments)
 
     @property
@@ -59,7 +59,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class ProgramStep:
-    """Nodes that run together: on XNNPACK if ``delegated``, else one node, on its kernel."""
+    """Nodes that run together: a delegate of XNNPACK if ``delegated``, else a single node on its kernel."""
 
     nodes: tuple[fx.Node, ...]
     delegated: bool
@@ -67,13 +67,13 @@ class ProgramStep:
 
 @functools.cache
 def registered() -> frozenset[str]:
-    """Return ``namespace::op.variant`` of every kernel in the wheel's runtime; devices have the same."""
+    """Return the names ``namespace::op.variant`` of all kernels in the installed runtime; devices have the same ones."""
     return frozenset(portable_lib()._get_operator_names())
 
 
 @functools.cache
 def kernel_of(target: object) -> Kernel | None:
-    """Return the kernel for ``target``; None if ExecuTorch has none."""
+    """Return the kernel for an op, or None if ExecuTorch has none or ``target`` is no op."""
     if not isinstance(target, OpOverload):
         return None
     namespace, name = target._overloadpacket._qualified_op_name.split("::")
@@ -92,7 +92,7 @@ def kernel_of(target: object) -> Kernel | None:
 
 
 def _signature(overload: OpOverload) -> list[str]:
-    """Return the types of the arguments that distinguish kernels, without outputs and arguments that describe them."""
+    """Return the types of the inputs of an op, without arguments such as dtype that only describe the output."""
     return [
         str(item.type)
         for item in overload._schema.arguments
@@ -101,7 +101,7 @@ def _signature(overload: OpOverload) -> list[str]:
 
 
 def arguments_of(node: fx.Node, kernel: Kernel) -> list[tuple[Any, Any]]:
-    """Return (value, type) of each argument of the kernel before its outputs, defaults filled in."""
+    """Return (value, schema type) of each input of ``kernel`` for the call ``node``, with defaults filled in."""
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     plain = [name for name in names if name not in _OF_OUTPUT]
@@ -115,7 +115,7 @@ def arguments_of(node: fx.Node, kernel: Kernel) -> list[tuple[Any, Any]]:
 
 
 def results_of(node: fx.Node) -> Sequence[torch.Tensor]:
-    """Return the fake tensors that a node makes."""
+    """Return the results of a node as tensors without values; a list of one for an op with one result."""
     value = node.meta["val"]
     return [value] if isinstance(value, torch.Tensor) else list(value)
 
@@ -131,14 +131,18 @@ TYPES = {dtype: number for dtype, number in _NUMBERS.items() if dtype not in _WI
 """Types of tensors that a program may have, and their numbers in it."""
 
 LEAVING = {torch.uint16: (_NUMBERS[torch.uint16], torch.int16)}
-"""Types that an output may have though no kernel writes them: their numbers, and the type of equal bytes that is written."""
+"""Types of outputs that no kernel writes: ExecuTorch's number, and the type of equal size that is written instead."""
 
 MOST_AXES: dict[object, int] = {torch.ops.aten.convolution.default: 4}
-"""Kernels that take results of so many axes only, and say so no earlier than when they run."""
+"""Largest number of axes of the result by op, for kernels that reject more only when they run."""
 
 
 def check(lowered: LoweredGraph, module: fx.GraphModule, steps: Iterable[ProgramStep]) -> None:
-    """Raise ExportError for the first node whose type or op ExecuTorch does not have, or for an empty port."""
+    """Check that ExecuTorch can run ``steps`` of ``module``, written from ``lowered``.
+
+    Raises:
+        ExportError: for a port without entries, for a node of a type that ExecuTorch lacks, or for an op without a kernel.
+    """
     for kind, ports in (("input", lowered.inputs), ("output", lowered.outputs)):
         for name, spec in ports.items():
             if 0 in spec.shape and len(spec.shape) > 1:  # shape [0] is taken and returned

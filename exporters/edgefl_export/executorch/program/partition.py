@@ -1,11 +1,12 @@
-"""Recomputation of cheap values between forward and backward pass, instead of keeping them.
+"""Recomputation of cheap values between forward and backward pass, and partition of a graph into steps.
 
-The turn is where the forward pass ends. What is read behind it must be kept, or be computed again from what is kept:
-element-wise ops and movements may, products and what runs on kernels may not. The fewest bytes that separate what may
-not from what is read behind the turn are a minimum cut, each value an edge as wide as its bytes.
+The turn is the end of the forward pass. A value that is read after the turn must be kept or computed again from kept
+values. Element-wise ops and copies may be computed again; products and ops on kernels may not. The values to keep are a
+minimum cut between the values that may not be repeated and the readers after the turn, where the capacity of a value is
+its bytes.
 
-Whatever is behind the turn and needs no gradient could run long before it. It is held back: ``meta[HELD]`` names the
-node that must have run, which :mod:`.partition` obeys.
+A node after the turn that reads no gradient could run long before it is needed. It is delayed: ``meta[HELD]`` is the node
+that must run before, and the partition obeys that.
 """
 
 from __future__ import annotations
@@ -27,18 +28,26 @@ from edgefl_export.memory.usage import SMALL_BYTES, around_products
 
 HELD = "edgefl_after"
 PRODUCT = 10.0
-"""From this work on (:func:`edgefl_export.executorch.xnnpack.region.costs`) a node is not computed twice."""
+"""Work (:func:`edgefl_export.executorch.xnnpack.region.costs`) from which on a node is not computed twice."""
 
 
 def end_of_forward(lowered: LoweredGraph, module: fx.GraphModule) -> fx.Node | None:
-    """Return the first metric of ``module``, the loss: nodes behind it in the trace are the backward pass."""
+    """Return the node of the first metric, the loss: nodes after it in the trace are the backward pass.
+
+    Return None if the function has no metric.
+    """
     made = dict(zip(lowered.outputs, results(module.graph), strict=True))
     metrics = {node for name, node in made.items() if role_of(name) == "metric"}
     return next((node for node in module.graph.nodes if node in metrics), None)
 
 
 def recomputed(module: fx.GraphModule, last: fx.Node | None) -> None:
-    """Rewrite ``module`` in place; ``last`` is the last node of the forward pass. Without one, nothing happens."""
+    """Rewrite ``module`` in place so that cheap values of the forward pass are computed again for the backward pass.
+
+    Args:
+        module: graph of a training step.
+        last: last node of the forward pass; if None, nothing is changed.
+    """
     nodes = list(module.graph.nodes)
     if last is None or last.op != "call_function":
         return
@@ -54,14 +63,14 @@ def recomputed(module: fx.GraphModule, last: fx.Node | None) -> None:
 
 
 def owner_of(node: fx.Node) -> fx.Node:
-    """Return the node that makes the memory of ``node``."""
+    """Return the node whose op computes the memory of ``node``: its source if it is a view or one of several results."""
     while is_name(node):
         node = node.args[0]  # type: ignore[assignment]
     return node
 
 
 def _size(node: fx.Node) -> int:
-    """Return the bytes of a tensor; 0 for several results, which are not computed again."""
+    """Return the bytes of the result of ``node``; 0 for an op with several results."""
     value = node.meta["val"]
     return value.numel() * value.itemsize if isinstance(value, Tensor) else 0
 
@@ -71,7 +80,10 @@ def _is_repeatable(node: fx.Node) -> bool:
 
 
 def _kept(order: list[fx.Node], early: set[fx.Node], late: list[fx.Node]) -> set[fx.Node]:
-    """Return the large values to keep, by a minimum cut."""
+    """Return the large values of the forward pass to keep, by a minimum cut.
+
+    ``order`` and ``early`` are the nodes of the forward pass, ``late`` those after it.
+    """
     flow = networkx.DiGraph()
     flow.add_nodes_from(("source", "sink"))
     lasting = around_products(
@@ -100,7 +112,7 @@ def _is_large(node: fx.Node, early: set[fx.Node]) -> bool:
 
 
 class _Recomputation:
-    """Copies of dropped values behind the turn."""
+    """Writer of copies of dropped values after the turn."""
 
     def __init__(self, graph: fx.Graph, early: set[fx.Node], kept: set[fx.Node]) -> None:
         self._graph, self._early, self._kept = graph, early, kept
@@ -108,7 +120,7 @@ class _Recomputation:
         self._copies: dict[fx.Node, fx.Node] = {}
 
     def read_by(self, node: fx.Node) -> None:
-        """Make ``node`` read copies, which are inserted right before it."""
+        """Replace the dropped operands of ``node`` by copies, which are inserted right before it."""
         with self._graph.inserting_before(node):
             copies = {read: self._copy(read) for read in node.all_input_nodes}
         for read, copy in copies.items():
@@ -133,7 +145,7 @@ class _Recomputation:
 
 
 def _hold_back(graph: fx.Graph, early: set[fx.Node]) -> None:
-    """Name, for each node behind the turn that reads nothing from behind it, the gradient that has come furthest."""
+    """Set ``meta[HELD]`` of each node after the turn that reads no value from after it: the deepest gradient so far."""
     depth: dict[fx.Node, int] = {}
     furthest: fx.Node | None = None
     for node in graph.nodes:
@@ -153,11 +165,15 @@ def _hold_back(graph: fx.Graph, early: set[fx.Node]) -> None:
 # with its kind, so that regions become large and few. Views belong nowhere: they are names for memory.
 
 LEAST = 4.0
-"""Work of a region that is worth the call: an element-wise node counts 1, a product more (``xnnpack.region.costs``)."""
+"""Least work of a region for XNNPACK: an element-wise node counts 1, a product more (``xnnpack.region.costs``)."""
 
 
 def steps_of(module: fx.GraphModule) -> tuple[ProgramStep, ...]:
-    """Return the steps; each node that computes is in one of them, and reads come after writes."""
+    """Return the steps of a graph in an order that respects all dependencies.
+
+    Every node but views is in one step: in a region for XNNPACK if that can run it and the region is worth a call, else
+    alone.
+    """
     refused: set[fx.Node] = set()
     able = {node for node in module.graph.nodes if node.op == "call_function" and supported(node)}
     while True:
@@ -207,7 +223,7 @@ def _scheduled(graph: fx.Graph, able: set[fx.Node]) -> Iterator[ProgramStep]:
 def _release(
     node: fx.Node, waiting: dict[fx.Node, int], queue: _ReadyQueue, held: dict[fx.Node, list[fx.Node]]
 ) -> None:
-    """Mark ``node`` as computed for its users, and views of it with it."""
+    """Mark ``node`` and its views as computed and put the nodes that become ready into ``queue``."""
     for user in [*node.users, *held.get(node, ())]:
         if user.op != "call_function":
             continue
@@ -219,7 +235,7 @@ def _release(
 
 
 class _ReadyQueue:
-    """Ready nodes by kind, earliest in the captured order first."""
+    """Queues of the nodes whose operands are computed: one for kernels, one for XNNPACK, in the captured order."""
 
     def __init__(self, order: dict[fx.Node, int], able: set[fx.Node]) -> None:
         self._order, self._able = order, able

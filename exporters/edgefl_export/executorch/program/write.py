@@ -1,8 +1,8 @@
-"""Writer of ExecuTorch programs: a graph of core ops in, bytes of a .pte out. No other module writes that format.
+"""Writer of ExecuTorch programs: a graph of core ops in, bytes of a .pte file out. No other module writes that format.
 
 The program is written directly, not by ``executorch.exir``, which would trace the graph three times more: our order
 of execution, our regions for XNNPACK (:mod:`.partition`, :mod:`edgefl_export.executorch.xnnpack`), our arena
-(:mod:`edgefl_export.executorch.xnnpack.memory`). It has one method, ``forward``, with the inputs and outputs of the
+(:mod:`edgefl_export.executorch.arena`). It has one method, ``forward``, with the inputs and outputs of the
 captured function, in order, in memory that the caller gives. Equal functions give equal bytes.
 
 A runtime's interface that only loads and executes, such as ExecuTorch's own for Android, has no way to give memory for
@@ -45,23 +45,28 @@ _aten = torch.ops.aten
 # whole. :mod:`edgefl_export.onnx.rows` is the same for ONNX.
 
 BLOCK_BYTES = 1 << 19
-"""Of a tensor at a time: three of them fit into a processor's own cache of 2 MB. CNN's step takes 52.6 ms, 55.9 with blocks
-of 1 MB, 62.2 whole (by turns, Intel Xeon)."""
+"""Size of a block of rows: three of them fit into a processor's own cache of 2 MB. CNN's step takes 52.6 ms, 55.9 with
+blocks of 1 MB, 62.2 whole (by turns, Intel Xeon)."""
 LARGE_BYTES = 1 << 21
-"""From here on tensors are divided."""
+"""Smallest size of a state, in bytes, that is updated in blocks."""
 
 Shape = tuple[int, ...]
 
 
 def has_large_state(lowered: LoweredGraph) -> bool:
-    """Return True if there is state to divide."""
+    """Return True if a step has state of at least :data:`LARGE_BYTES` that can be updated in blocks of rows."""
     return bool(_large(lowered))
 
 
 def by_rows(lowered: LoweredGraph, module: fx.GraphModule) -> LoweredGraph | None:
-    """Divide the updates of large state in ``module`` into blocks of rows, in place, and return its new ports.
+    """Divide the updates of large state into blocks of rows.
 
-    ``module`` is ``lowered`` in kernel ops. None if there is nothing to divide.
+    Args:
+        lowered: graph of a step.
+        module: the same graph in kernel ops; it is rewritten in place.
+
+    Returns:
+        The graph with its new ports, which are rows of the old ones; None if there is nothing to divide.
     """
     updates = [each for shape in sorted(_large(lowered)) for each in _updates(lowered, module, shape)]
     if not updates:
@@ -70,7 +75,7 @@ def by_rows(lowered: LoweredGraph, module: fx.GraphModule) -> LoweredGraph | Non
 
 
 def _large(lowered: LoweredGraph) -> set[Shape]:
-    """Return the shapes of large state that has a new value."""
+    """Return the shapes of large float32 matrices of state that the step reads and returns."""
     return {
         spec.shape
         for name, spec in lowered.outputs.items()
@@ -85,7 +90,7 @@ def _large(lowered: LoweredGraph) -> set[Shape]:
 
 @dataclass(frozen=True)
 class _StateUpdate:
-    """Nodes that make new state of one shape entry by entry, in order, and the products that only they read."""
+    """Element-wise nodes that compute new state of one shape, in order, and the products that only these nodes read."""
 
     shape: Shape
     nodes: tuple[fx.Node, ...]
@@ -93,7 +98,7 @@ class _StateUpdate:
 
 
 def _updates(lowered: LoweredGraph, module: fx.GraphModule, shape: Shape) -> Iterator[_StateUpdate]:
-    """Return the updates of each tensor whose gradient is a product; one made whole in another way gains nothing."""
+    """Yield the updates of state of ``shape`` whose gradient is a matrix product; others would gain nothing."""
     made = dict(zip(lowered.outputs, results(module.graph), strict=True))
     ends = {node for name, node in made.items() if role_of(name) == "state" and name in lowered.inputs}
     kept = {node for name, node in made.items() if node not in ends}
@@ -126,7 +131,7 @@ def _is_product_for(node: fx.Node, nodes: Sequence[fx.Node], shape: Shape) -> bo
 
 
 def _connected(nodes: Sequence[fx.Node]) -> list[tuple[fx.Node, ...]]:
-    """Return the nodes in groups, in order: nodes of a group read results of others of it."""
+    """Return ``nodes`` in groups that are connected by reading each other's results; each group in order."""
     groups: list[tuple[fx.Node, ...]] = []
     for node in nodes:
         mine = [each for each in groups if any(read in each for read in node.all_input_nodes)]
@@ -136,7 +141,7 @@ def _connected(nodes: Sequence[fx.Node]) -> list[tuple[fx.Node, ...]]:
 
 
 class _Divided:
-    """Writer of the updates of a graph, behind all else."""
+    """Writer of updates in blocks of rows, at the end of a graph."""
 
     def __init__(self, lowered: LoweredGraph, module: fx.GraphModule) -> None:
         self._lowered, self._module = lowered, module
@@ -199,7 +204,7 @@ class _Divided:
         return self._rows[name]
 
     def _outputs(self) -> dict[str, TensorSpec]:
-        """Return the ports of the results: the blocks, one behind the other, for each whole."""
+        """Replace divided results of the graph by their blocks in order, and return the specs of the new output ports."""
         returned: dict[str, fx.Node] = {}
         for (name, spec), node in zip(self._lowered.outputs.items(), results(self._graph), strict=True):
             if node in self._made:
@@ -211,7 +216,7 @@ class _Divided:
         return {name: _spec(node) for name, node in returned.items()}
 
     def _inputs(self) -> dict[str, TensorSpec]:
-        """Return the read ports, without those of which only rows are read."""
+        """Return the specs of the input ports; erase placeholders of ports of which only rows are read."""
         inputs: dict[str, TensorSpec] = {}
         names = self._ports | {node: name for name, node in self._rows.items()}
         divided = {self._ports[node] for node in self._ports if self._is_divided(node)}
@@ -242,7 +247,7 @@ def _blocks(shape: Shape) -> Iterator[tuple[int, int]]:
 
 
 LATE = VIEWS | {_aten.permute.default, _aten.transpose.int, _aten.t.default}
-"""Ops that may read their argument as late as those that read them do."""
+"""Ops that may be run together with their readers, and so read their argument as late as these."""
 
 CLAMPS = frozenset({_aten.relu.default, _aten.hardtanh.default, _aten.clamp.default, _aten.clamp_min.default})
 
@@ -250,7 +255,13 @@ Time = tuple[int, int]
 
 
 def in_place(lowered: LoweredGraph, module: fx.GraphModule, steps: Sequence[ProgramStep]) -> tuple[str, ...]:
-    """Return the state ports whose output may have the memory of their input, in the order of the outputs."""
+    """Return the names of state ports whose new value may be written into the memory of the old one.
+
+    Args:
+        lowered: ports of the step.
+        module: graph of the step in kernel ops.
+        steps: its steps in the order of execution.
+    """
     times = {node: (turn, at) for turn, step in enumerate(steps) for at, node in enumerate(step.nodes)}
     written = {node: chain for step in steps if step.delegated for node, chain in _fused(step)}
     old = dict(zip(lowered.inputs, module.graph.find_nodes(op="placeholder"), strict=True))
@@ -269,7 +280,7 @@ def _whole(port: str) -> str:
 
 
 def _meet(one: str, other: str) -> bool:
-    """Return True if two ports share memory: rows lie in their whole."""
+    """Return True if two ports overlap in memory; a port may be a range of rows of another."""
     first, second = parse_rows(one), parse_rows(other)
     if _whole(one) != _whole(other) or not (first and second):
         return _whole(one) == _whole(other)
@@ -282,7 +293,10 @@ def _is_alike(old: fx.Node, new: fx.Node) -> bool:
 
 
 def _is_free(old: fx.Node, chain: Sequence[fx.Node], times: dict[fx.Node, Time]) -> bool:
-    """Return True if the end of ``chain``, whose nodes may run as one, can be written over ``old``."""
+    """Return True if the nodes of ``chain``, which may run as one, can write their result over ``old``.
+
+    All other readers of ``old`` must run before the chain begins.
+    """
     if chain[0] not in times:
         return False
     begun = min(times[node] for node in chain if node in times)
@@ -296,7 +310,10 @@ def _is_free(old: fx.Node, chain: Sequence[fx.Node], times: dict[fx.Node, Time])
 
 
 def _fused(step: ProgramStep) -> Iterator[tuple[fx.Node, list[fx.Node]]]:
-    """Yield clamps, each with the nodes that XNNPACK may fuse it with: the first of them then writes the result."""
+    """Yield (node, chain) for each node of a step; a clamp's chain includes the nodes that XNNPACK may fuse with it.
+
+    If they are fused, the last node of the chain writes the result.
+    """
     for node in step.nodes:
         chain = [node]
         while chain[-1].target in CLAMPS and (made := base_of(chain[-1].all_input_nodes[0])) in step.nodes:
@@ -305,7 +322,7 @@ def _fused(step: ProgramStep) -> Iterator[tuple[fx.Node, list[fx.Node]]]:
 
 
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
-    """Yield the nodes that read the memory of ``node`` when they run."""
+    """Yield the nodes that read the memory of ``node``, directly, through views or through transposes."""
     for user in node.users:
         if user.op != "call_function":
             continue
@@ -316,21 +333,24 @@ def _readers(node: fx.Node) -> Iterator[fx.Node]:
 
 
 LEAST_BYTES = 3_000_000
-"""A round of programs that need next to nothing."""
+"""Memory of a round whose programs need almost nothing, in bytes above the idle agent."""
 RUNTIME_BYTES = 700_000
-"""ExecuTorch, XNNPACK and a round around a program, in anonymous memory above the idle agent
+"""Bytes of ExecuTorch, XNNPACK and a round besides the program, in anonymous memory above the idle agent
 (:mod:`edgefl_export.memory.predict`)."""
 VALUE_BYTES = 1500
-"""What XNNPACK keeps about each value of a delegate and the node that makes it."""
+"""Bytes that XNNPACK keeps for each value of a delegate and the node that computes it."""
 
 
 def to_executorch(lowered: LoweredGraph, *, lean: bool = True, planned_outputs: bool = False) -> Artifact:
-    """Return ``lowered`` as a program of ExecuTorch 1.5.
+    """Write ``lowered`` as an ExecuTorch program and return it with its cost.
 
-    Raises ExportError, naming op, module and source line, for an op without a kernel.
+    Args:
+        lowered: graph of core ops.
+        lean: recompute cheap values for the backward pass and reserve the workspace at once. False is for comparisons.
+        planned_outputs: outputs lie in the arena of the program instead of the caller's memory.
 
-    Not ``lean``: everything is kept from forward to backward pass and the workspace grows as it may, to compare with.
-    ``planned_outputs``: outputs lie in the program's own arena.
+    Raises:
+        ExportError: for an op without a kernel or a type that ExecuTorch lacks; it names module and source line.
     """
     check_floats(lowered)
     module = to_kernel_ops(lowered)
@@ -354,9 +374,10 @@ def to_executorch(lowered: LoweredGraph, *, lean: bool = True, planned_outputs: 
 
 
 def in_rows(lowered: LoweredGraph, artifact: Artifact) -> bytes | None:
-    """Return the program of ``lowered`` with the updates of large state in blocks of rows (:mod:`.rows`), or None.
+    """Write a variant of ``artifact``, the program of ``lowered``, that updates large state in blocks of rows.
 
-    None if there is no such state, or if it needs more memory than ``artifact``, or other places for its state.
+    Return its bytes. Return None if there is no such state, if ``artifact`` plans its outputs, or if the variant needs
+    more memory or writes fewer states in place.
     """
     if artifact.planned_outputs or not has_large_state(lowered):
         return None
@@ -373,7 +394,10 @@ def in_rows(lowered: LoweredGraph, artifact: Artifact) -> bytes | None:
 
 
 def rewritten_state(lowered: LoweredGraph) -> tuple[str, ...]:
-    """Return the state of one form before and after the step. A caller that copies outputs may copy it over the old one."""
+    """Return the names of state ports whose old and new value have the same shape and dtype.
+
+    A caller that copies outputs may copy such a new value over the old one.
+    """
     return tuple(
         name
         for name, spec in lowered.outputs.items()
@@ -386,10 +410,15 @@ def _same_form(one: TensorSpec, other: TensorSpec) -> bool:
 
 
 def planned_bytes(lowered: LoweredGraph, program: EmittedProgram, written: Collection[str]) -> int:
-    """Return the bytes over the idle process that one call needs: program, arena, XNNPACK's workspace, inputs and outputs.
+    """Return the bytes above the idle process that one call needs.
 
-    State that is not written in place has two arrays; an output that is planned and no state has its place and a copy.
-    A checkpoint copies the tensors of the state one after the other.
+    They consist of the program, its arena, XNNPACK's workspace, inputs, outputs, and the copy of the largest state that a
+    checkpoint makes. State that is not written in place has two arrays.
+
+    Args:
+        lowered: ports of the function.
+        program: the written program.
+        written: names of the state ports that are written in place.
     """
     state = [_bytes(spec) for name, spec in lowered.outputs.items() if role_of(name) == "state"]
     inputs = sum(_bytes(spec) for spec in lowered.inputs.values())

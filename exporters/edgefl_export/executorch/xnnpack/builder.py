@@ -21,14 +21,17 @@ DATATYPES = {
     torch.float32: xnn.XNNDatatype.xnn_datatype_fp32,
     torch.float16: xnn.XNNDatatype.xnn_datatype_fp16,
 }
-"""What values may be: numbers to compute with, and halves, which conversions alone make and read."""
+"""Types of values: float32 to compute with, and float16, which only conversions read and write."""
 
 
 @dataclass(frozen=True)
 class TensorValue:
-    """A value of the graph, read with its axes in the order ``perm``: axis i is axis ``perm[i]`` of what is stored.
+    """Value of a delegate's graph, perhaps with a transposition that has not been executed.
 
-    ``shape``: sizes as stored, which may be those of another view of the node's numbers: see :meth:`Builder.stored`.
+    Attributes:
+        id: number of the value in the graph.
+        shape: sizes as stored; they may be those of another view of the node (:meth:`Builder.stored`).
+        perm: order of axes: axis i of the value is axis ``perm[i]`` as stored.
     """
 
     id: int
@@ -45,9 +48,19 @@ class TensorValue:
 
 
 class Builder:
-    """Graph of one delegate, which runs the nodes ``inside`` of ``module``. ``inputs``: nodes that it reads from outside.
+    """Builder of the graph of one delegate.
 
-    Views are not run until something needs the shape: another shape of a value that more is done with is a copy.
+    Views become a reshape, which copies, only if an op needs the shape.
+
+    Args:
+        module: the graph.
+        inside: nodes that the delegate runs.
+
+    Attributes:
+        inputs: nodes outside of the delegate that it reads, in the order of its arguments.
+        nodes: nodes of XNNPACK's graph so far.
+        values: values of XNNPACK's graph so far.
+        reserved: value that reserves workspace (:meth:`reserve`); None if there is none.
     """
 
     def __init__(self, module: fx.GraphModule, inside: Set[fx.Node]) -> None:
@@ -73,7 +86,7 @@ class Builder:
     def value(
         self, shape: Sequence[int], constant: int = 0, dtype: torch.dtype = torch.float32
     ) -> TensorValue:
-        """A new value with these sizes, of one of :data:`DATATYPES`."""
+        """Add a value with these sizes and return it; ``constant`` is the number of its data, 0 for a computed value."""
         sizes = tuple(int(size) for size in shape)
         made = TensorValue(len(self.values), sizes, tuple(range(len(sizes))))
         self.values.append(
@@ -86,7 +99,7 @@ class Builder:
         return self.value(value.shape, dtype=value.dtype)
 
     def constant(self, tensor: Tensor) -> TensorValue:
-        """``tensor`` as data of the graph; equal ones are stored once."""
+        """Return the value of a constant, stored as float32. Equal constants share a value."""
         tensor = tensor.detach().to(torch.float32).contiguous()
         data = tensor.numpy().tobytes()
         key = (tuple(tensor.shape), data)
@@ -114,11 +127,14 @@ class Builder:
         return self._shaped[key]
 
     def stored(self, argument: Any) -> TensorValue:
-        """The value of a node or a number as it was made: its numbers in their order, in the shape of any view of them."""
+        """Return the value of a node or number with its entries in order, in the shape of the node or of a view of it."""
         return self.plain(self.raw(argument))
 
     def raw(self, argument: Any) -> TensorValue:
-        """Return :meth:`stored`, perhaps with another order of its axes that was not needed yet."""
+        """Return the value of a node or number as :meth:`stored`, but perhaps with a pending transposition.
+
+        A node outside of the delegate becomes an input.
+        """
         if not isinstance(argument, fx.Node):
             return self.number(float(argument))
         if argument not in self._known:
@@ -135,18 +151,18 @@ class Builder:
         return self._known[argument]
 
     def latest(self, value: TensorValue) -> TensorValue:
-        """The value in the shape in which it was read last: a shape that all read is another name, and no copy."""
+        """Return ``value`` in the shape in which it was read last, so that equal readers share one reshape."""
         while value in self._latest:
             value = self._latest[value]
         return value
 
     def read(self, argument: Any) -> TensorValue:
-        """The value of a node or a number, with its shape and its permutation."""
+        """Return the value of a node or number in the shape of the node, perhaps with a pending transposition."""
         value = self.raw(argument)
         return self.reshaped(value, fake_value(argument).shape) if isinstance(argument, fx.Node) else value
 
     def id(self, argument: Any) -> int:
-        """The value of a node or a number, stored in the order of its axes."""
+        """Return the number of the value of a node or number, in its shape and without a pending transposition."""
         return self.plain(self.read(argument)).id
 
     def plain(self, value: TensorValue) -> TensorValue:
@@ -161,11 +177,14 @@ class Builder:
     # results
 
     def output(self, node: fx.Node) -> None:
-        """Declare that ``node`` is read outside: the value that :meth:`result` makes of it is external."""
+        """Declare that ``node`` is read outside of the delegate, so that its value becomes an output."""
         self._outputs[node] = self._like(node)
 
     def result(self, node: fx.Node, shape: Sequence[int] | None = None) -> TensorValue:
-        """Return the value that the op of ``node`` writes; of another ``shape`` than the node's only if :meth:`is_inner`."""
+        """Return a value for the op of ``node`` to write.
+
+        ``shape`` replaces the shape of the node; it is ignored for an output of the delegate.
+        """
         wanted = self._outputs.get(node)
         if wanted is None:
             value = fake_value(node)
@@ -174,15 +193,15 @@ class Builder:
         return wanted
 
     def is_inner(self, node: fx.Node) -> bool:
-        """Return True if nothing outside reads the node, so that any view of it will do."""
+        """Return True if only the delegate reads ``node``, so that its value may have the shape of a view of it."""
         return node not in self._outputs
 
     def define(self, node: fx.Node, value: TensorValue) -> None:
-        """``node`` is this value, perhaps with its axes in another order."""
+        """Set the value of ``node`` to an existing one, perhaps with a pending transposition."""
         self._known[node] = value
 
     def write_output(self, node: fx.Node) -> None:
-        """If the op of an output wrote elsewhere, bring it to where it belongs."""
+        """Copy the value of an output into the output's own value, unless the op wrote it there."""
         wanted, source = self._outputs[node], self._known[node]
         if source.id == wanted.id:
             return
@@ -204,10 +223,10 @@ class Builder:
         self.nodes.append(xnn.XNode(op, 0, limits))
 
     def reserve(self, count: int) -> None:
-        """Let the workspace have ``count`` bytes, by a value that no node writes and one reads a single number of,
-        which is one more result of the graph.
+        """Make the workspace at least ``count`` bytes large by a value of that size.
 
-        A workspace that grows is a new one, filled with zeros, beside the old one: the peak of the whole call.
+        No node writes the value, and one node copies its first number into an additional output of the graph. Without
+        this the workspace may grow during a call; then old and new workspace exist at once, which is the peak of the call.
         """
         room, number = self.value((count // FLOAT,)), self.value((1,))
         self.add(xnn.XNNStaticSlice(1, [0], [1], room.id, number.id, 0))
@@ -218,7 +237,10 @@ class Builder:
         self.values[value.id].flags |= flag
 
     def finish(self, outputs: Sequence[fx.Node]) -> tuple[xnn.XNNGraph, bytearray]:
-        """The graph and its constants. External ids are places in the delegate's arguments: inputs, then outputs."""
+        """Return (graph, bytes of its constants), with ``outputs`` as the nodes that are read outside.
+
+        External ids number the arguments of the delegate: inputs first, then outputs.
+        """
         read = [self._known[node].id for node in self.inputs]
         order = {value: place for place, value in enumerate(read)}
         for place, node in enumerate(outputs):
@@ -241,12 +263,12 @@ class Builder:
         return graph, self._data
 
     def workspace(self) -> int:
-        """Bytes that XNNPACK takes for the graph beside its arguments."""
+        """Return the bytes that XNNPACK allocates for the graph, without those of its arguments."""
         return workspace_bytes(self.nodes, self.values)
 
 
 Emitter = Callable[[Builder, fx.Node], None]
-"""Writer of a node's op."""
+"""Function that writes the op of a node into a builder."""
 Condition = Callable[[fx.Node], bool]
 """Returns True for a node that an emitter accepts."""
 

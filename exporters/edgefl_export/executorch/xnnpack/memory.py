@@ -1,62 +1,15 @@
-"""Memory of values: one arena between kernels and delegates, and the workspace of a delegate."""
+"""Memory of a delegate: a model of the workspace and the packed constants that XNNPACK allocates."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import fields
+from typing import Any
 
-import numpy as np
 from executorch.backends.xnnpack.serialization import xnnpack_graph_schema as xnn
 
-from edgefl.wire.tensors import Array
-
-# Memory of the values between kernels and delegates: one arena, planned when the program is written.
-
-ALIGNMENT = 64
-"""Of every value, in bytes: a cache line, and more than any kernel asks for."""
-
-Key = TypeVar("Key", bound=Hashable)
-
-
-@dataclass(frozen=True)
-class Lifetime:
-    """``size`` bytes that are needed from instruction ``first`` to instruction ``last``, both included."""
-
-    size: int
-    first: int
-    last: int
-
-
-def aligned(count: int) -> int:
-    return -(-count // ALIGNMENT) * ALIGNMENT
-
-
-def planned(spans: Mapping[Key, Lifetime]) -> tuple[dict[Key, int], int]:
-    """An offset for each span and the size of the arena: no two spans that meet in time overlap in memory.
-
-    The largest span first, each in the smallest gap that fits among those already placed; of equals the earlier one.
-    """
-    order = sorted(spans, key=lambda key: (-spans[key].size, spans[key].first))
-    lives = np.array([(spans[key].first, spans[key].last) for key in order], np.int64).reshape(-1, 2)
-    taken = np.zeros_like(lives)  # (begin, end) of those that are placed
-    for number, key in enumerate(order):
-        size = aligned(spans[key].size)
-        meeting = (lives[:number, 0] <= lives[number, 1]) & (lives[number, 0] <= lives[:number, 1])
-        begin = _best_gap(taken[:number][meeting], size)
-        taken[number] = begin, begin + size
-    return dict(zip(order, taken[:, 0].tolist(), strict=True)), int(taken[:, 1].max(initial=0))
-
-
-def _best_gap(taken: Array, size: int) -> int:
-    """The beginning of the smallest gap between intervals (n, 2) that has room for ``size``, or behind them all."""
-    taken = taken[taken[:, 0].argsort(kind="stable")]
-    ends = np.concatenate([[0], np.maximum.accumulate(taken[:, 1])])
-    gaps = taken[:, 0] - ends[:-1]
-    fitting = np.flatnonzero(gaps >= size)
-    return int(ends[fitting[gaps[fitting].argmin()]] if len(fitting) else ends[-1])
-
+from edgefl_export.executorch.arena import Lifetime, plan_arena
 
 # Model of XNNPACK's planner: the memory that a delegate takes beside its arguments.
 #
@@ -81,7 +34,7 @@ _NOT_IN_PLACE = (
 
 
 def workspace_bytes(nodes: Sequence[xnn.XNode], values: Sequence[xnn.XNNTensorValue]) -> int:
-    """The workspace of a delegate with these nodes and values, and its packed constants."""
+    """Return the bytes of a delegate's workspace and packed constants, as XNNPACK allocates them."""
     return _WorkspacePlan(nodes, values).total()
 
 
@@ -115,7 +68,7 @@ class _WorkspacePlan:
             if count and not constant:
                 spans["packed", turn] = Lifetime(count, turn, turn)
             packed += count if constant else 0
-        return planned(spans)[1] + packed
+        return plan_arena(spans)[1] + packed
 
     def _is_inner(self, value: int) -> bool:
         tensor = self.values[value]
@@ -135,7 +88,7 @@ class _WorkspacePlan:
         return None
 
     def _packing(self, node: Any) -> tuple[int, bool]:
-        """Bytes of the packed operand of a product, and whether it is a constant."""
+        """Return (bytes of the packed right operand, True if it is a constant) of a product; (0, False) for other nodes."""
         if isinstance(node, xnn.XNNFullyConnected):
             right = node.filter_id
         elif isinstance(node, xnn.XNNBatchMatrixMultiply):
@@ -153,7 +106,7 @@ class _WorkspacePlan:
 
 
 def reads(node: Any) -> Iterator[int]:
-    """Values that a node reads, in order."""
+    """Yield the numbers of the values that a node of XNNPACK's graph reads, in order."""
     for item in fields(node):
         value = getattr(node, item.name)
         if item.name.endswith("_id") and not item.name.startswith("output") and value != NONE:
@@ -161,5 +114,5 @@ def reads(node: Any) -> Iterator[int]:
 
 
 def writes(node: Any) -> int:
-    """The value that a node makes; none makes two here."""
+    """Return the number of the value that a node of XNNPACK's graph writes."""
     return int(node.output_id)

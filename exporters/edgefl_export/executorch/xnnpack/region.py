@@ -1,7 +1,7 @@
-"""A region of nodes as a graph for ExecuTorch's XNNPACK delegate, written node by node.
+"""Delegates for XNNPACK: regions of nodes, written node by node as a graph of ExecuTorch's XNNPACK backend.
 
-The stock partitioner refuses products with weights that are computed or given; XNNPACK itself does not. A permutation is
-not run until something reads it as it is: products read transposed operands.
+ExecuTorch's partitioner rejects products with weights that are computed or are inputs; XNNPACK itself does not. A
+transposition is executed only if an op cannot read its operand transposed, as products can.
 """
 
 from __future__ import annotations
@@ -36,9 +36,15 @@ _TYPES = Patch(_dataclass, "get_type_hints", functools.cache(typing.get_type_hin
 
 @dataclass(frozen=True)
 class Region:
-    """Arguments of the delegate in order, its bytes, its own memory, its values.
+    """Written delegate.
 
-    ``reserved``: behind the outputs it writes a single number without readers (:meth:`.builder.Builder.reserve`).
+    Attributes:
+        inputs: nodes that it reads, in the order of its arguments.
+        outputs: nodes that it writes, in the order of the arguments after the inputs.
+        data: bytes of the delegate.
+        workspace_bytes: predicted size of its workspace.
+        values: number of its values.
+        reserved: it has one more output, which reserves workspace (:meth:`.builder.Builder.reserve`).
     """
 
     inputs: tuple[fx.Node, ...]
@@ -50,7 +56,7 @@ class Region:
 
 
 def supported(node: fx.Node) -> bool:
-    """Return True if XNNPACK can run the node: an op of the table, of types that it takes, static shapes of few axes."""
+    """Return True if XNNPACK can run the node: its op is in :data:`EMITTERS`, and it accepts types, rank and arguments."""
     values = [node.meta["val"], *(read.meta["val"] for read in node.all_input_nodes)]
     types = DATATYPES if node.target is _CONVERSION else (torch.float32,)
     return (
@@ -65,15 +71,24 @@ def _fits(value: Tensor, types: Collection[torch.dtype]) -> bool:
 
 
 def costs(node: fx.Node) -> float:
-    """Work of a node in element-wise passes: what decides whether a region is worth a call."""
+    """Return the work of a node, in passes of an element-wise op over a tensor."""
     return PRODUCT_WORK if node.target in products.PRODUCTS else 1.0
 
 
 def delegate(
     module: fx.GraphModule, nodes: Sequence[fx.Node], results: set[fx.Node], room: int = 0
 ) -> Region:
-    """``nodes`` (in order of execution) as one delegate; what others read of them is written out. The workspace has at
-    least ``room`` bytes."""
+    """Write a delegate.
+
+    Args:
+        module: the graph.
+        nodes: nodes of the delegate in the order of execution.
+        results: nodes that the graph returns.
+        room: least size of the workspace in bytes.
+
+    Returns:
+        The delegate. Its outputs are the nodes that are returned or read by other nodes.
+    """
     inside = set(nodes)
     builder = Builder(module, inside)
     outputs = [node for node in nodes if _is_read_outside(node, inside, results)]
