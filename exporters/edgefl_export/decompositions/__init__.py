@@ -32,17 +32,19 @@ _MISH = torch.ops.aten.mish_backward.default
 
 @functools.cache
 def first_table() -> Rules:
-    """The table of the first pass: of ops whose schema hides that they write to an argument, or the write is lost, and of
-    one that would reach the second pass in pieces."""
+    """Return the table of the first pass.
+
+    It has the ops whose schema hides a write to an argument, and one op that would reach the second pass decomposed.
+    """
     return {_MISH: _of_pytorch()[_MISH], **normalization.HIDDEN_MUTATIONS}
 
 
 def core_table() -> Rules:
-    """The table of the second pass: PyTorch's core decompositions, ours in front."""
+    """Return the table of the second pass: PyTorch's core decompositions, replaced by our rules where there are any."""
     return {**_of_pytorch(), **RULES}
 
 
 @functools.cache
 def _of_pytorch() -> Rules:
-    """Collected once, which takes longer than to trace a layer; ops registered later decompose by themselves."""
+    """Return PyTorch's core decompositions. They are cached, because collecting them takes longer than tracing a layer."""
     return dict(torch.export.default_decompositions())

@@ -16,26 +16,26 @@ _aten = torch.ops.aten
 
 
 def threshold_backward(grad: Tensor, value: Tensor, threshold: float) -> Tensor:
-    """dL/dx = dL/dy where value > threshold, else 0 (``value`` is x or ReLU(x), any shape)."""
+    """Compute dL/dx = dL/dy where value > threshold, else 0; ``value`` is x or ReLU(x), of any shape."""
     zero = torch.zeros((), dtype=grad.dtype)
     return torch.where(value <= threshold, zero, grad)
 
 
 def shrink_backward(grad: Tensor, x: Tensor, limit: float) -> Tensor:
-    """dL/dx = dL/dy where abs(x) > limit, else 0: the gradient of both hardshrink and softshrink."""
+    """Compute dL/dx = dL/dy where abs(x) > limit, else 0: the gradient of both hardshrink and softshrink."""
     zero = torch.zeros((), dtype=grad.dtype)
     return torch.where(x.abs() <= limit, zero, grad)
 
 
 def glu_jvp(out: Tensor, x: Tensor, dx: Tensor, dim: int) -> Tensor:
-    """Derivative of y = a sigmoid(b), x = [a, b] along ``dim``, in the direction ``dx``; ``out`` is y."""
+    """Compute the derivative of y = a sigmoid(b), x = [a, b] along ``dim``, in the direction ``dx``; ``out`` is y."""
     s = x.chunk(2, dim)[1].sigmoid()
     da, db = dx.chunk(2, dim)
     return da * s + out * (1 - s) * db
 
 
 def glu_backward_jvp(grad_x: Tensor, grad: Tensor, x: Tensor, dgrad: Tensor, dx: Tensor, dim: int) -> Tensor:
-    """Derivative of dL/dx = [g s, g a s (1 - s)], s = sigmoid(b), in the direction (``dgrad``, ``dx``)."""
+    """Compute the derivative of dL/dx = [g s, g a s (1 - s)], s = sigmoid(b), in the direction (``dgrad``, ``dx``)."""
     a, b = x.chunk(2, dim)
     da, db = dx.chunk(2, dim)
     s = b.sigmoid()
@@ -52,12 +52,12 @@ _NONE, _MEAN = 0, 1
 
 
 def log_softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """dL/dx = g - softmax(x) * sum(g), with ``output`` = log softmax(x)."""
+    """Compute dL/dx = g - softmax(x) * sum(g), where ``output`` is log softmax(x)."""
     return (grad - output.exp() * grad.sum(dim, keepdim=True)).to(dtype)
 
 
 def softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-    """dL/dx = y * (g - sum(g * y)), with ``output`` = y = softmax(x)."""
+    """Compute dL/dx = y * (g - sum(g * y)), where ``output`` is y = softmax(x)."""
     weighted = grad * output
     return (weighted - output * weighted.sum(dim, keepdim=True)).to(dtype)
 
@@ -65,9 +65,9 @@ def softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype)
 def nll_loss_forward(
     logp: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
 ) -> tuple[Tensor, Tensor]:
-    """L = -sum_n w_n * logp[n, y_n] / sum_n w_n over samples with y_n != ignore_index (float32 [N, C], int64 [N]).
+    """Compute L = -sum_n w_n * logp[n, y_n] / sum_n w_n over samples with y_n != ignore_index (float32 [N, C], int64 [N]).
 
-    Returns the loss and the total weight, as the op does.
+    Return (loss, total weight), as the op does.
     """
     counts, place, share = _chosen(logp, target, weight, ignore_index)
     zero = torch.zeros((), dtype=logp.dtype)
@@ -81,7 +81,7 @@ def nll_loss_forward(
 def nll_loss_backward(
     grad: Tensor, logp: Tensor, target: Tensor, weight: Tensor | None, *args: Any
 ) -> Tensor:
-    """dL/dlogp[n, c] = -w_n [c == y_n] * g / total (mean), or without the division (sum, none)."""
+    """Compute dL/dlogp[n, c] = -w_n [c == y_n] * g / total (mean), or without the division (sum, none)."""
     reduction, ignore_index, total = args
     counts, place, share = _chosen(logp, target, weight, ignore_index)
     # Selected and not multiplied: with no row that counts, grad / total is no number.
@@ -92,8 +92,9 @@ def nll_loss_backward(
 def _chosen(
     logp: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return for each row: the weight 0 or 1 of the row, the label's place (0 for ignored rows), and the label's weight
-    w_y.
+    """Return (row weight 0 or 1, position of the label, class weight of the label) for each row.
+
+    The row weight and the position of ignored rows are 0.
     """
     counts = target != ignore_index
     place = torch.where(counts, target, 0).long()
@@ -110,7 +111,7 @@ _TAIL = (
 
 
 def erfc(x: Tensor) -> Tensor:
-    """Return 1 - erf(x), whose small values keep their digits."""
+    """Compute 1 - erf(x) without losing the digits of small results."""
     x = x if x.is_floating_point() else x.to(torch.get_default_dtype())
     t = 1.0 / (x.abs() * 0.5 + 1.0)
     exponent = t * _TAIL[-1]

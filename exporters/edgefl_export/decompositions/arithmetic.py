@@ -20,7 +20,7 @@ Number = Tensor | float
 
 
 def operands(x: Number, y: Number) -> tuple[Tensor, Tensor]:
-    """Return both operands as tensors of the type that torch computes in."""
+    """Return both operands as tensors of the dtype that torch computes in."""
     dtype = torch.result_type(x, y)
     return _as_tensor(x, dtype), _as_tensor(y, dtype)
 
@@ -30,10 +30,10 @@ def _as_tensor(value: Number, dtype: torch.dtype) -> Tensor:
 
 
 def remainder(x: Number, y: Number) -> Tensor:
-    """Return x - floor(x / y) y, which has the sign of y.
+    """Compute x - floor(x / y) y, which has the sign of y.
 
-    fmod is exact for floats. floor(x / y) is not: a quotient just below a whole number is rounded up to it, and the
-    remainder would be off by y.
+    It is computed from fmod, which is exact for floats. floor(x / y) is not: a quotient just below an integer may be rounded
+    up to it, and the remainder would be wrong by y.
     """
     a, b = operands(x, y)
     rest = torch.fmod(a, b)
@@ -41,13 +41,13 @@ def remainder(x: Number, y: Number) -> Tensor:
 
 
 def fmod(x: Number, y: Number) -> Tensor:
-    """Return x - trunc(x / y) y, which has the sign of x."""
+    """Compute x - trunc(x / y) y, which has the sign of x."""
     a, b = operands(x, y)
     return DECLINED if a.is_floating_point() else a - torch.div(a, b, rounding_mode="trunc") * b
 
 
 def divide(x: Number, y: Number, *, rounding_mode: str | None) -> Tensor:
-    """Return x / y, rounded down ("floor") or towards zero ("trunc")."""
+    """Compute x / y, rounded down ("floor") or towards zero ("trunc")."""
     if rounding_mode == "floor":
         return floor_divide(x, y)
     a, b = operands(x, y)
@@ -57,7 +57,7 @@ def divide(x: Number, y: Number, *, rounding_mode: str | None) -> Tensor:
 
 
 def floor_divide(x: Number, y: Number) -> Tensor:
-    """Return floor(x / y). Of floats by the remainder, as torch does: (x - remainder) / y is whole but for rounding."""
+    """Compute floor(x / y). For floats it is (x - remainder) / y, as in torch, which is an integer but for rounding."""
     a, b = operands(x, y)
     if a.is_floating_point():
         return torch.where(b == 0, a / b, torch.round((a - torch.remainder(a, b)) / b))
@@ -66,13 +66,13 @@ def floor_divide(x: Number, y: Number) -> Tensor:
 
 
 def left_shift(x: Number, bits: Number) -> Tensor:
-    """Return x 2^bits."""
+    """Compute x 2^bits."""
     x, bits = operands(x, bits)
     return x * _power(bits)
 
 
 def right_shift(x: Number, bits: Number) -> Tensor:
-    """Return floor(x / 2^bits), with the sign bit moving in from the left."""
+    """Compute floor(x / 2^bits); the sign bit is repeated from the left."""
     x, bits = operands(x, bits)
     return floor_divide(x, _power(bits))
 
@@ -82,7 +82,7 @@ def _power(bits: Tensor) -> Tensor:
 
 
 def subtract(x: Number, y: Tensor, *, alpha: float = 1) -> Tensor:
-    """Return x - alpha y of a number x in the type of both: torch casts inside of the op, engines do not."""
+    """Compute x - alpha y for a number x, in the common dtype: torch converts inside of the op, engines do not."""
     dtype = torch.result_type(x, y)
     if isinstance(x, Tensor) or y.dtype == dtype:
         return DECLINED
@@ -90,12 +90,12 @@ def subtract(x: Number, y: Tensor, *, alpha: float = 1) -> Tensor:
 
 
 def x_log_y(x: Number, y: Number) -> Tensor:
-    """Return x log(y), and 0 where x is 0."""
+    """Compute x log(y), and 0 where x is 0."""
     return torch.xlogy(*operands(x, y))
 
 
 def select(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return x where ``condition`` holds, else y. ONNX Runtime has no selection between booleans."""
+    """Return x where ``condition`` holds, else y, for booleans, because ONNX Runtime has no selection between booleans."""
     if x.dtype is not torch.bool or y.dtype is not torch.bool:
         return DECLINED
     return (condition & x) | (~condition & y)
@@ -115,9 +115,9 @@ FEW_ROWS = 64
 
 
 def mm(a: Tensor, b: Tensor) -> Tensor:
-    """a b as (b^T a^T)^T where b is a transposed weight and a has few rows: runtimes repack the right factor.
+    """Compute a b as (b^T a^T)^T if b is a transposed weight and a has few rows; otherwise the op stays.
 
-    A dense layer of 3136 x 2048 takes 4.0 ms instead of 5.8 for 32 rows. Otherwise the op stays.
+    Runtimes repack the right factor: a dense layer of 3136 x 2048 takes 4.0 ms instead of 5.8 for 32 rows.
     """
     if not _few_rows_by_weight(a, b):
         return DECLINED
@@ -125,7 +125,7 @@ def mm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """bias + a b, with the product as in :func:`mm`."""
+    """Compute beta bias + alpha a b, with the product as in :func:`mm`."""
     if not _few_rows_by_weight(a, b) or beta != 1 or alpha != 1:
         return DECLINED
     return mm(a, b) + bias
@@ -146,7 +146,7 @@ def trilinear(
     sum_dims: list[int],
     unroll_dim: int = 1,
 ) -> Tensor:
-    """y = sum over ``sum_dims`` of a * b * c, after new axes of length one where each is to be expanded."""
+    """Compute the sum over ``sum_dims`` of a * b * c, after inserting the listed axes of length one into each."""
     product = _widened(a, expand_a) * _widened(b, expand_b) * _widened(c, expand_c)
     return product.sum(sum_dims) if sum_dims else product
 
@@ -165,7 +165,7 @@ def _widened(x: Tensor, axes: list[int]) -> Tensor:
 def var_mean(
     x: Tensor, dim: list[int] | None = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """(sum (x - m)^2 / (n - correction), m) with m the mean over ``dim`` and n the number of entries it covers."""
+    """Compute (variance, mean) over ``dim``: (sum (x - m)^2 / (n - correction), m), where m is the mean of n entries."""
     axes = list(dim) if dim else list(range(x.dim()))
     mean = x.mean(axes, keepdim=True)
     centred = x - mean
@@ -176,7 +176,7 @@ def var_mean(
 
 
 def extreme(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the rule for the largest or smallest over ``dim``. No axis means all of them, which ONNX must be given."""
+    """Return the rule for the maximum or minimum over ``dim``. No axis means all of them, which ONNX must be given."""
 
     def rule(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Tensor:
         axes = list(dim) or list(range(x.dim()))
@@ -188,9 +188,9 @@ def extreme(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def of_booleans(op: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule for extremes of booleans, computed as numbers, with their positions.
+    """Return the rule for maxima or minima of booleans, computed as numbers, with their positions.
 
-    ONNX compares no booleans before opset 20. Other types stay as they are.
+    ONNX compares no booleans before opset 20. For other dtypes the op stays.
     """
 
     def rule(x: Tensor, *arguments: Any, **options: Any) -> Any:
@@ -213,7 +213,7 @@ _LOWEST, _HIGHEST = -1e38, 1e38
 def stable_sort(
     x: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the entries along ``dim`` in order, and their positions."""
+    """Return the entries along ``dim`` in order, and their positions; the order of equal entries is kept."""
     return torch.sort(x, dim, descending)
 
 
@@ -221,7 +221,7 @@ _NARROW = (torch.bool, torch.uint8, torch.int8, torch.int16)
 
 
 def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """Return booleans and narrow integers in order, and their positions: engines order wider types alone."""
+    """Return booleans and narrow integers in order, and their positions, computed in a wider type that engines can sort."""
     if x.dtype not in _NARROW:
         return DECLINED
     values, places = torch.sort(x.to(torch.int32), dim, descending)
@@ -229,7 +229,7 @@ def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Te
 
 
 def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the k-th smallest entry along ``dim``, counted from 1, and its position."""
+    """Return (k-th smallest entry along ``dim``, its position); k counts from 1."""
     if not x.dim():
         return x.clone(), torch.zeros((), dtype=torch.int64)
     values, places = torch.sort(x, dim)
@@ -238,7 +238,7 @@ def kthvalue(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[T
 
 
 def median_along(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the lower median along ``dim``, and its position."""
+    """Return (lower median along ``dim``, its position)."""
     return kthvalue(x, (x.shape[dim] + 1) // 2 if x.dim() else 1, dim, keepdim)
 
 
@@ -248,8 +248,11 @@ def median(x: Tensor) -> Tensor:
 
 
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
-    """Return log(exp(x_0) + ... + exp(x_k)) along ``dim``: sums over 1, 2, 4, ... entries, so that each sum of two starts
-    from the larger one and no exponential overflows."""
+    """Compute log(exp(x_0) + ... + exp(x_k)) along ``dim``.
+
+    Sums over 1, 2, 4, ... entries are built from two shorter ones, each relative to the larger one, so no exponential
+    overflows.
+    """
     if not x.dim():
         return x.clone()
     if not x.is_floating_point():

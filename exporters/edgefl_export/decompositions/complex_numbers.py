@@ -24,7 +24,7 @@ _aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class ComplexPair:
-    """A complex tensor: ``parts`` has its shape and an axis of real and imaginary part."""
+    """Complex tensor as a real one: ``parts`` has the shape of the tensor and a last axis of real and imaginary part."""
 
     parts: Tensor
 
@@ -37,14 +37,14 @@ Real = Tensor | float
 
 
 def halves(x: Operand) -> tuple[Real, Real]:
-    """Return real and imaginary part; 0.0 as the imaginary part of a real tensor."""
+    """Return (real part, imaginary part); the imaginary part of a real tensor is the number 0.0."""
     if isinstance(x, ComplexPair):
         return x.parts.select(-1, 0), x.parts.select(-1, 1)
     return (x, 0.0) if isinstance(x, Tensor) else (complex(x).real, complex(x).imag)
 
 
 def joined(real: Real, imaginary: Real) -> ComplexPair:
-    """Return the pair of two parts, at least one of which is a tensor."""
+    """Return the pair with these parts, at least one of which is a tensor."""
     like = real if isinstance(real, Tensor) else cast(Tensor, imaginary)
     both = (each if isinstance(each, Tensor) else torch.full_like(like, each) for each in (real, imaginary))
     return ComplexPair(torch.stack(torch.broadcast_tensors(*both), -1))
@@ -63,14 +63,14 @@ def _add(x: Operand, y: Operand, *, alpha: complex = 1) -> ComplexPair:
 
 
 def _scaled(x: Operand, factor: Real) -> Operand:
-    """Return x times a real factor."""
+    """Compute x times a real factor."""
     if isinstance(x, ComplexPair):
         return ComplexPair(x.parts * (factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor))
     return x * factor
 
 
 def _multiply(x: Operand, y: Operand) -> Any:
-    """Return (a + bi)(c + di) = (a c - b d) + (a d + b c)i."""
+    """Compute (a + bi)(c + di) = (a c - b d) + (a d + b c)i."""
     for first, second in ((x, y), (y, x)):
         if isinstance(second, Tensor):
             if isinstance(first, ComplexPair):
@@ -94,7 +94,7 @@ def _conjugate(x: Operand) -> Any:
 
 
 def _reciprocal(x: ComplexPair) -> ComplexPair:
-    """Return conj(x) / |x|^2, of x divided by its larger part: no square overflows."""
+    """Compute conj(x) / |x|^2; x is first divided by its larger part, so that no square overflows."""
     largest = _largest(x)
     small = ComplexPair(x.parts / largest)
     squares = (small.parts * small.parts).sum(-1, keepdim=True)
@@ -110,7 +110,7 @@ def _divide(x: Operand, y: Operand) -> Any:
 
 
 def _largest(x: ComplexPair) -> Tensor:
-    """Return the larger part with the pair's axis, 1 where x is 0."""
+    """Return the larger part of each entry, with a last axis of length 1; 1 where x is 0."""
     largest = x.parts.abs().amax(-1, keepdim=True)
     return torch.where(largest == 0, torch.ones_like(largest), largest)
 
@@ -122,7 +122,7 @@ def _magnitude(x: ComplexPair) -> Tensor:
 
 
 def _sign(x: ComplexPair) -> ComplexPair:
-    """Return x / |x|, and 0 where x is 0."""
+    """Compute x / |x|, and 0 where x is 0."""
     small = x.parts / _largest(x)
     length = (small * small).sum(-1, keepdim=True).sqrt()
     return ComplexPair(small / torch.where(length == 0, torch.ones_like(length), length))
@@ -149,7 +149,7 @@ def _logarithm(x: ComplexPair) -> ComplexPair:
 
 
 def _power(x: Operand, exponent: complex) -> Any:
-    """Return a product of ``exponent`` factors; of other exponents exp(exponent log(x))."""
+    """Compute x to a power: as a product for a small integer exponent, else as exp(exponent log(x))."""
     if not isinstance(x, ComplexPair):
         return NotImplemented
     if exponent in (1, 2, 3, 4):
@@ -161,7 +161,7 @@ def _power(x: Operand, exponent: complex) -> Any:
 
 
 def _power_of_number(base: complex, x: ComplexPair) -> Any:
-    """Return base^x = exp(x log(base)) of a positive number."""
+    """Compute base^x = exp(x log(base)) for a positive base."""
     if complex(base).imag or complex(base).real <= 0:
         return NotImplemented
     return _exponential(_multiply(x, math.log(complex(base).real)))
@@ -212,12 +212,12 @@ def _full_like(x: Operand, value: complex, **_: Any) -> ComplexPair:
 
 
 def _entries(x: ComplexPair) -> Tensor:
-    """Return the entries one after the other, [entries, 2]."""
+    """Return the entries as [entries, 2]."""
     return x.parts.reshape(-1, 2)
 
 
 def _convert(x: Operand, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    """Convert between types; the imaginary part is lost on the way to a real one, as in torch."""
+    """Convert x to ``dtype``. The imaginary part is dropped if that is real, as in torch."""
     if dtype is None:
         return x.parts.clone() if isinstance(x, ComplexPair) else x
     if not dtype.is_complex:
@@ -228,7 +228,7 @@ def _convert(x: Operand, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
 
 
 def _view_as_type(x: Operand, dtype: torch.dtype) -> Any:
-    """Return the same bytes as another type: pairs of reals as complex numbers and back."""
+    """Return a view of the bytes of x as another dtype: complex numbers as pairs of reals and back."""
     if isinstance(x, ComplexPair):
         return x.parts.flatten(-2) if x.parts.dtype == dtype and x.parts.dim() > 1 else NotImplemented
     tensor = cast(Tensor, x)
@@ -246,13 +246,13 @@ def _rolled(x: ComplexPair, shifts: Sequence[int], dims: Sequence[int] = ()) -> 
 
 
 def _waves(size: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of 2 pi j k / ``size`` as matrices of ``rows`` j and ``columns`` k."""
+    """Return cos and sin of 2 pi j k / ``size`` as matrices of ``rows`` values j and ``columns`` values k."""
     turns = np.outer(np.arange(rows), np.arange(columns)) % size * (2 * np.pi / size)
     return torch.tensor(np.cos(turns).tolist()), torch.tensor(np.sin(turns).tolist())
 
 
 def _fourier(x: Operand, dim: int, *, forward: bool, kept: int | None = None) -> ComplexPair:
-    """Return the discrete Fourier transform along one axis without a factor, the first ``kept`` of its entries."""
+    """Compute the discrete Fourier transform along one axis, without a factor; return its first ``kept`` entries or all."""
     a, b = halves(x)
     real, imaginary = cast(Tensor, a).movedim(dim, -1), b.movedim(dim, -1) if isinstance(b, Tensor) else b
     size = real.shape[-1]
@@ -266,7 +266,7 @@ def _fourier(x: Operand, dim: int, *, forward: bool, kept: int | None = None) ->
 
 
 def _normalized(x: Any, sizes: Sequence[int], norm: int) -> Any:
-    """Return x by ``norm``: as it is for 0, over the root of the number of entries for 1, over their number for 2."""
+    """Return x for ``norm`` 0, x over the root of the number of entries for 1, and x over that number for 2."""
     return _scaled(x, math.prod(sizes) ** (-0.5 * norm))
 
 
@@ -292,7 +292,7 @@ def _fourier_of_real(x: Tensor, dim: Sequence[int], norm: int, onesided: bool) -
 
 
 def _fourier_to_real(x: ComplexPair, dim: Sequence[int], norm: int, size: int) -> Any:
-    """Return the transform of half a spectrum; its other half is the conjugate."""
+    """Compute the real inverse transform of half a spectrum, whose other half is the conjugate."""
     dim = [each % (x.parts.dim() - 1) for each in dim]
     sizes = [*(x.parts.shape[each] for each in dim[:-1]), size]
     if max(sizes) > _LONGEST:

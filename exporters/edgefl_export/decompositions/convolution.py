@@ -26,7 +26,7 @@ from edgefl_export.operators import DECLINED, Rules
 
 @dataclass(frozen=True)
 class ConvolutionArgs:
-    """Arguments of a convolution that say how its kernel moves, by axis of space, and its groups of channels."""
+    """Arguments of a convolution by spatial axis: stride, padding, dilation and output padding; and the number of groups."""
 
     stride: list[int]
     padding: list[int]
@@ -37,14 +37,14 @@ class ConvolutionArgs:
 
     @classmethod
     def of(cls, rank: int, *args: Any) -> ConvolutionArgs:
-        """Return the moves over ``rank`` axes, from what the op takes behind the bias."""
+        """Return the arguments for ``rank`` spatial axes from the arguments of the op after the bias."""
         *moves, transposed, output_padding, groups = args
         stride, padding, dilation = (per_axis(values, rank) for values in moves)
         return cls(stride, padding, dilation, transposed, per_axis(output_padding, rank), groups)
 
 
 def per_axis(values: Sequence[int], rank: int) -> list[int]:
-    """Return one value per axis; the trace gives a single one for all alike."""
+    """Return one value per axis; a list of a single value applies to all axes."""
     return list(values) * rank if len(values) == 1 else list(values)
 
 
@@ -70,7 +70,14 @@ GATHERED_CHANNELS = 32
 
 
 def weight_gradient(grad: Tensor, x: Tensor, shape: Sequence[int], moves: ConvolutionArgs) -> Tensor:
-    """dL/dw[o, c, k] = sum_{n, p} dL/dy[n, o, p] x[n, c, p * stride + k * dilation - padding]; ``shape`` is w's."""
+    """Compute dL/dw[o, c, k] = sum_{n, p} dL/dy[n, o, p] x[n, c, p * stride + k * dilation - padding].
+
+    Args:
+        grad: dL/dy, [N, O, *P].
+        x: input, [N, C, *S].
+        shape: shape of w, [O, C / groups, *K].
+        moves: arguments of the convolution.
+    """
     groups = moves.groups
     if groups > 1 and shape[1] == 1 and shape[0] == groups:
         return _by_offset_depthwise(grad, x, shape, moves)
@@ -85,8 +92,10 @@ def weight_gradient(grad: Tensor, x: Tensor, shape: Sequence[int], moves: Convol
 
 
 def _by_windows(grad: Tensor, x: Tensor, shape: Sequence[int], moves: ConvolutionArgs) -> Tensor:
-    """One product for each sample, [O, P] x [P, K C], of dL/dy with the windows of a first layer's few channels: another
-    convolution would have one sample's channel at a time."""
+    """Compute one product for each sample, [O, P] x [P, K C], of dL/dy and the windows of the input.
+
+    It is for a first layer's few channels, where another convolution would work on one sample's channel at a time.
+    """
     padded = _pad(x, moves.padding, first_axis=2)
     offsets = itertools.product(*(range(size) for size in shape[2:]))
     windows = [_window(padded, offset, grad.shape[2:], moves, first_axis=2) for offset in offsets]
@@ -96,13 +105,13 @@ def _by_windows(grad: Tensor, x: Tensor, shape: Sequence[int], moves: Convolutio
 
 
 def _by_volume(grad: Tensor, x: Tensor, shape: Sequence[int], moves: ConvolutionArgs) -> Tensor:
-    """One convolution over the axes of space and of channels, with dL/dy as its kernel of one channel:
+    """Compute one convolution over the spatial axes and channels, with dL/dy as its kernel of one channel:
 
     dL/dw[o, k, c] = sum_p dL/dy[o, p, 0] x[p * stride + k * dilation - padding, c]
 
-    Stride and dilation change places. The samples are groups, whose results are summed, or for a large weight the channels
-    that the convolution sums over. Among groups the last axis of space and the channels are one where its offsets lie side
-    by side: runtimes lay out windows row by row, and their rows are the longer by the kernel then.
+    Stride and dilation change roles. The samples are groups, whose results are summed, or for a large weight the channels
+    that the convolution sums over. With groups, the last spatial axis and the channels are merged if the offsets are
+    adjacent: runtimes lay out windows row by row, and the rows are longer then.
     """
     stride, padding, dilation, groups = moves.stride, moves.padding, moves.dilation, moves.groups
     batch, out = grad.shape[:2]
@@ -137,8 +146,10 @@ def _by_volume(grad: Tensor, x: Tensor, shape: Sequence[int], moves: Convolution
 
 
 def _fitted(volumes: Tensor, begins: list[int], ends: list[int]) -> tuple[Tensor, list[int]]:
-    """The volumes [N, *S, C] with zeros or cuts at their ends, so that what is left to pad is alike on both sides: that, as
-    the second result."""
+    """Pad or cut the volumes [N, *S, C] so that the remaining padding is equal at both ends of each axis.
+
+    Return (volumes, remaining padding by axis).
+    """
     if begins == ends:
         return volumes, begins
     for axis, (size, end) in enumerate(zip(volumes.shape[1:-1], ends, strict=True), start=1):
@@ -154,11 +165,11 @@ def _fitted(volumes: Tensor, begins: list[int], ends: list[int]) -> tuple[Tensor
 
 
 def _by_offset(grad: Tensor, x: Tensor, shape: Sequence[int], moves: ConvolutionArgs) -> Tensor:
-    """One product per offset, summed over samples: batched [N, g, O/g, P] x [N, g, P, C/g], or [O, N P] x [N P, C].
+    """Compute one product per kernel offset: [N, g, O/g, P] x [N, g, P, C/g] summed over samples, or [O, N P] x [N P, C].
 
-    The input is laid out channels last, so that a window is a few long copies. The sum over samples of many small
-    weight gradients takes longer than to lay out dL/dy for one large product. There the windows' rows are gathered: runtimes
-    cut windows on one thread, and gather on all.
+    The input is laid out channels last, so that a window is a few long copies. Summing many small weight gradients over
+    samples takes longer than laying out dL/dy for one large product. In that case the rows of windows are gathered, because
+    runtimes cut windows on one thread and gather on all.
     """
     batch, out = grad.shape[:2]
     rank, kernel, groups = len(shape) - 2, shape[2:], moves.groups
@@ -193,9 +204,9 @@ def _by_offset(grad: Tensor, x: Tensor, shape: Sequence[int], moves: Convolution
 
 
 def _by_offset_depthwise(grad: Tensor, x: Tensor, shape: Sequence[int], moves: ConvolutionArgs) -> Tensor:
-    """One channel per group: dL/dw[c, 0, k] = sum_{n, p} dL/dy[n, c, p] * window_k[n, c, p].
+    """Compute dL/dw[c, 0, k] = sum_{n, p} dL/dy[n, c, p] * window_k[n, c, p] for one channel per group.
 
-    Channels last, so that the sums run over leading axes and windows are long copies.
+    Channels are last, so that the sums run over leading axes and windows are long copies.
     """
     rank = len(shape) - 2
     last = (0, *range(2, 2 + rank), 1)
@@ -208,7 +219,7 @@ def _by_offset_depthwise(grad: Tensor, x: Tensor, shape: Sequence[int], moves: C
 
 
 def _pad(x: Tensor, padding: list[int], first_axis: int) -> Tensor:
-    """Zero padding of the spatial axes, which start at ``first_axis``."""
+    """Pad the spatial axes, which start at ``first_axis``, with zeros."""
     if not any(padding):
         return x
     behind = x.dim() - first_axis - len(padding)
@@ -220,7 +231,7 @@ def _pad(x: Tensor, padding: list[int], first_axis: int) -> Tensor:
 def _window(
     padded: Tensor, offset: tuple[int, ...], size: Sequence[int], moves: ConvolutionArgs, first_axis: int
 ) -> Tensor:
-    """The inputs that kernel position ``offset`` meets, one per output position."""
+    """Return the inputs that kernel position ``offset`` reads, one per output position."""
     for i, k in enumerate(offset):
         start = k * moves.dilation[i]
         stop = start + (size[i] - 1) * moves.stride[i] + 1
@@ -231,7 +242,7 @@ def _window(
 
 
 def _places(images: Sequence[int], size: Sequence[int], moves: ConvolutionArgs) -> Tensor:
-    """[N P], rows of ``images`` [N, *S] that the first position of a kernel meets."""
+    """Return the row numbers [N P] in ``images`` [N, *S] that the first kernel position reads."""
     batch, *space = images
     starts = itertools.product(*(range(0, n * s, s) for n, s in zip(size, moves.stride, strict=True)))
     first = torch.tensor([_row(space, start) for start in starts])
@@ -239,7 +250,7 @@ def _places(images: Sequence[int], size: Sequence[int], moves: ConvolutionArgs) 
 
 
 def _row(space: Sequence[int], place: Sequence[int]) -> int:
-    """Return the flat position of a place, counted through all axes of space."""
+    """Return the flat position of ``place`` in the spatial axes of sizes ``space``."""
     row = 0
     for size, at in zip(space, place, strict=True):
         row = row * size + at
@@ -253,8 +264,11 @@ TRANSPOSED_POSITIONS = 64
 
 
 def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> Tensor:
-    """The op stays, but for depthwise ones on small planes (:mod:`edgefl_export.decompositions.depthwise`)
-    and those of many channels (:mod:`edgefl_export.decompositions.winograd`)."""
+    """Compute a convolution in another form if it is depthwise on small planes or 3 x 3 with many channels.
+
+    See :mod:`edgefl_export.decompositions.depthwise` and :mod:`edgefl_export.decompositions.winograd`. Otherwise the op
+    stays.
+    """
     rank = w.dim() - 2
     moves = ConvolutionArgs.of(rank, *args)
     if moves.transposed or x.dim() != w.dim():
@@ -285,7 +299,10 @@ def _planes(
 def convolution_backward(
     grad: Tensor, x: Tensor, w: Tensor, bias_sizes: list[int] | None, *args: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """(dL/dx, dL/dw, dL/db), each only where ``output_mask`` asks. Shapes: x [N, C, *S], w [O, C / groups, *K]."""
+    """Compute (dL/dx, dL/dw, dL/db), with None for those that ``output_mask`` does not ask for.
+
+    Shapes: x [N, C, *S], w [O, C / groups, *K].
+    """
     *how, output_mask = args
     moves = ConvolutionArgs.of(w.dim() - 2, *how)
     transposed = moves.transposed
@@ -316,7 +333,7 @@ def convolution_backward(
 
 
 def _tiled(x: Tensor, w: Tensor, moves: ConvolutionArgs) -> winograd.WinogradPlan | None:
-    """Return the tiles for a convolution and its gradients; None if tiles do not pay."""
+    """Return the Winograd plan of a convolution and its gradients, or None if tiles do not pay."""
     plain = {*moves.stride, *moves.dilation, moves.groups} == {1}
     return winograd.plan(x.shape, w.shape, moves.padding, x.dtype) if plain else None
 
@@ -326,7 +343,7 @@ def _bias_gradient(grad: Tensor) -> Tensor:
 
 
 def _input_gradient_of_transposed(grad: Tensor, x: Tensor, w: Tensor, moves: ConvolutionArgs) -> Tensor:
-    """Adjoint of the transposed convolution: the convolution with the same kernel."""
+    """Compute dL/dx of a transposed convolution: the convolution of dL/dy with the same kernel."""
     zeros = [0] * len(moves.stride)
     gradient: Tensor = _aten.convolution(
         grad, w, None, moves.stride, moves.padding, moves.dilation, False, zeros, moves.groups
@@ -337,7 +354,7 @@ def _input_gradient_of_transposed(grad: Tensor, x: Tensor, w: Tensor, moves: Con
 
 
 def _input_gradient(grad: Tensor, x: Tensor, w: Tensor, moves: ConvolutionArgs) -> Tensor:
-    """dL/dx[n, c, q] = sum_{o, k} w[o, c, k] dL/dy[n, o, (q + padding - k * dilation) / stride] where divisible."""
+    """Compute dL/dx[n, c, q] = sum_{o, k} w[o, c, k] dL/dy[n, o, (q + padding - k * dilation) / stride] where divisible."""
     stride, padding, dilation, groups = moves.stride, moves.padding, moves.dilation, moves.groups
     reach = [d * (k - 1) for d, k in zip(dilation, w.shape[2:], strict=True)]
     zeros = [0] * len(stride)
@@ -362,7 +379,7 @@ def _input_gradient(grad: Tensor, x: Tensor, w: Tensor, moves: ConvolutionArgs) 
 
 
 def _swap(w: Tensor, groups: int) -> Tensor:
-    """[O, C/g, *K] -> [C, O/g, *K]."""
+    """Exchange input and output channels of a kernel: [O, C/g, *K] -> [C, O/g, *K]."""
     out, per_group, *kernel = w.shape
     if groups == 1:
         return w.transpose(0, 1)

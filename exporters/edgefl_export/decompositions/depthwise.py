@@ -29,7 +29,7 @@ SMALL_KERNEL = 9
 
 @dataclass(frozen=True)
 class Planes:
-    """Geometry of one depthwise convolution: spatial sizes of input and output, kernel, and how it moves."""
+    """Geometry of a depthwise convolution: spatial sizes of input, output and kernel, and stride, padding and dilation."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -39,7 +39,7 @@ class Planes:
     dilation: tuple[int, ...]
 
     def leads(self, dtype: torch.dtype) -> Tensor:
-        """B as [K, P * Q]: the outer product of such matrices of the axes, which the runtime folds."""
+        """Return the matrices B_k as [K, P * Q]: the outer product of those of the axes, which the runtime folds."""
         rank = len(self.inputs)
         leads = torch.ones((1,) * (3 * rank), dtype=torch.bool)
         for axis in range(rank):
@@ -49,44 +49,44 @@ class Planes:
         return leads.reshape(math.prod(self.kernel), -1).to(dtype)
 
     def _leads(self, axis: int) -> Tensor:
-        """[K, P, Q] of one axis: whether kernel position k meets input p for output q."""
+        """Return [K, P, Q] for one axis: 1 if kernel position k reads input p for output q, else 0."""
         offsets = torch.arange(self.kernel[axis]).view(-1, 1, 1) * self.dilation[axis]
         starts = torch.arange(self.outputs[axis]) * self.stride[axis] - self.padding[axis]
         return offsets + starts == torch.arange(self.inputs[axis]).unsqueeze(1)
 
 
 def fits(x: Tensor, w: Tensor, outputs: Sequence[int], groups: int) -> bool:
-    """Return True for a depthwise convolution of a large kernel, one output per channel, on planes small enough."""
+    """Return True for a depthwise convolution of a large kernel, one output per channel, on small planes."""
     depthwise = w.shape[1] == 1 and w.shape[0] == groups == x.shape[1] and groups >= MANY_GROUPS
     large = math.prod(w.shape[2:]) > SMALL_KERNEL
     return depthwise and large and math.prod(x.shape[2:]) * math.prod(outputs) <= SMALL_PLANES
 
 
 def forward(x: Tensor, w: Tensor, planes: Planes) -> Tensor:
-    """x [N, C, *inputs], w [C, 1, *kernel] -> [N, C, *outputs]."""
+    """Compute y [N, C, *outputs] for x [N, C, *inputs] and w [C, 1, *kernel]."""
     y = torch.bmm(_by_channel(x), _matrices(w, planes))
     return y.transpose(0, 1).reshape(*x.shape[:2], *planes.outputs)
 
 
 def input_gradient(grad: Tensor, w: Tensor, planes: Planes) -> Tensor:
-    """dL/dy [N, C, *outputs] -> dL/dx [N, C, *inputs]."""
+    """Compute dL/dx [N, C, *inputs] for dL/dy [N, C, *outputs]."""
     dx = torch.bmm(_by_channel(grad), _matrices(w, planes).transpose(1, 2))
     return dx.transpose(0, 1).reshape(*grad.shape[:2], *planes.inputs)
 
 
 def weight_gradient(grad: Tensor, x: Tensor, planes: Planes) -> Tensor:
-    """dL/dy [N, C, *outputs], x [N, C, *inputs] -> dL/dw [C, 1, *kernel]."""
+    """Compute dL/dw [C, 1, *kernel] for dL/dy [N, C, *outputs] and x [N, C, *inputs]."""
     products = torch.bmm(_by_channel(x).transpose(1, 2), _by_channel(grad))
     dw = products.flatten(1) @ planes.leads(grad.dtype).t()
     return dw.view(x.shape[1], 1, *planes.kernel)
 
 
 def _by_channel(x: Tensor) -> Tensor:
-    """[N, C, *S] -> [C, N, S]."""
+    """Return [N, C, *S] as [C, N, S]."""
     return x.flatten(2).transpose(0, 1)
 
 
 def _matrices(w: Tensor, planes: Planes) -> Tensor:
-    """M as [C, P, Q]."""
+    """Return the matrices M as [C, P, Q]."""
     sizes = math.prod(planes.inputs), math.prod(planes.outputs)
     return (w.flatten(1) @ planes.leads(w.dtype)).view(w.shape[0], *sizes)

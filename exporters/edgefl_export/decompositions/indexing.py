@@ -22,7 +22,7 @@ PRODUCT_ROWS = 128
 
 
 def index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
-    """x[indices], None for a whole axis: rows picked from a table, see :func:`_table`."""
+    """Return x[indices], where None selects a whole axis; rows are picked from a table (:func:`_table`)."""
     if any(index is not None and index.dtype == torch.bool for index in indices):
         return DECLINED
     axes = [axis for axis, index in enumerate(indices) if index is not None]
@@ -38,8 +38,10 @@ def index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
 
 
 def index_put(x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
-    """x with ``values`` added (or written) at x[indices]; None selects a whole axis. One value behind a
-    mask is chosen."""
+    """Return x with ``values`` written at x[indices], or added if ``accumulate``; None selects a whole axis.
+
+    For a boolean mask and a single value, the result is a selection.
+    """
     tensors = [index for index in indices if index is not None]
     if len(tensors) == 1 and tensors[0].dtype == torch.bool and values.numel() == 1 and not accumulate:
         (mask,) = tensors
@@ -67,7 +69,7 @@ def index_put(x: Tensor, indices: list[Tensor | None], values: Tensor, accumulat
 
 
 def _table(x: Tensor, axes: list[int]) -> tuple[Tensor, list[int], list[int]]:
-    """x as [V, D], a row per combination of the indexed ``axes``; sizes of the other axes; the order of all axes."""
+    """Return (x as [V, D] with a row per combination of the indexed ``axes``, sizes of other axes, order of all axes)."""
     others = [axis for axis in range(x.dim()) if axis not in axes]
     order = [*axes, *others]
     rows = 1
@@ -77,7 +79,7 @@ def _table(x: Tensor, axes: list[int]) -> tuple[Tensor, list[int], list[int]]:
 
 
 def _row(indices: list[Tensor], sizes: list[int]) -> Tensor:
-    """Row of the table for each entry of the broadcast indices, int64; negative positions count from the end."""
+    """Return the row of the table for each entry of the broadcast indices, int64; negative positions count from the end."""
     row = None
     for place, size in zip(indices, sizes, strict=True):
         wide = place.long()
@@ -88,19 +90,19 @@ def _row(indices: list[Tensor], sizes: list[int]) -> Tensor:
 
 
 def _in_front(axes: list[int]) -> bool:
-    """Return True if the axes of the indices come first in x[indices]: torch leaves them in place if they are adjacent."""
+    """Return True if the indexed axes come first in x[indices]: torch leaves them in place only if they are adjacent."""
     return axes[0] == 0 or axes[-1] - axes[0] != len(axes) - 1
 
 
 def _back(rank: int, start: int, count: int) -> list[int]:
-    """The order that moves the first ``count`` axes behind the ``start`` that follow them."""
+    """Return the order of axes that moves the first ``count`` axes behind the ``start`` axes that follow them."""
     return [*range(count, count + start), *range(count), *range(count + start, rank)]
 
 
 def add_rows(table: Tensor, row: Tensor, values: Tensor) -> Tensor:
-    """table[row[n]] += values[n] for n in turn; table [V, D], row int64 [N] in [0, V), values [N, D].
+    """Return ``table`` after table[row[n]] += values[n] for each n; table [V, D], row int64 [N] in [0, V), values [N, D].
 
-    Entry by entry in one axis: in two, onnxruntime takes twice as long for it.
+    Entries are added along one axis: along two, onnxruntime takes twice as long.
     """
     if table.shape[0] <= PRODUCT_ROWS and table.is_floating_point():
         chosen = torch.arange(table.shape[0]).unsqueeze(1) == row
@@ -111,7 +113,7 @@ def add_rows(table: Tensor, row: Tensor, values: Tensor) -> Tensor:
 
 
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
-    """x with alpha * ``source`` added at positions ``index`` [N] of axis ``dim``."""
+    """Return x with alpha * ``source`` added at positions ``index`` [N] of axis ``dim``."""
     source = source if alpha == 1 else source * alpha
     return index_put(x, [None] * (dim % x.dim()) + [index.reshape(-1)], source, True)
 
@@ -122,7 +124,7 @@ def first_entries(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def scatter(op: OpOverload) -> Callable[..., Tensor]:
-    """Return the rule for an op that writes or adds ``source``: ONNX takes no more entries than it has places for."""
+    """Return the rule for an op that writes or adds ``source``; entries beyond ``index`` are dropped, as ONNX requires."""
 
     def rule(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
         if index.shape == source.shape:
@@ -136,7 +138,10 @@ def scatter(op: OpOverload) -> Callable[..., Tensor]:
 def scatter_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """Means, which ONNX lacks: sums divided by counts. x[p] takes part if ``include_self``, or if nothing meets p."""
+    """Compute means, which ONNX lacks, as sums divided by counts; other reductions stay.
+
+    x[p] takes part if ``include_self``, or if no entry has position p.
+    """
     if index.shape != source.shape:
         smaller = first_entries(source, index.shape)
         reduced: Tensor = _aten.scatter_reduce(x, dim, index, smaller, reduce, include_self=include_self)
@@ -153,7 +158,10 @@ def scatter_reduce(
 def embedding_backward(
     grad: Tensor, indices: Tensor, rows: int, padding: int, scale_by_frequency: bool
 ) -> Tensor:
-    """dL/dw[v] = sum of dL/dy[n] over n with indices[n] = v and v != padding, divided by their number if asked."""
+    """Compute dL/dw[v] = sum of dL/dy[n] over n with indices[n] = v and v != padding.
+
+    If ``scale_by_frequency``, the sum is divided by the number of these n.
+    """
     width = grad.shape[-1]
     row = indices.reshape(-1).long()
     values = grad.reshape(-1, width)
@@ -167,7 +175,7 @@ def embedding_backward(
 
 
 def slice_backward(grad: Tensor, sizes: list[int], dim: int, start: int, end: int, step: int) -> Tensor:
-    """dL/dx = dL/dy at the positions that were read, zeros around and, for step > 1, between them."""
+    """Compute dL/dx: dL/dy at the positions that were read, zeros elsewhere."""
     dim %= len(sizes)
     start, stop, step = slice(start, end, step).indices(sizes[dim])
     if step > 1:
@@ -178,7 +186,7 @@ def slice_backward(grad: Tensor, sizes: list[int], dim: int, start: int, end: in
 
 
 def select_backward(grad: Tensor, sizes: list[int], dim: int, index: int) -> Tensor:
-    """dL/dx[index] = dL/dy along ``dim``, zeros elsewhere."""
+    """Compute dL/dx: dL/dy at ``index`` along ``dim``, zeros elsewhere."""
     dim %= len(sizes)
     index %= sizes[dim]
     return slice_backward(grad.unsqueeze(dim), sizes, dim, index, index + 1, 1)
@@ -187,7 +195,7 @@ def select_backward(grad: Tensor, sizes: list[int], dim: int, index: int) -> Ten
 def slice_scatter(
     x: Tensor, source: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> Tensor:
-    """x with x[start:end:step] along ``dim`` replaced: joined from parts, or picked from [x, source] where step > 1."""
+    """Return x with x[start:end:step] along ``dim`` replaced: joined from parts, or picked from [x, source] if step > 1."""
     dim %= x.dim()
     size = x.shape[dim]
     start, stop, step = slice(start, end, step).indices(size)
@@ -204,13 +212,13 @@ def slice_scatter(
 
 
 def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
-    """x with x[index] along ``dim`` replaced."""
+    """Return x with x[index] along ``dim`` replaced by ``source``."""
     index %= x.shape[dim]
     return slice_scatter(x, source.unsqueeze(dim), dim, index, index + 1)
 
 
 def unfold_backward(grad: Tensor, sizes: list[int], dim: int, size: int, step: int) -> Tensor:
-    """dL/dx[q] = sum of dL/dy[.., w, .., k] over windows w and offsets k with w * step + k = q along ``dim``."""
+    """Compute dL/dx[q] = sum of dL/dy[.., w, .., k] over windows w and offsets k with w * step + k = q along ``dim``."""
     dim %= len(sizes)
     windows = grad.movedim(-1, dim + 1).flatten(dim, dim + 1)  # [.., window and offset, ..]
     places = torch.arange(grad.shape[dim]).unsqueeze(1) * step + torch.arange(size)
@@ -218,7 +226,7 @@ def unfold_backward(grad: Tensor, sizes: list[int], dim: int, size: int, step: i
 
 
 def _pads(rank: int, dim: int, before: int, behind: int) -> list[int]:
-    """The argument of a padding of one axis: pairs from the last axis on."""
+    """Return the argument of a padding of one axis: pairs from the last axis on."""
     return [0, 0] * (rank - 1 - dim) + [before, behind]
 
 

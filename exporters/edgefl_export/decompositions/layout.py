@@ -16,13 +16,13 @@ _aten = torch.ops.aten
 
 
 def squeeze_dims(x: Tensor, dims: list[int]) -> Tensor:
-    """Drop the listed axes of length one."""
+    """Remove those of the axes ``dims`` that have length one."""
     drop = {dim % x.dim() for dim in dims if x.shape[dim] == 1}
     return x.view([size for axis, size in enumerate(x.shape) if axis not in drop])
 
 
 def transpose_matrix(x: Tensor) -> Tensor:
-    """``x.t()`` as a permutation (ONNX Transpose); vectors stay."""
+    """Compute ``x.t()`` as a permutation (ONNX Transpose); a vector is returned unchanged."""
     return x.permute(1, 0) if x.dim() == 2 else x
 
 
@@ -33,12 +33,12 @@ def copy(destination: Tensor, source: Tensor, non_blocking: bool = False) -> Ten
 
 
 def fill(destination: Tensor, value: float) -> Tensor:
-    """Return the result of ``destination.fill_(value)``; the destination, often an empty tensor, is not read."""
+    """Return the result of ``destination.fill_(value)``. The destination, often an empty tensor, is not read."""
     return torch.full(destination.shape, value, dtype=destination.dtype)
 
 
 def split_with_sizes(x: Tensor, sizes: list[int], dim: int = 0) -> list[Tensor]:
-    """Consecutive parts as slices; torch.onnx makes a sequence of them, which few runtimes handle well."""
+    """Return consecutive parts as slices; torch.onnx makes a sequence of them, which few runtimes handle well."""
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     return [
         _aten.slice.Tensor(x, dim, start, start + size) for start, size in zip(starts, sizes, strict=True)
@@ -46,7 +46,7 @@ def split_with_sizes(x: Tensor, sizes: list[int], dim: int = 0) -> list[Tensor]:
 
 
 def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
-    """Parts of ``size``, the last one shorter if it must be."""
+    """Return parts of ``size`` along ``dim``; the last one may be shorter."""
     length = x.shape[dim]
     return split_with_sizes(x, [min(size, length - start) for start in range(0, length, size)], dim)
 
@@ -55,10 +55,10 @@ def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
 
 
 def view(x: Tensor, size: list[int]) -> Tensor:
-    """``x.view(size)``; of a copy in memory order where ``x`` is not contiguous.
+    """Return ``x.view(size)``, or a view of a contiguous copy if ``x`` is not contiguous.
 
-    A rule may give its result other strides than the op had (a channels-last convolution becomes matrix products),
-    and a view that was recorded behind it then fits no more. ONNX knows no strides, so the copy costs nothing there.
+    The result of a rule may have other strides than that of the op (a channels-last convolution becomes matrix products), so
+    that a recorded view no longer fits. ONNX knows no strides, so the copy costs nothing there.
     """
     return DECLINED if x.is_contiguous() else x.contiguous().view(size)
 
@@ -69,12 +69,12 @@ def view(x: Tensor, size: list[int]) -> Tensor:
 
 
 def replication_pad_backward(grad: Tensor, x: Tensor, padding: list[int]) -> Tensor:
-    """dL/dx[i] = sum of dL/dy[j] over all j with clamp(j - left, 0, n - 1) = i: only borders have more than one."""
+    """Compute dL/dx[i] = sum of dL/dy[j] over all j with clamp(j - left, 0, n - 1) = i; only borders have several such j."""
     return _each_axis(grad, x, padding, _fold_border)
 
 
 def reflection_pad_backward(grad: Tensor, x: Tensor, padding: list[int]) -> Tensor:
-    """dL/dx[i] = dL/dy[left + i], plus dL/dy[left - i] for 1 <= i <= left, and as many from the mirror at the end."""
+    """Compute dL/dx[i] = dL/dy[left + i], plus dL/dy[left - i] for 1 <= i <= left, and likewise at the other end."""
     return _each_axis(grad, x, padding, _fold_mirror)
 
 
@@ -113,7 +113,7 @@ def _fold_mirror(grad: Tensor, axis: int, size: int, left: int, right: int) -> T
 
 
 def _kept(x: Tensor, padding: list[int]) -> Tensor:
-    """No rule: the op has an ONNX form of its own, better than PyTorch's decomposition."""
+    """Return NotImplemented: ONNX has a form of the op that is better than PyTorch's decomposition."""
     return DECLINED
 
 
@@ -124,13 +124,13 @@ Cut = tuple[int, tuple[int, int, int]]
 
 
 def diagonal_backward(grad: Tensor, sizes: list[int], offset: int, dim1: int, dim2: int) -> Tensor:
-    """dL/dx[.., a, b, ..] = dL/dy[.., l] where (a, b) is the l-th place of the diagonal, else 0."""
+    """Compute dL/dx[.., a, b, ..] = dL/dy[.., l] where (a, b) is the l-th position of the diagonal, else 0."""
     mask, spread = _on_diagonal(grad, list(sizes), offset, dim1, dim2)
     return torch.where(mask, spread, torch.zeros((), dtype=grad.dtype))
 
 
 def diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """x with a diagonal of its axes ``dim1`` and ``dim2`` replaced."""
+    """Return x with a diagonal of its axes ``dim1`` and ``dim2`` replaced by ``source``."""
     mask, spread = _on_diagonal(source, list(x.shape), offset, dim1, dim2)
     return torch.where(mask, spread, x)
 
@@ -138,7 +138,7 @@ def diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, 
 def _on_diagonal(
     values: Tensor, sizes: list[int], offset: int, dim1: int, dim2: int
 ) -> tuple[Tensor, Tensor]:
-    """Mask of the diagonal, and the values [.., l] spread along rows or columns; both broadcast to ``sizes``."""
+    """Return (mask of the diagonal, ``values`` [.., l] spread along rows or columns); both broadcast to ``sizes``."""
     rank = len(sizes)
     dim1, dim2 = dim1 % rank, dim2 % rank
     rows, columns = sizes[dim1], sizes[dim2]
@@ -155,7 +155,7 @@ def _on_diagonal(
 
 
 def as_strided(x: Tensor, size: list[int], stride: list[int], offset: int | None = None) -> Tensor:
-    """Entries of contiguous x at flat positions offset + sum_i k_i stride_i; slices where that says the same."""
+    """Return the entries of contiguous x at flat positions offset + sum_i k_i stride_i, by slices if possible."""
     start = _start(x, size, stride, offset)
     if start is None:
         return DECLINED
@@ -170,7 +170,7 @@ def as_strided(x: Tensor, size: list[int], stride: list[int], offset: int | None
 def as_strided_scatter(
     x: Tensor, source: Tensor, size: list[int], stride: list[int], offset: int | None = None
 ) -> Tensor:
-    """Contiguous x with what :func:`as_strided` reads replaced by ``source``."""
+    """Return contiguous x with the entries that :func:`as_strided` reads replaced by ``source``."""
     start = _start(x, size, stride, offset)
     if start is None:
         return DECLINED
@@ -181,9 +181,10 @@ def as_strided_scatter(
 
 
 def _start(x: Tensor, size: list[int], stride: list[int], offset: int | None) -> int | None:
-    """Return the begin of a view in x; None if it reads memory in another order than x has, or beyond x.
+    """Return the flat position at which a view of x begins.
 
-    Memory is not followed further: rules may lay a tensor out in another way than their op.
+    Return None if the view reads memory in another order than x has, or beyond x. Its base is not considered, because a rule
+    may lay a tensor out in another way than its op.
     """
     start = 0 if offset is None else offset - int(x.storage_offset())
     reach = sum((length - 1) * step for length, step in zip(size, stride, strict=True))
@@ -199,7 +200,7 @@ def _put(x: Tensor, source: Tensor, cuts: list[Cut]) -> Tensor:
 
 
 def _cuts(x: Tensor, size: list[int], stride: list[int], offset: int) -> list[Cut] | None:
-    """The axes that a view cuts; None if the view is no product of slices, axes in order."""
+    """Return the slices of the axes of x that a view selects, or None if the view is not a product of slices in order."""
     view = [(length, step) for length, step in zip(size, stride, strict=True) if length > 1]
     cuts = []
     for dim in range(x.dim()):
@@ -218,7 +219,7 @@ def _cuts(x: Tensor, size: list[int], stride: list[int], offset: int) -> list[Cu
 
 
 def _flat(size: list[int], stride: list[int], offset: int) -> Tensor:
-    """[entries] flat positions of a view's entries, in order."""
+    """Return the flat positions [entries] of the entries of a view, in order."""
     places = torch.full((1,), offset)
     for length, step in zip(size, stride, strict=True):
         places = (places.unsqueeze(1) + torch.arange(length) * step).reshape(-1)

@@ -20,10 +20,10 @@ _aten = torch.ops.aten
 def native_batch_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, *args: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y = (x - m) / sqrt(v + eps) * weight + bias, with m, v of the batch (training) or the running ones.
+    """Compute y = (x - m) / sqrt(v + eps) * weight + bias, with m and v of the batch (training) or the running ones.
 
-    Training also moves the running statistics: r <- (1 - momentum) r + momentum s, where s is the batch mean or
-    the unbiased batch variance. The op's schema hides this write, so it is spelled out here.
+    Training also updates the running statistics in place: r <- (1 - momentum) r + momentum s, where s is the batch mean or
+    the unbiased batch variance. The op's schema hides this write.
     """
     running_mean, running_var, training, momentum, eps = args
     if not training:
@@ -45,8 +45,12 @@ Gradient = tuple[Tensor | None, Tensor | None, Tensor | None]
 def backward_of(
     gradient: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]], times: Callable[[Tensor, Tensor], Tensor]
 ) -> Callable[..., Gradient]:
-    """Return the rule that makes dL/dx = gain h, dL/dweight and dL/dbias of :func:`batch_norm_gradient`, or of another
-    form of it; ``times`` multiplies h by the gain."""
+    """Return the rule for the gradient of batch norm that computes dL/dx = gain h.
+
+    Args:
+        gradient: function that returns h, gain, dL/dweight and dL/dbias, as :func:`batch_norm_gradient`.
+        times: function that multiplies h by the gain of each channel.
+    """
 
     def rule(grad: Tensor, x: Tensor, weight: Tensor | None, *args: Any) -> Gradient:
         *how, (wants_x, wants_weight, wants_bias) = args
@@ -60,8 +64,9 @@ def backward_of(
 def batch_norm_gradient(
     grad: Tensor, x: Tensor, weight: Tensor | None, *args: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """h like x, and gain, dL/dweight and dL/dbias [C], where dL/dx = gain h. With s = 1 / sqrt(v + eps), n values per
-    channel and sums over all axes but channels:
+    """Compute h like x, and gain, dL/dweight and dL/dbias [C], where dL/dx = gain h.
+
+    With s = 1 / sqrt(v + eps), n values per channel and sums over all axes but channels:
 
     * gain = weight s;  dL/dbias = sum g;  dL/dweight = s sum g (x - m)
     * frozen: h = g
@@ -81,14 +86,14 @@ def batch_norm_gradient(
 
 
 def _affine(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """x * scale + shift per channel in one pass: frozen batch norm with mean 0 and variance 1."""
+    """Compute x * scale + shift per channel in one pass: frozen batch norm with mean 0 and variance 1."""
     zeros, ones = torch.zeros(x.shape[1], dtype=x.dtype), torch.ones(x.shape[1], dtype=x.dtype)
     out: Tensor = _aten._native_batch_norm_legit_no_training(x, scale, shift, zeros, ones, 0.0, 0.0)[0]
     return out
 
 
 def _channels(value: Tensor, like: Tensor) -> Tensor:
-    """[C] -> [C, 1, ...], so that it broadcasts along the channel axis of ``like``."""
+    """Return [C] as [C, 1, ...], so that it broadcasts along the channel axis of ``like``."""
     return value.view(-1, *([1] * (like.dim() - 2)))
 
 

@@ -22,7 +22,7 @@ FEW_ENTRIES = 9
 
 @dataclass(frozen=True)
 class Windows:
-    """Arguments of a pooling op, by axis. ``divisor`` and ``include_pad`` belong to averages."""
+    """Arguments of a pooling op by axis. ``divisor`` and ``include_pad`` are for averages only."""
 
     kernel: list[int]
     stride: list[int]
@@ -42,7 +42,7 @@ class Windows:
         dilation: Sequence[int] | None = None,
         ceil_mode: bool = False,
     ) -> Windows:
-        """Return the windows of a maximum over ``axes``, from what its op takes between input and positions."""
+        """Return the windows of a maximum over ``axes``, from the arguments of the op after the input."""
         given = (kernel, stride or kernel, padding or [0], dilation or [1])
         kernels, strides, paddings, dilations = (per_axis(values, axes) for values in given)
         return cls(kernels, strides, paddings, dilations, ceil_mode)
@@ -58,24 +58,24 @@ class Windows:
         include_pad: bool = True,
         divisor: int | None = None,
     ) -> Windows:
-        """Return the windows of an average over ``axes``, from what its op takes behind the input."""
+        """Return the windows of an average over ``axes``, from the arguments of the op after the input."""
         windows = cls.of(axes, kernel, stride, padding, None, ceil_mode)
         return replace(windows, include_pad=include_pad, divisor=divisor)
 
     def along(self, x: Tensor) -> Iterator[tuple[int, int, int, int, int]]:
-        """Yield size, kernel, stride, padding and dilation of each axis of ``x``."""
+        """Yield (size, kernel, stride, padding, dilation) for each pooled axis of ``x``."""
         sizes = x.shape[-len(self.kernel) :]
         return zip(sizes, self.kernel, self.stride, self.padding, self.dilation, strict=True)
 
     def ends(self, x: Tensor) -> list[int]:
-        """Return how far the last window of each axis reaches behind ``x``."""
+        """Return for each pooled axis the number of entries by which the last window reaches beyond ``x``."""
         return [end_padding(*axis, self.ceil_mode) for axis in self.along(x)]
 
 
 def max_pool2d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    """The op stays, but where a dilated last window in ceil mode sticks out by more than ONNX's padding may be.
+    """Compute max pooling whose last dilated window in ceil mode reaches further than ONNX's padding can; others stay.
 
-    The input gets rows and columns of -inf at the end then, and each position loses those it has counted.
+    Rows and columns of -inf are added at the end of the input, and the positions are corrected.
     """
     where = Windows.of(2, *args)
     ends = where.ends(x)
@@ -87,8 +87,10 @@ def max_pool2d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
 def in_padded(
     x: Tensor, where: Windows, ends: list[int], pool: Callable[..., tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """``pool`` of x with entries of -inf behind its last axes, as many as windows need beyond the padding, and positions
-    as they are in x."""
+    """Pad the last axes of x with -inf at their ends, apply ``pool``, and return (maxima, positions as in x).
+
+    ``ends`` are the entries that windows need beyond the padding.
+    """
     axes = len(ends)
     behind = [max(end - begin, 0) for end, begin in zip(ends, where.padding, strict=True)]
     sides = [side for more in reversed(behind) for side in (0, more)]
@@ -98,8 +100,10 @@ def in_padded(
 
 
 def in_larger(place: Tensor, own: Sequence[int], other: Sequence[int]) -> Tensor:
-    """Flat positions in a block of sizes ``own`` as those of the same entries in one of sizes ``other`` that begins where
-    it does."""
+    """Return flat positions in a block of sizes ``own`` as those of the same entries in a block of sizes ``other``.
+
+    Both blocks begin at the same entry.
+    """
     rest, unit = place, 1
     for size, wanted in zip(reversed(own[1:]), reversed(other[1:]), strict=True):
         rest = torch.div(rest, size, rounding_mode="trunc")
@@ -109,7 +113,7 @@ def in_larger(place: Tensor, own: Sequence[int], other: Sequence[int]) -> Tensor
 
 
 def max_pool2d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
-    """dL/dx[n, c, q] = sum of dL/dy[n, c, p] over windows p whose maximum lies at q (``indices``, flat in H * W)."""
+    """Compute dL/dx[n, c, q] = sum of dL/dy[n, c, p] over windows p whose maximum is at q (``indices``, flat in H * W)."""
     *how, indices = args
     where = Windows.of(2, *how)
     plain = not any(where.padding) and {*where.dilation} == {1} and not where.ceil_mode
@@ -119,10 +123,10 @@ def max_pool2d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
 
 
 def _to_first_maxima(grad: Tensor, x: Tensor, kernel: list[int]) -> Tensor:
-    """The same of windows that do not overlap: the first entry, row by row, that is the maximum takes the gradient.
+    """Compute the gradient for windows that do not overlap: it goes to the first maximum of a window, row by row.
 
-    No position is kept until then, nor computed in the forward pass, which takes ONNX Runtime ten times as long. In a run
-    that has diverged an infinite gradient leaves NaN in the last entry of its window too, and that of a NaN goes there.
+    Positions are neither kept nor computed in the forward pass, which takes ONNX Runtime ten times as long. In a run that
+    has diverged, an infinite gradient also leaves NaN in the last entry of its window, and the gradient of NaN goes there.
     """
     (height, width), (rows, columns) = kernel, grad.shape[-2:]
     maxima = _aten.max_pool2d_with_indices(x, kernel, kernel)[0].reshape(-1, rows, columns)
@@ -142,7 +146,7 @@ def _to_first_maxima(grad: Tensor, x: Tensor, kernel: list[int]) -> Tensor:
 
 
 def to_positions(grad: Tensor, x: Tensor, indices: Tensor, axes: int = 2) -> Tensor:
-    """Zeros shaped like x, with each entry of ``grad`` added at its flat position in the last ``axes``."""
+    """Return zeros shaped like x, with each entry of ``grad`` added at its flat position in the last ``axes`` axes."""
     planes, area = x.shape[:-axes].numel(), x.shape[-axes:].numel()
     empty = torch.zeros((planes, area), dtype=grad.dtype)
     return empty.scatter_add(1, indices.reshape(planes, -1), grad.reshape(planes, -1)).view(x.shape)
@@ -151,11 +155,11 @@ def to_positions(grad: Tensor, x: Tensor, indices: Tensor, axes: int = 2) -> Ten
 def adaptive_max_pool(
     x: Tensor, output_size: list[int], pool: Callable[..., tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Maxima over rows floor(i n / m) .. ceil((i + 1) n / m), and so along each of the last axes, and their positions, flat
-    in these axes.
+    """Compute maxima over rows floor(i n / m) .. ceil((i + 1) n / m) along each of the last axes, and their flat positions.
 
-    Plain max pooling, ``pool``, where the sizes divide. Otherwise windows differ by an entry: the shorter ones repeat
-    their last, which is never the first maximum, so that the position within a window determines the one in the input.
+    If the sizes divide, this is plain max pooling by ``pool``. Otherwise windows differ in length by an entry. The shorter
+    ones repeat their last entry, which is never the first maximum, so the position within a window determines that in the
+    input.
     """
     axes = len(output_size)
     sizes, lead = list(x.shape[-axes:]), x.shape[:-axes]
@@ -178,26 +182,25 @@ def adaptive_max_pool(
 
 
 def avg_pool2d(x: Tensor, *args: Any) -> Tensor:
-    """Return :func:`avg_pool` for what ONNX cannot express: a divisor of one's own, or windows that stick out (ceil mode,
-    which runtimes count differently). Otherwise the op stays."""
+    """Compute :func:`avg_pool` if ONNX cannot express the op: for a user-defined divisor or ceil mode; else the op stays."""
     where = Windows.of_average(2, *args)
     return avg_pool(2, x, *args) if where.divisor or where.ceil_mode else DECLINED
 
 
 def avg_pool(axes: int, x: Tensor, *args: Any) -> Tensor:
-    """Return y = x times the 0/1 window matrix [windows, size] of each of the last ``axes``, / count."""
+    """Compute y = x times the 0/1 window matrix [windows, size] of each of the last ``axes`` axes, / count."""
     matrices, scale = _average(x, Windows.of_average(axes, *args))
     return along_all(x, [matrix.t() for matrix in matrices]) * scale
 
 
 def avg_pool_backward(axes: int, grad: Tensor, x: Tensor, *args: Any) -> Tensor:
-    """Return dL/dx = dL/dy / count times the window matrices: each output spreads its gradient evenly over its window."""
+    """Compute dL/dx = dL/dy / count times the window matrices: each output spreads its gradient evenly over its window."""
     matrices, scale = _average(x, Windows.of_average(axes, *args))
     return along_all(grad * scale, matrices)
 
 
 def adaptive_avg_pool(x: Tensor, output_size: list[int]) -> Tensor:
-    """Return averages over inputs floor(i n / m) .. ceil((i + 1) n / m) of each of the last axes; a mean if all m = 1."""
+    """Compute averages over inputs floor(i n / m) .. ceil((i + 1) n / m) of each of the last axes; a mean if all m = 1."""
     axes = len(output_size)
     if {*output_size} == {1}:
         return x.mean(list(range(-axes, 0)), keepdim=True)
@@ -206,7 +209,7 @@ def adaptive_avg_pool(x: Tensor, output_size: list[int]) -> Tensor:
 
 
 def adaptive_avg_pool_backward(axes: int, grad: Tensor, x: Tensor) -> Tensor:
-    """Return dL/dx = dL/dy times the averaging matrices of the forward."""
+    """Compute dL/dx = dL/dy times the averaging matrices of the forward pass."""
     if {*grad.shape[-axes:]} == {1}:
         return (grad * (1.0 / x.shape[-axes:].numel())).expand(x.shape)
     sizes = zip(x.shape[-axes:], grad.shape[-axes:], strict=True)
@@ -214,15 +217,14 @@ def adaptive_avg_pool_backward(axes: int, grad: Tensor, x: Tensor) -> Tensor:
 
 
 def along_all(x: Tensor, matrices: list[Tensor]) -> Tensor:
-    """Return x with each of its last axes multiplied by its matrix [old, new], contiguous as pooling gives it: a flatten
-    behind it is a view."""
+    """Multiply each of the last axes of x by its matrix [old, new]. The result is contiguous, so a flatten is a view."""
     for axis, matrix in enumerate(reversed(matrices), 1):
         x = along(x, -axis, matrix)
     return x.contiguous()
 
 
 def _average(x: Tensor, where: Windows) -> tuple[list[Tensor], Tensor | float]:
-    """Return the window matrix of each axis, and 1 / count as a number, or by window if it varies."""
+    """Return (window matrix of each axis, 1 / count); 1 / count is a number, or a tensor if it differs between windows."""
     spans, space = spans_of(x, where), x.shape[-len(where.kernel) :]
     matrices = [windows(each, size, x.dtype) for each, size in zip(spans, space, strict=True)]
     if where.divisor:
@@ -237,7 +239,7 @@ def _average(x: Tensor, where: Windows) -> tuple[list[Tensor], Tensor | float]:
 
 
 def pooled(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
-    """Number of windows; in ceil mode a last window may stick out, but must begin inside the input."""
+    """Return the number of windows. In ceil mode a last window may reach beyond the input, but must begin inside."""
     room = size + 2 * padding - dilation * (kernel - 1) - 1
     if not ceil_mode:
         return room // stride + 1
@@ -246,13 +248,13 @@ def pooled(size: int, kernel: int, stride: int, padding: int, dilation: int, cei
 
 
 def end_padding(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
-    """Return the padding behind the input that the last window needs. Runtimes disagree on the windows of a ceil mode."""
+    """Return the padding behind the input that the last window needs. Runtimes disagree about the windows of ceil mode."""
     last = (pooled(size, kernel, stride, padding, dilation, ceil_mode) - 1) * stride - padding
     return max(last + dilation * (kernel - 1) + 1 - size, 0)
 
 
 def spans_of(x: Tensor, where: Windows) -> list[list[tuple[int, int]]]:
-    """First and one-past-last position of each window, by axis, padding included (a ceil-mode window may stick out)."""
+    """Return (first, one past last) position of each window, by axis; windows may reach into the padding and beyond."""
     spans = []
     for size, kernel, stride, padding, _ in where.along(x):
         count = pooled(size, kernel, stride, padding, 1, where.ceil_mode)
@@ -281,14 +283,16 @@ def adaptive_matrix(size: int, count: int, like: Tensor) -> Tensor:
 
 
 def max_pool3d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    """The op stays, but in ceil mode, in which runtimes count windows differently: the input gets entries of -inf at its
-    end then, and each position loses those it has counted."""
+    """Compute max pooling in ceil mode, in which runtimes count windows differently; without ceil mode the op stays.
+
+    Entries of -inf are added at the end of the input, and the positions are corrected.
+    """
     where = Windows.of(3, *args)
     return in_padded(x, where, where.ends(x), _aten.max_pool3d_with_indices) if where.ceil_mode else DECLINED
 
 
 def max_pool3d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
-    """dL/dx[q] = sum of dL/dy[p] over windows p whose maximum lies at q (``indices``, flat in D * H * W)."""
+    """Compute dL/dx[q] = sum of dL/dy[p] over windows p whose maximum is at q (``indices``, flat in D * H * W)."""
     return to_positions(grad, x, args[-1], 3)
 
 
@@ -299,9 +303,9 @@ def max_pool3d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
 
 
 def along(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
-    """y[.., j, ..] = sum_i x[.., i, ..] matrix[i, j] along ``axis``; not contiguous unless that is the last one.
+    """Compute y[.., j, ..] = sum_i x[.., i, ..] matrix[i, j] along ``axis``; contiguous only if that is the last axis.
 
-    As one product of two matrices: a batched one would repeat the matrix for each plane.
+    It is one product of two matrices: a batched one would repeat the matrix for each plane.
     """
     moved = x.movedim(axis, -1)
     y = moved.reshape(-1, matrix.shape[0]) @ matrix
@@ -309,14 +313,14 @@ def along(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
 
 
 def windows(spans: Sequence[tuple[int, int]], size: int, dtype: torch.dtype) -> Tensor:
-    """[windows, size] with 1 from the first to before the last position of each span, which may lie outside."""
+    """Return a matrix [windows, size]: 1 from the first to before the last position of each span, which may lie outside."""
     starts, stops = column([start for start, _ in spans]), column([stop for _, stop in spans])
     place = torch.arange(size)
     return ((starts <= place) & (place < stops)).to(dtype)
 
 
 def taps(rows: Sequence[Sequence[tuple[int, float]]], size: int, dtype: torch.dtype) -> Tensor:
-    """[rows, size] with the weights of each row's (position, weight) pairs, as many in each, added up."""
+    """Return a matrix [rows, size] of weights from (position, weight) pairs, equally many per row; equal positions add."""
     total = torch.zeros((), dtype=dtype)
     for pairs in zip(*rows, strict=True):
         chosen = column([place for place, _ in pairs]) == torch.arange(size)
@@ -325,7 +329,7 @@ def taps(rows: Sequence[Sequence[tuple[int, float]]], size: int, dtype: torch.dt
 
 
 def column(values: Sequence[float], dtype: torch.dtype = torch.int64) -> Tensor:
-    """[values, 1]."""
+    """Return ``values`` as a tensor [values, 1]."""
     return torch.tensor(values, dtype=dtype).unsqueeze(1)
 
 

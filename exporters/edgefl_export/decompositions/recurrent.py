@@ -22,11 +22,13 @@ Step = Callable[[Sequence[Value], Sequence[Value]], tuple[Sequence[Value], Seque
 
 
 def scan(step: Step, state: Sequence[Value], sequences: Sequence[Value], *, reverse: bool) -> list[Value]:
-    """Run ``step`` over the first axis of ``sequences``, from its end if ``reverse``.
+    """Write an ONNX Scan that runs ``step`` over the first axis of ``sequences``, from its end if ``reverse``.
 
-    ``step(state, slices) -> (state, rows)`` is called once, to record its operators; other values that it uses are
-    read from the graph around it. Returns the last state, then the rows of all steps, in order of position. A value
-    may be returned once: what is both state and row needs two nodes.
+    ``step(state, slices) -> (state, rows)`` is called once, to record its operators; it may use other values of the graph. A
+    value may be returned once only: a value that is both state and row needs two nodes.
+
+    Returns:
+        The last state, followed by the rows of all steps, in order of position.
     """
     outer: Any = evaluator.default()
     state_in = [_inner(value, f"state{k}", value.shape) for k, value in enumerate(state)]
@@ -180,7 +182,7 @@ def gru_backward(
 
 
 def _turned(x: Value) -> Value:
-    """``x^T``, with its type where it is known: a Scan's state needs one."""
+    """Return ``x^T``, with its type if that is known: a Scan's state needs one."""
     turned = op.Transpose(x, perm=[1, 0])
     if x.shape is not None:
         turned.type, turned.shape = x.type, type(x.shape)(reversed(x.shape))

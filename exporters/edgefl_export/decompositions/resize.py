@@ -30,7 +30,7 @@ CUBIC = -0.75
 
 
 def nearest(x: Tensor, output_size: Sequence[int], *scales: float | None) -> Tensor:
-    """y[i] = x[floor(i * step)] along each axis: repeated blocks for a whole factor, else picked."""
+    """Compute y[i] = x[floor(i * step)] along each axis: repeated blocks for an integer factor, else picked entries."""
     size = tuple(x.shape[2:])
     if _whole(size, output_size, scales):
         parts = [part for n in size for part in (n, 1)]
@@ -46,7 +46,7 @@ def nearest(x: Tensor, output_size: Sequence[int], *scales: float | None) -> Ten
 def nearest_backward(
     grad: Tensor, output_size: Sequence[int], input_size: Sequence[int], *scales: float | None
 ) -> Tensor:
-    """dL/dx[q] = sum of dL/dy over the outputs that copied q: block sums for a whole factor, else by matrices."""
+    """Compute dL/dx[q] = sum of dL/dy over the outputs that copied q: block sums for an integer factor, else by matrices."""
     size = tuple(input_size[2:])
     if _whole(size, output_size, scales):
         blocks = [part for n, m in zip(size, output_size, strict=True) for part in (n, m // n)]
@@ -57,18 +57,18 @@ def nearest_backward(
 
 
 class Interpolation(ABC):
-    """y = A_H x A_W^T with rows that weigh the neighbours of each output's position. ``copied``: see :func:`_steps`."""
+    """Base class of resizing y = A_H x A_W^T; a row of A weighs the inputs of an output. ``copied``: see :func:`_steps`."""
 
     copied: bool
 
     @abstractmethod
     def row(self, i: int, step: float, align_corners: bool) -> Row:
-        """Return row i of a matrix."""
+        """Return row i of a matrix: (input, weight) pairs for output i."""
 
     def forward(
         self, x: Tensor, output_size: Sequence[int], align_corners: bool, *scales: float | None
     ) -> Tensor:
-        """The product where the steps do not follow from the sizes; otherwise the op stays."""
+        """Compute :meth:`product` if the steps do not follow from the sizes; otherwise the op stays."""
         steps = _steps(x.shape[2:], output_size, scales, align_corners, self.copied)
         axes = zip(x.shape[2:], output_size, steps, strict=True)
         if align_corners or all(math.isclose(step, n / m) for n, m, step in axes):
@@ -78,7 +78,7 @@ class Interpolation(ABC):
     def product(
         self, x: Tensor, output_size: Sequence[int], align_corners: bool, *scales: float | None
     ) -> Tensor:
-        """Products of matrices, for formats that have no such op."""
+        """Compute the products with the matrices, for formats that have no resizing."""
         steps = _steps(x.shape[2:], output_size, scales, align_corners, self.copied)
         return _product(x, output_size, steps, partial(self.row, align_corners=align_corners))
 
@@ -90,7 +90,7 @@ class Interpolation(ABC):
         align_corners: bool,
         *scales: float | None,
     ) -> Tensor:
-        """The adjoint."""
+        """Compute dL/dx = A_H^T dL/dy A_W."""
         size = list(input_size[2:])
         copied = self.copied or size == list(output_size)
         steps = _steps(size, output_size, scales, align_corners, copied)
@@ -98,7 +98,7 @@ class Interpolation(ABC):
 
 
 class Linear(Interpolation):
-    """Between the two neighbours of a position."""
+    """Linear interpolation between the two neighbours of a position."""
 
     copied = True
 
@@ -120,7 +120,7 @@ class Cubic(Interpolation):
 
 
 def _product(x: Tensor, output_size: Sequence[int], steps: Sequence[float], row: RowOf) -> Tensor:
-    """A_H x A_W^T, contiguous."""
+    """Compute A_H x A_W^T, contiguous."""
     axes = zip(x.shape[2:], output_size, steps, strict=True)
     for axis, (n, m, step) in enumerate(axes, start=2):
         x = along(x, axis, _matrix(n, m, step, row, x.dtype).t())
@@ -128,26 +128,26 @@ def _product(x: Tensor, output_size: Sequence[int], steps: Sequence[float], row:
 
 
 def _adjoint(grad: Tensor, size: Sequence[int], steps: Sequence[float], row: RowOf) -> Tensor:
-    """A_H^T dL/dy A_W, contiguous."""
+    """Compute A_H^T dL/dy A_W, contiguous."""
     for axis, (n, m, step) in enumerate(zip(size, grad.shape[2:], steps, strict=True), start=2):
         grad = along(grad, axis, _matrix(n, m, step, row, grad.dtype))
     return grad.contiguous()
 
 
 def _matrix(n: int, m: int, step: float, row: RowOf, dtype: torch.dtype) -> Tensor:
-    """[m, n] from the rows; an input beyond the border is the border."""
+    """Return the matrix [m, n] of the rows; an input beyond the border counts as the border."""
     rows = [[(min(max(j, 0), n - 1), weight) for j, weight in row(i, step)] for i in range(m)]
     return taps(rows, n, dtype)
 
 
 def _whole(size: Sequence[int], output_size: Sequence[int], scales: Sequence[float | None]) -> bool:
-    """Return True if each input is copied to a block of its own."""
+    """Return True if each input is copied to a block of outputs of its own, because the factor is an integer."""
     axes = zip(size, output_size, _filled(scales, size), strict=True)
     return all(m % n == 0 and (not scale or scale == m / n) for n, m, scale in axes)
 
 
 def _filled(scales: Sequence[float | None], size: Sequence[int]) -> list[float | None]:
-    """One scale per axis: the trace leaves out those at the end that are not given."""
+    """Return one scale per axis, with None for the trailing ones that the trace leaves out."""
     return [*scales, *[None] * (len(size) - len(scales))]
 
 
@@ -158,10 +158,10 @@ def _steps(
     align_corners: bool = False,
     copied: bool = True,
 ) -> list[float]:
-    """Inputs per output along each axis, as torch's CPU kernels have it.
+    """Return the distance between the inputs of neighbouring outputs along each axis, as in torch's CPU kernels.
 
-    ``copied``: an axis that keeps its size is copied, whatever the scale. They differ in this from mode to mode,
-    and even from a forward to its gradient.
+    ``copied``: an axis that keeps its size is copied, whatever the scale. Kernels differ in this from mode to mode, and even
+    between a forward pass and its gradient.
     """
     axes = zip(size, output_size, _filled(scales, size), strict=True)
     return [1.0 if copied and n == m else _step(n, m, scale, align_corners) for n, m, scale in axes]
@@ -174,12 +174,12 @@ def _step(n: int, m: int, scale: float | None, align_corners: bool) -> float:
 
 
 def _nearest(i: int, step: float) -> int:
-    """Rounded as torch does it, in float32: at a whole position one bit decides."""
+    """Return floor(i * step), rounded in float32 as in torch, because at an integer position one bit decides."""
     return int(np.floor(np.float32(i) * np.float32(step)))
 
 
 def _cubic(d: float) -> float:
-    """Weight of a neighbour at distance d in [0, 2]."""
+    """Return the weight of a neighbour at distance d in [0, 2]."""
     if d <= 1:
         return ((CUBIC + 2) * d - (CUBIC + 3)) * d * d + 1
     return ((d - 5) * d + 8) * d * CUBIC - 4 * CUBIC

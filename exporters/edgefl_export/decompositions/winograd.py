@@ -40,7 +40,7 @@ Matrix = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class WinogradPlan:
-    """Sizes of x [N, C, *inputs] and y [N, O, *outputs], and zeros before x on each axis."""
+    """Sizes of x [N, C, *inputs] and y [N, O, *outputs], and number of zeros before x on each axis."""
 
     batch: int
     channels: int
@@ -51,12 +51,12 @@ class WinogradPlan:
 
     @property
     def tiles(self) -> tuple[int, int]:
-        """Down and across; the last ones may reach further than y."""
+        """Number of tiles down and across; the last ones may reach beyond y."""
         return -(-self.outputs[0] // _TILE), -(-self.outputs[1] // _TILE)
 
     @property
     def pays(self) -> bool:
-        """Return True if the saved multiplications outweigh the moved memory."""
+        """True if the saved multiplications outweigh the additional copies."""
         (height, width), (down, across) = self.outputs, self.tiles
         positions, covered = self.batch * height * width, self.batch * down * across * _TILE**2
         pairs = self.channels * self.out
@@ -67,7 +67,7 @@ class WinogradPlan:
 
     @property
     def adjoint(self) -> WinogradPlan:
-        """Plan of dL/dx as a convolution of dL/dy with the kernel turned around."""
+        """Plan of dL/dx as a convolution of dL/dy with the flipped kernel."""
         before = (_KERNEL[0] - 1 - self.before[0], _KERNEL[1] - 1 - self.before[1])
         return WinogradPlan(self.batch, self.out, self.channels, self.outputs, self.inputs, before)
 
@@ -75,7 +75,7 @@ class WinogradPlan:
 def plan(
     x: Sequence[int], w: Sequence[int], padding: Sequence[int], dtype: torch.dtype
 ) -> WinogradPlan | None:
-    """Return the plan for x [N, C, H, W] and w [O, C, 3, 3] with stride 1; None if another form is better."""
+    """Return the plan for shapes x [N, C, H, W] and w [O, C, 3, 3] with stride 1, or None if another form is better."""
     if tuple(w[2:]) != _KERNEL or dtype != torch.float32 or max(padding) >= min(_KERNEL):
         return None
     (height, width), (top, left) = x[2:], padding
@@ -85,44 +85,44 @@ def plan(
 
 
 def forward(x: Tensor, w: Tensor, sizes: WinogradPlan) -> Tensor:
-    """x [N, C, H, W], w [O, C, 3, 3] -> y [N, O, P, Q]."""
+    """Compute y [N, O, P, Q] for x [N, C, H, W] and w [O, C, 3, 3]."""
     tiles, kernels = _tiles(AFTER(x, w), sizes), _kernels(AFTER(w, x))
     return _results(torch.bmm(tiles, kernels.transpose(1, 2)), sizes)
 
 
 def input_gradient(grad: Tensor, w: Tensor, sizes: WinogradPlan) -> Tensor:
-    """dL/dy [N, O, P, Q], w [O, C, 3, 3] -> dL/dx [N, C, H, W]; ``sizes`` are the forward's."""
+    """Compute dL/dx [N, C, H, W] for dL/dy [N, O, P, Q] and w [O, C, 3, 3]; ``sizes`` is the plan of the forward pass."""
     back = sizes.adjoint
     return _results(torch.bmm(_tiles(grad, back), _kernels(AFTER(w, grad), turned=True)), back)
 
 
 def weight_gradient(grad: Tensor, x: Tensor, sizes: WinogradPlan) -> Tensor:
-    """dL/dy [N, O, P, Q], x [N, C, H, W] -> dL/dw [O, C, 3, 3]."""
+    """Compute dL/dw [O, C, 3, 3] for dL/dy [N, O, P, Q] and x [N, C, H, W]."""
     points = torch.bmm(_gradients(grad, sizes).transpose(1, 2), _tiles(AFTER(x, grad), sizes))
     kernel = _transformed(_transposed(_pairs(_G, _G)), points)
     return kernel.permute(1, 2, 0).reshape(sizes.out, sizes.channels, *_KERNEL)
 
 
 def _tiles(x: Tensor, sizes: WinogradPlan) -> Tensor:
-    """B^T d B: [N, C, H, W] -> [16, T, C], of tiles of 4 x 4, two positions apart."""
+    """Compute B^T d B for tiles d of 4 x 4, two positions apart: [N, C, H, W] -> [16, T, C]."""
     rows = _padded(x, sizes.before, [_TILE * n + 2 for n in sizes.tiles])
     return _transformed(_pairs(_B, _B), _cut(rows, sizes, _POINTS))
 
 
 def _kernels(w: Tensor, *, turned: bool = False) -> Tensor:
-    """G g G^T: [O, C, 3, 3] -> [16, O, C]; ``turned`` around, the last entry first."""
+    """Compute G g G^T: [O, C, 3, 3] -> [16, O, C]; if ``turned``, for the flipped kernel."""
     side = _G if not turned else tuple(row[::-1] for row in _G)
     return _transformed(_pairs(side, side), w.reshape(-1, 9).t().contiguous()).view(-1, *w.shape[:2])
 
 
 def _gradients(grad: Tensor, sizes: WinogradPlan) -> Tensor:
-    """A dL/dY A^T: [N, O, P, Q] -> [16, T, O]."""
+    """Compute A dL/dY A^T: [N, O, P, Q] -> [16, T, O]."""
     rows = _padded(grad, (0, 0), [_TILE * n for n in sizes.tiles])
     return _transformed(_transposed(_pairs(_A, _A)), _cut(rows, sizes, _TILE))
 
 
 def _results(points: Tensor, sizes: WinogradPlan) -> Tensor:
-    """A^T m A: [16, T, O] -> [N, O, P, Q]."""
+    """Compute A^T m A: [16, T, O] -> [N, O, P, Q]."""
     (down, across), (height, width) = sizes.tiles, sizes.outputs
     tiles = sizes.batch * down * across
     parts = _transformed(_pairs(_A, _A), points).view(-1, sizes.out)
@@ -136,7 +136,7 @@ def _results(points: Tensor, sizes: WinogradPlan) -> Tensor:
 
 
 def _cut(rows: Tensor, sizes: WinogradPlan, points: int) -> Tensor:
-    """[N, *space, C] -> [points^2, T, C]: tiles of that many points a side, two positions apart."""
+    """Cut [N, *space, C] into tiles of ``points`` a side, two positions apart: [points^2, T, C]."""
     (down, across), (_, height, width, channels) = sizes.tiles, rows.shape
     places = _sums(
         range(0, points * width, width),
@@ -157,13 +157,13 @@ def _sums(*axes: Sequence[int]) -> Tensor:
 
 
 def _transformed(matrix: Matrix, points: Tensor) -> Tensor:
-    """The matrix [R, S] on [S, ...]: [R, ...]."""
+    """Multiply ``matrix`` [R, S] with points [S, ...]: [R, ...]."""
     made = torch.tensor(matrix, dtype=torch.float32) @ points.reshape(points.shape[0], -1)
     return made.view(-1, *points.shape[1:])
 
 
 def _padded(images: Tensor, before: Sequence[int], space: Sequence[int]) -> Tensor:
-    """[N, C, H, W] -> [N, *space, C], zeros around them."""
+    """Return [N, C, H, W] as [N, *space, C], with zeros around."""
     pads = [0, 0]
     for first, size, whole in reversed([*zip(before, images.shape[2:], space, strict=True)]):
         pads += [first, whole - size - first]
@@ -175,7 +175,7 @@ def _padded(images: Tensor, before: Sequence[int], space: Sequence[int]) -> Tens
 
 
 def _pairs(left: Matrix, right: Matrix) -> Matrix:
-    """Their Kronecker product: what M d N^T is of the entries of d, row by row."""
+    """Return the Kronecker product of two matrices: it maps the entries of d, row by row, to those of M d N^T."""
     return tuple(tuple(a * b for a in upper for b in lower) for upper in left for lower in right)
 
 

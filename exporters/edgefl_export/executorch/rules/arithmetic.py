@@ -19,7 +19,7 @@ _aten = torch.ops.aten
 
 
 def floor_divide(x: Number, y: Number) -> Tensor:
-    """Return floor(x / y)."""
+    """Compute floor(x / y)."""
     a, b = operands(x, y)
     if a.is_floating_point():
         return plain.floor_divide(a, b)
@@ -27,8 +27,7 @@ def floor_divide(x: Number, y: Number) -> Tensor:
 
 
 def divide(x: Number, y: Number, *, rounding_mode: str | None) -> Tensor:
-    """Return x / y, rounded down ("floor") or towards zero ("trunc"). A quotient of different signs that is not whole is
-    one more than its floor."""
+    """Compute x / y rounded down ("floor"), or for integers towards zero ("trunc"); decline other cases."""
     a, b = operands(x, y)
     if rounding_mode == "floor":
         return floor_divide(a, b) if a.is_floating_point() else torch.floor_divide(a, b)
@@ -49,7 +48,10 @@ def vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """(sum |x|^p)^(1/p) over ``dim``, all axes if none are given; the largest or smallest |x| for p = inf or -inf."""
+    """Compute (sum |x|^p)^(1/p) over ``dim``, or over all axes if that is None.
+
+    For p = inf or -inf, compute the largest or smallest |x|.
+    """
     if dtype not in (None, x.dtype):
         return DECLINED
     axes = list(range(x.dim())) if dim is None else list(dim)
@@ -66,7 +68,10 @@ def vector_norm(
 
 
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    """y_k = x_0 ... x_k along ``dim``: products over 1, 2, 4, ... entries, each of two existing ones."""
+    """Compute the running product y_k = x_0 ... x_k along ``dim``.
+
+    Products over 1, 2, 4, ... entries are built from two shorter ones, so the graph grows with the logarithm of the length.
+    """
     if dtype is None and not x.is_floating_point():
         x = x.to(torch.int64)
     if dtype not in (None, x.dtype) or not x.dim():
@@ -90,25 +95,29 @@ LARGEST = 1e9
 
 
 def step(x: Tensor) -> Tensor:
-    """1 where x > 0, else 0; exact, since the ceiling of any positive number up to 1 is 1."""
+    """Return 1 where x > 0, else 0. It is exact, since the ceiling of any positive number up to 1 is 1."""
     return x.clamp(0.0, 1.0).ceil()
 
 
 def hardtanh_backward(grad: Tensor, x: Tensor, low: float, high: float) -> Tensor:
-    """dL/dx = dL/dy where low < x < high: selections, which become products where dL/dy is finite (``passes.selects``)."""
+    """Compute dL/dx = dL/dy where low < x < high, else 0.
+
+    These selections become products later, if dL/dy is finite (:mod:`edgefl_export.select_to_multiply`).
+    """
     zero = torch.zeros((), dtype=grad.dtype)
     return torch.where(x <= low, zero, torch.where(x >= high, zero, grad))
 
 
 def leaky_relu_backward(grad: Tensor, x: Tensor, slope: float, of_result: bool) -> Tensor:
-    """dL/dx = dL/dy where x > 0, slope * dL/dy elsewhere."""
+    """Compute dL/dx = dL/dy where x > 0, slope * dL/dy elsewhere."""
     return grad * (step(x) * (1.0 - slope) + slope)
 
 
 def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
-    """dL/dx = dL/dy (P(x) + x p(x)), P and p the normal distribution and its density.
+    """Compute dL/dx = dL/dy (P(x) + x p(x)), where P and p are the normal distribution and its density.
 
-    There is no erf, but GELU itself, which the forward pass has computed: P(x) = GELU(x) x / x^2, and 1/2 at 0.
+    ExecuTorch has no kernel for erf, but one for GELU, which the forward pass has computed: P(x) = GELU(x) x / x^2, 1/2 at
+    0.
     """
     if approximate == "tanh":
         return in_parts(_tanh_gelu_backward, grad, x)
@@ -125,7 +134,7 @@ def _gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def _tanh_gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
-    """The gradient of y = x/2 (1 + t), t = tanh(c (x + a x^3)): dL/dy (1/2 (1 + t) + x/2 (1 - t^2) c (1 + 3 a x^2))."""
+    """Compute dL/dx of y = x/2 (1 + t), t = tanh(c (x + a x^3)): dL/dy (1/2 (1 + t) + x/2 (1 - t^2) c (1 + 3 a x^2))."""
     c, a = math.sqrt(2.0 / math.pi), 0.044715
     square = x * x
     t = torch.tanh(x * (square * (a * c) + c))
@@ -133,7 +142,7 @@ def _tanh_gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Softmax, and 0 at minus infinity also where a whole row is: torch's softmax with a mask."""
+    """Compute the softmax along ``dim``, and 0 for minus infinity even if a whole row is masked, as torch does."""
     if dtype not in (None, torch.float32) or x.dtype != torch.float32:
         return DECLINED
     shares: Tensor = _aten._softmax(x.clamp_min(LOWEST), dim, False)

@@ -40,30 +40,33 @@ from edgefl_export.executorch.rules.shifts import (
 
 @dataclass(frozen=True)
 class Moves:
-    """Stride, padding and dilation of a kernel, (rows, columns) each."""
+    """Stride, padding and dilation of a two-dimensional kernel, each as (rows, columns)."""
 
     stride: tuple[int, int]
     padding: tuple[int, int]
     dilation: tuple[int, int]
 
     def starts(self, kernel: int, axis: int) -> list[int]:
-        """Return the begin of each kernel position, relative to the output."""
+        """Return the input that each of ``kernel`` positions along ``axis`` reads for output 0."""
         return [i * self.dilation[axis] - self.padding[axis] for i in range(kernel)]
 
     def met(self, kernel: int, phase: int, axis: int) -> list[tuple[int, int]]:
-        """Kernel positions that lead to inputs phase, phase + stride, .., each with the output that the first comes from."""
+        """Return the kernel positions that read the inputs phase, phase + stride, ... along ``axis``.
+
+        Each comes as (kernel position, output for which it reads input ``phase``).
+        """
         stride = self.stride[axis]
         behind = [(i, phase - start) for i, start in enumerate(self.starts(kernel, axis))]
         return [(i, distance // stride) for i, distance in behind if distance % stride == 0]
 
     def all_met(self, kernel: Sequence[int]) -> list[list[list[tuple[int, int]]]]:
-        """:meth:`met` for both axes and all phases."""
+        """Return :meth:`met` for both axes and all phases: ``result[axis][phase]``."""
         return [
             [self.met(kernel[axis], phase, axis) for phase in range(self.stride[axis])] for axis in range(2)
         ]
 
     def outputs(self, x: Tensor, kernel: Sequence[int]) -> list[int]:
-        """Rows and columns of the output for x [N, H, W, C]."""
+        """Return the numbers of rows and columns of the output for x [N, H, W, C]."""
         return [
             (x.shape[1 + a] + 2 * self.padding[a] - self.dilation[a] * (kernel[a] - 1) - 1) // self.stride[a]
             + 1
@@ -78,26 +81,26 @@ some ten nodes more."""
 
 
 def product(x: Tensor, matrix: Tensor) -> Tensor:
-    """x [.., K] times [K, O]."""
+    """Compute the matrix product of x [.., K] and ``matrix`` [K, O]."""
     return torch.mm(x.reshape(-1, x.shape[-1]), matrix).view(*x.shape[:-1], matrix.shape[-1])
 
 
 def columns(x: Tensor, kernel: int, count: int, moves: Moves) -> Tensor:
-    """The horizontal taps side by side: [N, H, count, kernel * C]."""
+    """Return the inputs of all kernel columns side by side: [N, H, count, kernel * C] for ``count`` output columns."""
     return join(taps(x, 2, kernel, count, moves.stride[1], moves.padding[1], moves.dilation[1]), 3)
 
 
 def dense_forward(x: Tensor, w: Tensor, moves: Moves) -> Tensor:
-    """y [N, H', W', O] with y[p] = sum_{c, k} w[o, c, k] x[p * stride + k * dilation - padding]."""
+    """Compute y [N, H', W', O] with y[p] = sum_{c, k} w[o, c, k] x[p * stride + k * dilation - padding]."""
     width = moves.outputs(x, w.shape[2:])[1]
     rows = _by_row(w.permute(2, 3, 1, 0))
     return join([_dense_forward(cut(x, 0, *part), w, rows, moves) for part in _parts(x, w.shape, width)], 0)
 
 
 def _parts(x: Tensor, kernel: Sequence[int], width: int) -> list[tuple[int, int]]:
-    """Return begins and ends of about equal parts of the batch of x [N, H, W, ..], of at most :data:`MOST_AT_ONCE` numbers.
+    """Return (begin, end) of about equal parts of the batch of x [N, H, W, ..], of up to :data:`MOST_AT_ONCE` numbers each.
 
-    ``kernel`` is [O, C, KH, KW], ``width`` that of the shifted columns.
+    ``kernel`` is the shape [O, C, KH, KW], ``width`` the number of output columns.
     """
     out, per, tall, wide = kernel
     numbers = x.shape[0] * x.shape[1] * width * (wide * x.shape[3] + tall * (out + per - x.shape[3]))
@@ -116,14 +119,17 @@ def _dense_forward(x: Tensor, w: Tensor, rows: Sequence[Tensor], moves: Moves) -
 
 
 def _by_row(kernel: Tensor) -> list[Tensor]:
-    """[KH, KW, K, M] -> KH matrices [KW * K, M]."""
+    """Return the kernel [KH, KW, K, M] as KH matrices [KW * K, M]."""
     tall, wide, depth, out = kernel.shape
     matrix = kernel.reshape(tall * wide * depth, out)
     return [cut(matrix, 0, i * wide * depth, (i + 1) * wide * depth) for i in range(tall)]
 
 
 def _moved(m: Tensor, rows: Sequence[Tensor], starts: Sequence[int], height: int) -> Tensor:
-    """[N, height, W, O]: the products of m [N, H, W, K] with each matrix [K, O], moved along the rows and added."""
+    """Multiply m [N, H, W, K] by each matrix [K, O], shift the products along the rows and add them: [N, height, W, O].
+
+    ``starts`` are the first rows of the products; rows outside of a product count as 0.
+    """
     flat = m.reshape(-1, m.shape[-1])
     shape = (*m.shape[:3], rows[0].shape[1])
     met = [(start, row) for start, row in zip(starts, rows, strict=True) if -height < start < m.shape[1]]
@@ -132,12 +138,12 @@ def _moved(m: Tensor, rows: Sequence[Tensor], starts: Sequence[int], height: int
 
 
 def spread(grad: Tensor, wide: int, width: int, moves: Moves) -> Tensor:
-    """[N, H', width, wide * O]: dL/dy where each kernel column put it, for stride 1. Both gradients read it."""
+    """Return dL/dy as each kernel column spread it, for stride 1: [N, H', width, wide * O]. Both gradients read it."""
     return join(shifts(grad, 2, [-start for start in moves.starts(wide, 1)], width), 3)
 
 
 def dense_input_gradient(grad: Tensor, w: Tensor, size: Sequence[int], moves: Moves) -> Tensor:
-    """dL/dx [N, *size, C] of dL/dy [N, H', W', O]; also the transposed convolution of ``grad`` with w."""
+    """Compute dL/dx [N, *size, C] for dL/dy [N, H', W', O]. It is also the transposed convolution of ``grad`` with w."""
     grads = (cut(grad, 0, *part) for part in _parts(grad, w.shape, size[1]))
     if moves.stride == (1, 1):
         rows = _by_row(w.permute(2, 3, 0, 1))
@@ -147,12 +153,15 @@ def dense_input_gradient(grad: Tensor, w: Tensor, size: Sequence[int], moves: Mo
 
 
 def from_spread(m: Tensor, rows: Sequence[Tensor], height: int, moves: Moves) -> Tensor:
-    """dL/dx for stride 1, of :func:`spread`; ``rows`` of the kernel, turned."""
+    """Compute dL/dx for stride 1 from the result of :func:`spread`; ``rows`` are the matrices of the flipped kernel."""
     return _moved(m, rows, [-start for start in moves.starts(len(rows), 0)], height)
 
 
 def _by_phase(grad: Tensor, w: Tensor, size: Sequence[int], moves: Moves) -> Tensor:
-    """Rows a, a + s, .. and columns b, b + t, .. of dL/dx are convolutions with stride 1 and a part of the kernel."""
+    """Compute dL/dx for any stride: rows a, a + s, .. and columns b, b + t, .. are convolutions with stride 1.
+
+    Each of them uses the kernel positions that lead to its rows and columns.
+    """
     out, per, tall, wide = w.shape
     height, width = (-(-size[axis] // moves.stride[axis]) for axis in range(2))
     matrix = w.permute(2, 3, 0, 1).reshape(tall * wide * out, per)
@@ -171,7 +180,7 @@ def _by_phase(grad: Tensor, w: Tensor, size: Sequence[int], moves: Moves) -> Ten
 
 
 def dense_weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves: Moves) -> Tensor:
-    """dL/dw [O, C, KH, KW] of dL/dy [N, H', W', O] and x [N, H, W, C]."""
+    """Compute dL/dw [O, C, KH, KW] for dL/dy [N, H', W', O] and x [N, H, W, C]."""
     shape = (grad.shape[3], x.shape[3], *kernel)
     found: Tensor | None = None
     for part in _parts(grad, shape, x.shape[2]):
@@ -181,14 +190,14 @@ def dense_weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves:
 
 
 def _added(whole: Tensor | None, part: Tensor) -> Tensor:
-    """Add a part at once: parts that waited for each other would hold as many copies of the weights."""
+    """Add ``part`` to ``whole``, which is None at first. Adding at once avoids holding all parts until the end."""
     return part if whole is None else whole + part
 
 
 def dense_gradients(grad: Tensor, x: Tensor, w: Tensor, moves: Moves) -> tuple[Tensor, Tensor]:
-    """Return dL/dx [N, H, W, C] and dL/dw [O, C, KH, KW] of dL/dy [N, H', W', O].
+    """Compute dL/dx [N, H, W, C] and dL/dw [O, C, KH, KW] for dL/dy [N, H', W', O].
 
-    One part of the batch follows the other, so that the columns that both gradients read exist only for one part.
+    The batch is processed in parts, so that the columns that both gradients read exist for one part at a time.
     """
     if moves.stride != (1, 1):
         return dense_input_gradient(grad, w, x.shape[1:3], moves), dense_weight_gradient(
@@ -216,7 +225,7 @@ def _dense_weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves
 
 
 def of_spread(m: Tensor, x: Tensor, kernel: Sequence[int], moves: Moves) -> Tensor:
-    """dL/dw for stride 1, of :func:`spread` m [N, H', W, KW * O]: all offsets in one product."""
+    """Compute dL/dw for stride 1 from the result m [N, H', W, KW * O] of :func:`spread`, all offsets in one product."""
     tall, wide = kernel
     starts, height = moves.starts(tall, 0), m.shape[1]
     before, behind = max(0, -min(starts)), max(0, max(starts) + height - x.shape[1])
@@ -228,7 +237,7 @@ def of_spread(m: Tensor, x: Tensor, kernel: Sequence[int], moves: Moves) -> Tens
 
 
 def one_product(rows: Tensor, matrix: Tensor) -> Tensor:
-    """[R, M] [M, K] with M by far the longest, as a batch of one: XNNPACK packs the right factor of those faster."""
+    """Compute [R, M] [M, K] as a batch of one, where M is by far the longest: XNNPACK packs the right factor faster then."""
     return torch.bmm(rows.unsqueeze(0), matrix.unsqueeze(0)).squeeze(0)
 
 
@@ -236,7 +245,7 @@ def one_product(rows: Tensor, matrix: Tensor) -> Tensor:
 
 
 def depthwise_forward(x: Tensor, w: Tensor, moves: Moves) -> Tensor:
-    """x [N, H, W, C], w [C, 1, KH, KW] -> y [N, H', W', C]."""
+    """Compute y [N, H', W', C] for x [N, H, W, C] and w [C, 1, KH, KW]."""
     tall, wide = w.shape[2:]
     size = moves.outputs(x, (tall, wide))
     scales = _scales(w)
@@ -245,7 +254,7 @@ def depthwise_forward(x: Tensor, w: Tensor, moves: Moves) -> Tensor:
 
 
 def depthwise_input_gradient(grad: Tensor, w: Tensor, size: Sequence[int], moves: Moves) -> Tensor:
-    """dL/dx [N, *size, C]: dL/dy times the weight of each offset, put where that offset read."""
+    """Compute dL/dx [N, *size, C]: the sum over offsets of dL/dy times the weight, at the position that the offset read."""
     tall, wide = w.shape[2:]
     scales = _scales(w)
     parts = [[grad * scales[i * wide + j] for j in range(wide)] for i in range(tall)]
@@ -253,20 +262,20 @@ def depthwise_input_gradient(grad: Tensor, w: Tensor, size: Sequence[int], moves
 
 
 def depthwise_weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves: Moves) -> Tensor:
-    """dL/dw [C, 1, KH, KW]: per offset, the sum over samples and positions of dL/dy times what it met."""
+    """Compute dL/dw [C, 1, KH, KW]: for each offset, the sum over samples and positions of dL/dy times the input it read."""
     parts = _taken(x, kernel, grad.shape[1:3], moves)
     sums = [(grad * part).sum([0, 1, 2]).view(-1, 1) for part in parts]
     return torch.cat(sums, 1).view(-1, 1, *kernel)
 
 
 def _scales(w: Tensor) -> list[Tensor]:
-    """The weight of each offset, [C] each."""
+    """Return the weights of each kernel offset, [C] each."""
     rows = w.flatten(1).permute(1, 0)
     return [rows[k : k + 1].reshape(-1) for k in range(rows.shape[0])]
 
 
 def _taken(x: Tensor, kernel: Sequence[int], size: Sequence[int], moves: Moves) -> list[Tensor]:
-    """The input seen through each kernel offset: [N, *size, C] each."""
+    """Return the inputs that each kernel offset reads, [N, *size, C] each."""
     rows = taps(x, 1, kernel[0], size[0], moves.stride[0], moves.padding[0], moves.dilation[0])
     return [
         part
@@ -293,7 +302,7 @@ def has_few_channels(shape: Sequence[int]) -> bool:
 
 
 def planes_forward(x: Tensor, w: Tensor, moves: Moves) -> Tensor:
-    """x [N, C, H, W] -> y [N, H', W', O]."""
+    """Compute y [N, H', W', O] for x [N, C, H, W]."""
     height, width = moves.outputs(x.permute(0, 2, 3, 1), (w.shape[2], w.shape[3]))
     planes = _planes(x, w.shape[2:], height, width, moves)
     y = torch.mm(
@@ -303,7 +312,7 @@ def planes_forward(x: Tensor, w: Tensor, moves: Moves) -> Tensor:
 
 
 def planes_weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves: Moves) -> Tensor:
-    """dL/dy [N, O, H', W'], x [N, C, H, W] -> dL/dw [O, C, KH, KW]: a product per sample, then their sum."""
+    """Compute dL/dw [O, C, KH, KW] for dL/dy [N, O, H', W'] and x [N, C, H, W]: a product per sample, then their sum."""
     planes = _planes(x, kernel, grad.shape[2], grad.shape[3], moves)
     last = grad.permute(0, 2, 3, 1).reshape(grad.shape[0], -1, grad.shape[1])
     gradient = torch.bmm(planes, last).sum(0)
@@ -311,7 +320,7 @@ def planes_weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves
 
 
 def _planes(x: Tensor, kernel: Sequence[int], height: int, width: int, moves: Moves) -> Tensor:
-    """[N, KH * KW * C, H' * W']: the input seen through each kernel offset."""
+    """Return the inputs that each kernel offset reads: [N, KH * KW * C, H' * W'] for H' = ``height`` and W' = ``width``."""
     rows = taps(x, 2, kernel[0], height, moves.stride[0], moves.padding[0], moves.dilation[0])
     planes = [
         tap
@@ -330,7 +339,7 @@ _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> Tensor:
-    """y = x * w + bias with x [N, C, *S] and w [O, C / groups, *K], or [C, O / groups, *K] transposed."""
+    """Compute y = x * w + bias for x [N, C, *S] and w [O, C / groups, *K], or w [C, O / groups, *K] if transposed."""
     rank = w.dim() - 2
     if not _covered(x, w, rank):
         return plain.convolution(x, w, bias, *args)
@@ -356,7 +365,7 @@ def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> Tensor
 def convolution_backward(
     grad: Tensor, x: Tensor, w: Tensor, bias_sizes: list[int] | None, *args: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """(dL/dx, dL/dw, dL/db), each only where ``output_mask`` asks."""
+    """Compute (dL/dx, dL/dw, dL/db), with None for those that ``output_mask`` does not ask for."""
     rank = w.dim() - 2
     if not _covered(x, w, rank):
         return plain.convolution_backward(grad, x, w, bias_sizes, *args)
@@ -389,7 +398,7 @@ def _covered(x: Tensor, w: Tensor, rank: int) -> bool:
 
 
 def _moves(rank: int, how: ConvolutionArgs) -> Moves:
-    """A row axis in front, where there is none, on which nothing moves."""
+    """Return stride, padding and dilation for two axes; a one-dimensional convolution gets a row axis of size 1 in front."""
     rows = (1, 0, 1) if rank == 1 else (how.stride[0], how.padding[0], how.dilation[0])
     pairs = zip(rows, (how.stride[-1], how.padding[-1], how.dilation[-1]), strict=True)
     return Moves(*pairs)
@@ -412,14 +421,14 @@ def _is_dense(w: Tensor, groups: int) -> bool:
 
 
 def _gradients(grad: Tensor, x: Tensor, w: Tensor, moves: Moves, groups: int) -> tuple[Tensor, Tensor]:
-    """dL/dy [N, O, H', W'], x [N, C, H, W] -> dL/dx [N, H, W, C], dL/dw."""
+    """Compute dL/dx [N, H, W, C] and dL/dw for dL/dy [N, O, H', W'] and x [N, C, H, W]."""
     grads, images = grad.permute(_LAST).chunk(groups, 3), x.permute(_LAST).chunk(groups, 3)
     parts = [dense_gradients(*each, moves) for each in zip(grads, images, w.chunk(groups, 0), strict=True)]
     return join([dx for dx, _ in parts], 3), join([dw for _, dw in parts], 0)
 
 
 def _forward(x: Tensor, w: Tensor, moves: Moves, groups: int) -> Tensor:
-    """x [N, C, H, W] -> y [N, H', W', O]."""
+    """Compute y [N, H', W', O] for x [N, C, H, W]."""
     if groups == 1 and has_few_channels(w.shape):
         return planes_forward(x, w, moves)
     x = x.permute(_LAST)
@@ -430,7 +439,7 @@ def _forward(x: Tensor, w: Tensor, moves: Moves, groups: int) -> Tensor:
 
 
 def _input_gradient(grad: Tensor, w: Tensor, size: list[int], moves: Moves, groups: int) -> Tensor:
-    """dL/dy [N, O, H', W'] -> dL/dx [N, *size, C]."""
+    """Compute dL/dx [N, *size, C] for dL/dy [N, O, H', W']."""
     grad = grad.permute(_LAST)
     if _one_to_one(w, groups):
         return depthwise_input_gradient(grad, w, size, moves)
@@ -439,7 +448,7 @@ def _input_gradient(grad: Tensor, w: Tensor, size: list[int], moves: Moves, grou
 
 
 def _weight_gradient(grad: Tensor, x: Tensor, shape: torch.Size, moves: Moves, groups: int) -> Tensor:
-    """dL/dy [N, O, H', W'], x [N, C, H, W] -> dL/dw of ``shape``."""
+    """Compute dL/dw of ``shape`` for dL/dy [N, O, H', W'] and x [N, C, H, W]."""
     kernel = shape[2:]
     if groups == 1 and has_few_channels(shape):
         return planes_weight_gradient(grad, x, kernel, moves)

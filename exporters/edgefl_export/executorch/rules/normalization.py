@@ -21,7 +21,7 @@ _aten = torch.ops.aten
 def batch_statistics_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, training: bool, momentum: float, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y = (x - m) r weight + bias with m = mean, r = 1 / sqrt(mean (x - m)^2 + eps) per channel; returns y, m, r."""
+    """Compute (y, m, r): y = (x - m) r weight + bias with m = mean, r = 1 / sqrt(mean (x - m)^2 + eps) per channel."""
     last = _last(x)
     axes = list(range(last.dim() - 1))
     share = x.shape[1] / x.numel()
@@ -35,7 +35,7 @@ def batch_statistics_norm(
 def frozen_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, *args: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y = (x - running mean) weight / sqrt(running variance + eps) + bias."""
+    """Compute y = (x - running mean) weight / sqrt(running variance + eps) + bias, and two empty statistics."""
     running_mean, running_var, _, eps = args
     rstd = (running_var + eps).rsqrt()
     y = (_last(x) - running_mean) * (rstd if weight is None else rstd * weight)
@@ -46,7 +46,7 @@ def frozen_norm(
 def batch_norm_gradient(
     grad: Tensor, x: Tensor, weight: Tensor | None, *args: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """h like x, and gain, dL/dweight and dL/dbias [C], where dL/dx = gain h. With c = x - m and n values per channel:
+    """Compute h like x, and gain, dL/dweight and dL/dbias [C], where dL/dx = gain h. With c = x - m, n values per channel:
 
     * gain = weight r;  dL/dbias = sum g;  dL/dweight = r sum g c
     * frozen: h = g
@@ -70,7 +70,7 @@ batch_norm_backward = backward_of(batch_norm_gradient, lambda before, gain: _fir
 
 
 def _last(x: Tensor) -> Tensor:
-    """Channels last."""
+    """Move the channel axis from second to last."""
     return x if x.dim() == 2 else x.permute(0, *range(2, x.dim()), 1)
 
 
@@ -81,7 +81,10 @@ def _first(x: Tensor) -> Tensor:
 def layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """y = (x - m) r weight + bias over the last axes, which have ``shape``; returns y, m, r, the last two keeping axes."""
+    """Compute (y, m, r): y = (x - m) r weight + bias over the last axes, which have ``shape``.
+
+    m and r keep the reduced axes with length 1.
+    """
     size = math.prod(shape)
     rows = _rows(x, shape)
     mean = rows.sum([-1], keepdim=True) * (1.0 / size)
@@ -95,12 +98,12 @@ def layer_norm(
 
 
 def _rows(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return the normalized axes as the last one; the others unchanged if there is one."""
+    """Merge the normalized axes, of ``shape``, into one last axis."""
     return x if len(shape) == 1 < x.dim() else x.reshape(-1, math.prod(shape))
 
 
 def layer_norm_backward(grad: Tensor, x: Tensor, shape: Sequence[int], *args: Any) -> Gradient:
-    """Return the gradients of layer normalization. With h = (x - m) r, d = g weight and means over the last axes:
+    """Compute the gradients of layer normalization. With h = (x - m) r, d = g weight and means over the last axes:
 
     dL/dx = r (d - mean d - h mean (d h)); dL/dweight = sum g h; dL/dbias = sum g over the other axes.
     """

@@ -29,7 +29,7 @@ MOST_PLACES = 64
 
 
 def max_pool2d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    """y = max over each window, with its place in the plane, which nothing is left of unless somebody reads it."""
+    """Compute the maximum of each window and its flat position in the plane; unread positions are removed from the graph."""
     where = Windows.of(2, *args)
     if not _covered(x, where):
         return plain.max_pool2d(x, *args)
@@ -43,7 +43,7 @@ def max_pool2d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
 
 
 def max_pool2d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
-    """dL/dx[q] = sum of dL/dy[p] over windows p whose first maximum is x[q]."""
+    """Compute dL/dx[q] = sum of dL/dy[p] over windows p whose first maximum is x[q]."""
     where = Windows.of(2, *args[:-1])
     if not _covered(x, where):
         return plain.max_pool2d_backward(grad, x, *args)
@@ -54,7 +54,7 @@ def max_pool2d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
 
 
 def avg_pool2d(x: Tensor, *args: Any) -> Tensor:
-    """y = sum over each window / its size."""
+    """Compute the mean of each window."""
     where = Windows.of_average(2, *args)
     if not _covered(x, where):
         return plain.avg_pool2d(x, *args)
@@ -63,7 +63,7 @@ def avg_pool2d(x: Tensor, *args: Any) -> Tensor:
 
 
 def avg_pool2d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
-    """dL/dx[q] = sum of dL/dy[p] / the size of a window, over windows p that hold q."""
+    """Compute dL/dx[q] = sum of dL/dy[p] / the size of a window, over windows p that contain q."""
     where = Windows.of_average(2, *args)
     if not _covered(x, where):
         return plain.avg_pool_backward(2, grad, x, *args)
@@ -86,7 +86,7 @@ def _moves(where: Windows) -> Moves:
 
 
 def windows_of(image: Tensor, kernel: Sequence[int], moves: Moves) -> list[list[Tensor]]:
-    """[KH][KW] of [N, H', W', C]: the entries of all windows at one place of them."""
+    """Return for each kernel position [KH][KW] the entries of all windows at it, [N, H', W', C]."""
     height, width = moves.outputs(image, (kernel[0], kernel[1]))
     rows = taps(image, 1, kernel[0], height, moves.stride[0], 0, moves.dilation[0])
     return [taps(row, 2, kernel[1], width, moves.stride[1], 0, moves.dilation[1]) for row in rows]
@@ -97,12 +97,12 @@ def _flat(parts: list[list[Tensor]]) -> list[Tensor]:
 
 
 def rows_of(parts: Sequence[Tensor], wide: int) -> list[list[Tensor]]:
-    """The inverse of flattening rows of ``wide`` parts."""
+    """Split ``parts`` into rows of ``wide`` parts each."""
     return [list(parts[start : start + wide]) for start in range(0, len(parts), wide)]
 
 
 def first_maximum(parts: Sequence[Tensor], ranks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """The largest of all parts, entry by entry, and the rank (int64) of the first part that has it."""
+    """Return the largest of all parts, entry by entry, and the rank (int64) of the first part that has it."""
     best = _maximum(parts)
     where, left = torch.zeros((), dtype=torch.int64), torch.ones(())
     for value, rank in zip(parts, ranks, strict=True):
@@ -113,7 +113,7 @@ def first_maximum(parts: Sequence[Tensor], ranks: Sequence[Tensor]) -> tuple[Ten
 
 
 def shared(grad: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
-    """``grad`` where a part is the first that has the largest entry of all, else 0, for each part."""
+    """Return for each part ``grad`` where the part is the first one with the largest entry, and 0 elsewhere."""
     best, left, zero = _maximum(parts), grad, torch.zeros((), dtype=grad.dtype)
     shares = []
     for value in parts:
@@ -138,7 +138,7 @@ def _maximum(parts: Sequence[Tensor]) -> Tensor:
 
 
 def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> Tensor:
-    """y = x * w + bias with x [N, C, D, H, W] and w [O, C / groups, K, *], or [C, O / groups, K, *] transposed."""
+    """Compute y = x * w + bias for x [N, C, D, H, W] and w [O, C / groups, K, *], or [C, O / groups, K, *] if transposed."""
     if not _covers_volume(x, w):
         return flat.convolution(x, w, bias, *args)
     how = ConvolutionArgs.of(3, *args)
@@ -157,7 +157,7 @@ def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> Tensor
 def convolution_backward(
     grad: Tensor, x: Tensor, w: Tensor, bias_sizes: list[int] | None, *args: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """(dL/dx, dL/dw, dL/db), each only where ``output_mask`` asks."""
+    """Compute (dL/dx, dL/dw, dL/db), with None for those that ``output_mask`` does not ask for."""
     if not _covers_volume(x, w):
         return flat.convolution_backward(grad, x, w, bias_sizes, *args)
     *given, output_mask = args
@@ -181,7 +181,7 @@ def _covers_volume(x: Tensor, w: Tensor) -> bool:
 
 
 def _split(how: ConvolutionArgs) -> tuple[Moves, tuple[Any, ...]]:
-    """Return the moves in depth (the first axis of Moves), and the arguments of the convolution over a plane."""
+    """Return the moves in depth (as the first axis of Moves), and the arguments of the convolution over a plane."""
     stride, padding, dilation = how.stride, how.padding, how.dilation
     depth = Moves((stride[0], 1), (padding[0], 0), (dilation[0], 1))
     plane = (stride[1:], padding[1:], dilation[1:], how.transposed, how.output_padding[1:], how.groups)
@@ -189,35 +189,35 @@ def _split(how: ConvolutionArgs) -> tuple[Moves, tuple[Any, ...]]:
 
 
 def _count(x: Tensor, w: Tensor, depth: Moves) -> int:
-    """Planes of the result."""
+    """Return the number of planes of the result."""
     reach = depth.dilation[0] * (w.shape[2] - 1)
     return int(x.shape[2] + 2 * depth.padding[0] - reach - 1) // depth.stride[0] + 1
 
 
 def _side_by_side(w: Tensor) -> Tensor:
-    """[O, C, K, KH, KW] -> [O, C K, KH, KW]."""
+    """Move the depth positions of a kernel into its channels: [O, C, K, KH, KW] -> [O, C K, KH, KW]."""
     return w.reshape(w.shape[0], -1, *w.shape[3:])
 
 
 def planes_of(x: Tensor) -> Tensor:
-    """[N, C, D, H, W] -> [N D, C, H, W]."""
+    """Merge depth into the batch: [N, C, D, H, W] -> [N D, C, H, W]."""
     return x.transpose(1, 2).reshape(-1, x.shape[1], *x.shape[3:])
 
 
 def volumes_of(x: Tensor, rows: int) -> Tensor:
-    """The inverse of :func:`planes_of`."""
+    """Split depth off the batch, the inverse of :func:`planes_of`; ``rows`` is the number of samples."""
     return x.view(rows, -1, *x.shape[1:]).transpose(1, 2).contiguous()
 
 
 def spread(x: Tensor, kernel: int, count: int, depth: Moves) -> Tensor:
-    """Return the input of each kernel position in depth: [N, C, D, H, W] -> [N count, C kernel, H, W]."""
+    """Return the planes that each depth position reads as channels: [N, C, D, H, W] -> [N count, C kernel, H, W]."""
     parts = taps(x, 2, kernel, count, depth.stride[0], depth.padding[0], depth.dilation[0])
     side = torch.stack([planes_of(part) for part in parts], 2)
     return side.view(side.shape[0], -1, *x.shape[3:])
 
 
 def put_back(x: Tensor, kernel: int, rows: int, size: int, depth: Moves) -> Tensor:
-    """The adjoint of :func:`spread`: [N D', C kernel, H, W] -> [N, C, size, H, W]."""
+    """Apply the adjoint of :func:`spread`, which adds planes: [N D', C kernel, H, W] -> [N, C, size, H, W]."""
     side = x.view(len(x), -1, kernel, *x.shape[2:])
     parts = [volumes_of(side[:, :, place], rows) for place in range(kernel)]
     stride = depth.stride[0]
@@ -232,21 +232,21 @@ def put_back(x: Tensor, kernel: int, rows: int, size: int, depth: Moves) -> Tens
 
 
 def _padded(x: Tensor, where: Windows, value: float) -> Tensor:
-    """x [N, C, D, H, W] with ``value`` around it, as far as windows stick out."""
+    """Pad x [N, C, D, H, W] with ``value`` as far as windows reach beyond it."""
     pairs = zip(reversed(where.padding), reversed(where.ends(x)), strict=True)
     around: Tensor = _aten.constant_pad_nd(x, [side for pair in pairs for side in pair], value)
     return around
 
 
 def _volume_moves(where: Windows) -> tuple[Moves, Moves]:
-    """Return the moves of windows over padded input in depth (the first axis of Moves), and over a plane."""
+    """Return the moves of windows over padded input in depth (as the first axis of Moves), and over a plane."""
     (deep, *stride), (far, *dilation) = where.stride, where.dilation
     plane = Moves((stride[0], stride[1]), (0, 0), (dilation[0], dilation[1]))
     return Moves((deep, 1), (0, 0), (far, 1)), plane
 
 
 def _windows(padded: Tensor, where: Windows) -> list[Tensor]:
-    """The entries of all windows at one place of them, [N D', H', W', C], by depth, row and column."""
+    """Return for each position in a window (by depth, row, column) the entries of all windows at it, [N D', H', W', C]."""
     (deep, *kernel), (depth, plane) = where.kernel, _volume_moves(where)
     count = (padded.shape[2] - depth.dilation[0] * (deep - 1) - 1) // depth.stride[0] + 1
     slices = taps(padded, 2, deep, count, depth.stride[0], 0, depth.dilation[0])
@@ -255,7 +255,7 @@ def _windows(padded: Tensor, where: Windows) -> list[Tensor]:
 
 
 def max_pool3d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    """y = max over each window, with its place in the volume, which nothing is left of unless somebody reads it."""
+    """Compute the maximum of each window and its flat position in the volume; unread positions leave the graph."""
     if x.dim() != 5:
         return DECLINED
     where, volume = Windows.of(3, *args), x.shape[2:]
@@ -269,7 +269,7 @@ def max_pool3d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
 
 
 def max_pool3d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
-    """dL/dx[q] = sum of dL/dy[p] over windows p whose first maximum is x[q]."""
+    """Compute dL/dx[q] = sum of dL/dy[p] over windows p whose first maximum is x[q]."""
     if x.dim() != 5:
         return DECLINED
     where = Windows.of(3, *args[:-1])

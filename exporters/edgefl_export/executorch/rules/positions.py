@@ -19,9 +19,9 @@ _aten = torch.ops.aten
 
 
 def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the entries along ``dim`` in order, and their positions: those of equal entries ascend, as in torch.
+    """Return the entries along ``dim`` in order, and their positions; positions of equal entries ascend, as in torch.
 
-    A second sort, of whole numbers without equals, orders the positions within each run of equal entries.
+    A second sort, of integers without equal ones, orders the positions within each run of equal entries.
     """
     if not x.dim() or not x.shape[dim]:
         return DECLINED
@@ -42,7 +42,7 @@ def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Te
 
 
 def index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
-    """x[indices], None standing for a whole axis; negative positions count from the end."""
+    """Return x[indices], where None selects a whole axis; negative positions count from the end."""
     return indexing.index(x, [_from_the_start(each, x.shape[axis]) for axis, each in enumerate(indices)])
 
 
@@ -59,8 +59,11 @@ def _from_the_start(places: Tensor | None, size: int) -> Tensor | None:
 def scatter_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """Return x with the sum, product, largest or smallest of what ``source`` has for a place; x[p] takes part if
-    ``include_self``, or if nothing meets p. All entries are compared with all places: of many, a large tensor."""
+    """Return x with the entries of ``source`` reduced into the positions ``index`` along ``dim``.
+
+    ``reduce`` is a sum, product, maximum or minimum. x[p] takes part if ``include_self``, or if no entry has position p. All
+    entries are compared with all positions, so many entries need a large tensor.
+    """
     if reduce == "mean" or not x.dim():
         return indexing.scatter_reduce(x, dim, index, source, reduce, include_self=include_self)
     size, old = x.shape[dim], x.movedim(dim, -1)
@@ -99,7 +102,7 @@ _REDUCTIONS: dict[str, tuple[Callable[[torch.dtype], float], Callable[[Tensor, i
 
 
 def constant_pad(x: Tensor, amounts: Sequence[int], value: float = 0.0) -> Tensor:
-    """Crop by the negative amounts, then pad by the others; two amounts an axis, last axis first."""
+    """Crop x by the negative amounts, then pad it with ``value`` by the others; two amounts an axis, last axis first."""
     if min(amounts, default=0) >= 0:
         return DECLINED
     for number, (before, after) in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):
@@ -114,14 +117,14 @@ def constant_pad(x: Tensor, amounts: Sequence[int], value: float = 0.0) -> Tenso
 
 
 def as_strided(x: Tensor, size: list[int], stride: list[int], offset: int | None = None) -> Tensor:
-    """Entries at flat positions offset + sum_i k_i stride_i of x in row order."""
+    """Return the entries at flat positions offset + sum_i k_i stride_i of x in row order."""
     return layout.as_strided(x.contiguous(), size, stride, offset)
 
 
 def as_strided_scatter(
     x: Tensor, source: Tensor, size: list[int], stride: list[int], offset: int | None = None
 ) -> Tensor:
-    """x with what :func:`as_strided` reads replaced by ``source``."""
+    """Return x with the entries that :func:`as_strided` reads replaced by ``source``."""
     return layout.as_strided_scatter(x.contiguous(), source, size, stride, offset)
 
 

@@ -24,7 +24,7 @@ take 9 seconds to export: two bidirectional layers of more steps than this would
 def lstm(
     x: Tensor, kernel: Tensor, recurrent: Tensor, bias: Tensor, h: Tensor, c: Tensor, reverse: bool
 ) -> tuple[Tensor, ...]:
-    """``edgefl::lstm_cells``: the shapes are its own."""
+    """Compute the op ``edgefl::lstm_cells``, which documents arguments and results, step by step."""
     projected, hidden = _projected(x, kernel, bias), h.shape[1]
     h, c = h.t(), c.t()
     rows: list[tuple[Tensor, ...]] = []
@@ -40,7 +40,7 @@ def lstm(
 
 
 def lstm_backward(d_states: Tensor | None, d_h: Tensor, d_c: Tensor, *saved: Any) -> tuple[Tensor, ...]:
-    """``edgefl::lstm_cells_backward``: the shapes are its own."""
+    """Compute the op ``edgefl::lstm_cells_backward``, which documents arguments and results, step by step."""
     i, f, g, o, before, squashed, recurrent, reverse = saved
     transposed, dh, dc = recurrent.t(), d_h.t(), d_c.t()
     d_rows = None if d_states is None else _turned(d_states)
@@ -65,7 +65,7 @@ def lstm_backward(d_states: Tensor | None, d_h: Tensor, d_c: Tensor, *saved: Any
 def gru(
     x: Tensor, kernel: Tensor, recurrent: Tensor, outer: Tensor, inner: Tensor, h: Tensor, reverse: bool
 ) -> tuple[Tensor, ...]:
-    """``edgefl::gru_cells``: the shapes are its own."""
+    """Compute the op ``edgefl::gru_cells``, which documents arguments and results, step by step."""
     projected, hidden = _projected(x, kernel, outer), h.shape[1]
     h, column = h.t(), inner.unsqueeze(1)
     rows: list[tuple[Tensor, ...]] = []
@@ -82,7 +82,7 @@ def gru(
 
 
 def gru_backward(d_states: Tensor | None, d_h: Tensor, *saved: Any) -> tuple[Tensor, ...]:
-    """``edgefl::gru_cells_backward``: the shapes are its own."""
+    """Compute the op ``edgefl::gru_cells_backward``, which documents arguments and results, step by step."""
     r, z, n, p_n, away, recurrent, reverse = saved
     transposed, dh = recurrent.t(), d_h.t()
     d_rows = None if d_states is None else _turned(d_states)
@@ -105,7 +105,7 @@ def gru_backward(d_states: Tensor | None, d_h: Tensor, *saved: Any) -> tuple[Ten
 
 
 def _projected(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
-    """``kernel @ x[t] + bias`` for all steps in one product, (T, G, B)."""
+    """Compute ``kernel @ x[t] + bias`` for all steps t in one product, (T, G, B)."""
     steps, batch, features = x.shape
     rows = x.reshape(steps * batch, features) @ kernel.t() + bias
     return _turned(rows.view(steps, batch, -1))
@@ -124,13 +124,13 @@ def _order(kind: str, sequence: Tensor, reverse: bool) -> range:
 
 
 def _stacked(rows: Sequence[tuple[Tensor, ...]], reverse: bool) -> list[Tensor]:
-    """The values of each step at the position they belong to."""
+    """Stack the values of all steps along a first axis, in the order of positions in the sequence."""
     ordered = rows[::-1] if reverse else rows
     return [torch.stack(values) for values in zip(*ordered, strict=True)]
 
 
 def _turned(sequence: Tensor) -> Tensor:
-    """(T, A, B) as (T, B, A), with memory of its own."""
+    """Return a sequence (T, A, B) as (T, B, A), copied."""
     return sequence.transpose(1, 2).contiguous()
 
 

@@ -11,7 +11,7 @@ _aten = torch.ops.aten
 
 
 def pad(x: Tensor, axis: int, before: int, behind: int) -> Tensor:
-    """Zeros before and behind along ``axis``; a negative number drops entries instead."""
+    """Add ``before`` and ``behind`` zeros along ``axis``; a negative number drops entries instead."""
     size = x.shape[axis]
     if before < 0 or behind < 0:
         x = cut(x, axis, max(-before, 0), size - max(-behind, 0))
@@ -23,12 +23,12 @@ def pad(x: Tensor, axis: int, before: int, behind: int) -> Tensor:
 
 
 def cut(x: Tensor, axis: int, start: int, stop: int) -> Tensor:
-    """x[start:stop] along ``axis``."""
+    """Return x[start:stop] along ``axis``."""
     return x if (start, stop) == (0, x.shape[axis]) else _aten.slice.Tensor(x, axis, start, stop)
 
 
 def window(x: Tensor, axis: int, start: int, size: int) -> Tensor | None:
-    """Entries start .. start + size along ``axis``, zeros where there are none; None where all are zero."""
+    """Return entries start .. start + size along ``axis``, with zeros outside of x; None if all are outside."""
     first, last = max(start, 0), min(start + size, x.shape[axis])
     if last <= first:
         return None
@@ -36,7 +36,7 @@ def window(x: Tensor, axis: int, start: int, size: int) -> Tensor | None:
 
 
 def shifts(x: Tensor, axis: int, starts: Sequence[int], size: int) -> list[Tensor]:
-    """Return for each start the entries start .. start + size along ``axis``, with zeros outside: padded once."""
+    """Return for each of ``starts`` the entries start .. start + size along ``axis``, with zeros outside of x."""
     before = max(0, -min(starts))
     behind = max(0, max(starts) + size - x.shape[axis])
     padded = pad(x, axis, before, behind)
@@ -52,7 +52,7 @@ def taps(
 ) -> list[Tensor]:
     """Return for each kernel position i the entries p * stride + i * dilation - padding, p < count, with zeros outside.
 
-    With a stride s the axis becomes [size / s, s]: each tap is one of s phases and a slice of it.
+    With a stride s the axis becomes [size / s, s]: each tap is a slice of one of s phases.
     """
     reach = [i * dilation for i in range(kernel)]
     if stride == 1:
@@ -68,7 +68,7 @@ def taps(
 
 
 def join(parts: Sequence[Tensor], axis: int) -> Tensor:
-    """The parts side by side; one part is itself."""
+    """Concatenate ``parts`` along ``axis``; a single part is returned itself."""
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), axis)
 
 
@@ -77,7 +77,10 @@ MOST_OF_CHAIN = 2**18
 
 
 def in_parts(chain: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """``chain``, which makes each entry of the same entry of the ``tensors``, all of one shape, some rows at a time."""
+    """Apply ``chain`` to ``tensors``, all of one shape, some rows at a time, so that its inner values stay small.
+
+    Each entry of the result of ``chain`` may depend only on the same entry of each tensor.
+    """
     first = tensors[0]
     count = min(len(first), -(-first.numel() // MOST_OF_CHAIN)) if first.dim() else 1
     if count < 2 or any(each.shape != first.shape for each in tensors):
@@ -88,7 +91,7 @@ def in_parts(chain: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
 
 
 def total(parts: Sequence[Tensor | None], shape: Sequence[int]) -> Tensor:
-    """The sum of those that are not None; zeros of ``shape`` if none is left."""
+    """Return the sum of the parts that are not None, or zeros of ``shape`` if all are None."""
     terms = [part for part in parts if part is not None]
     if not terms:
         return torch.zeros(tuple(shape))
@@ -99,9 +102,9 @@ def total(parts: Sequence[Tensor | None], shape: Sequence[int]) -> Tensor:
 
 
 def interleave(parts: Sequence[Tensor | None], axis: int, size: int) -> Tensor | None:
-    """[a0, b0, a1, b1, ..] along ``axis`` of channels-last parts a, b, .. of one shape, cut to ``size``.
+    """Return [a0, b0, a1, b1, ..] along ``axis`` of channels-last parts a, b, .. of one shape, cut to ``size``.
 
-    None means zeros; the result is None if all parts are.
+    A part of None counts as zeros; the result is None if all parts are.
     """
     tensors = [part for part in parts if part is not None]
     if not tensors:
@@ -117,10 +120,13 @@ def interleave(parts: Sequence[Tensor | None], axis: int, size: int) -> Tensor |
 def place(
     parts: Sequence[Sequence[Tensor]], size: Sequence[int], met: Sequence[Sequence[Sequence[tuple[int, int]]]]
 ) -> Tensor:
-    """[N, *size, C]: the adjoint of reading by two-dimensional taps.
+    """Apply the adjoint of reading by two-dimensional taps, and return [N, *size, C].
 
-    ``parts[i][j]`` [N, H', W', C] is what kernel position (i, j) gives to the inputs that it read; ``met[axis][phase]``
-    lists the kernel positions that lead to inputs phase, phase + stride, .. with the output that the first comes from.
+    Args:
+        parts: ``parts[i][j]`` [N, H', W', C] is added to the inputs that kernel position (i, j) read.
+        size: rows and columns of the result.
+        met: ``met[axis][phase]`` lists (kernel position, first output) for inputs phase, phase + stride, ..; see
+            :meth:`edgefl_export.executorch.rules.convolution.Moves.met`.
     """
     first = parts[0][0]
     height, width = (-(-n // len(phases)) for n, phases in zip(size, met, strict=True))

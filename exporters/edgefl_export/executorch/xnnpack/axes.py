@@ -41,7 +41,7 @@ def _is_turned(node: fx.Node, last: int) -> bool:
 
 
 def axes_of(node: fx.Node, rank: int) -> list[int]:
-    """The axes of a transposition's argument in the order of its result."""
+    """Return the axes of a transposition's argument in the order of its result."""
     if node.target is _aten.permute.default:
         return [axis % rank for axis in ints_argument(node, 1)]
     order = list(range(rank))
@@ -84,7 +84,7 @@ def _select(builder: Builder, node: fx.Node) -> None:
 
 
 def _pad(builder: Builder, node: fx.Node) -> None:
-    """Joined along each axis with blocks of what it is filled with: XNNPACK's own padding takes several times as long."""
+    """Join the operand along each axis with constant blocks: XNNPACK's own padding takes several times as long."""
     value, fill = builder.plain(builder.read(node.args[0])), float(argument(node, "value") or 0.0)
     grown = list(shape_of(node.args[0]))
     pairs = [pair for pair in _pairs(node) if any(pair[1:])]
@@ -99,7 +99,7 @@ def _pad(builder: Builder, node: fx.Node) -> None:
 
 
 def _pairs(node: fx.Node) -> list[tuple[int, int, int]]:
-    """(axis, before, behind), the last axis first."""
+    """Return (axis, entries before, entries behind) for each padded axis, the last axis first."""
     padding, last = ints_argument(node, 1), len(shape_of(node)) - 1
     return [(last - at, padding[2 * at], padding[2 * at + 1]) for at in range(len(padding) // 2)]
 
@@ -159,7 +159,7 @@ def _is_cat(node: fx.Node) -> bool:
 
 
 def _expand(builder: Builder, node: fx.Node) -> None:
-    """Times a row of ones along each axis that grows."""
+    """Multiply by a row of ones along each axis that grows."""
     shape = shape_of(node)
     before = shape_of(node.args[0])
     before = (1,) * (len(shape) - len(before)) + before

@@ -29,7 +29,10 @@ def _binary(builder: Builder, node: fx.Node) -> None:
 def _operands(
     builder: Builder, node: fx.Node, first: Any, second: Any
 ) -> tuple[TensorValue, TensorValue, Sequence[int]]:
-    """Both as they are stored, where numbers meet as they do in their own shapes, and the shape of the result."""
+    """Return both operands in their stored shapes, and the shape of the result.
+
+    They are reshaped if entries would not meet as they do in the shapes of the nodes.
+    """
     low, high = builder.stored(first), builder.stored(second)
     count = math.prod(shape_of(node)) if builder.is_inner(node) else 0
     if math.prod(low.shape) == count and (other := _met(builder, node, low, second, high)) is not None:
@@ -42,8 +45,11 @@ def _operands(
 def _met(
     builder: Builder, node: fx.Node, full: TensorValue, argument: Any, value: TensorValue
 ) -> TensorValue | None:
-    """``argument``, stored as ``value``, in a shape that meets ``full`` as it is stored: as many numbers, a single one, or
-    one for each place of the last axis or of the others. None where there is none."""
+    """Return ``argument``, stored as ``value``, in a shape that broadcasts to ``full`` in its stored shape.
+
+    It has equally many entries, a single one, one for each index of the last axis, or one for each of the other axes.
+    Return None if no such shape exists.
+    """
     count, last = math.prod(value.shape), full.shape[-1:]
     if count == math.prod(full.shape):
         return (
@@ -71,7 +77,7 @@ def _is_read_once(argument: Any) -> bool:
 
 
 def _single(builder: Builder, node: fx.Node) -> tuple[int, TensorValue]:
-    """The argument as it is stored, if that will do, and where the result goes."""
+    """Return (number of the stored argument, value for the result) of an op with one argument."""
     if not builder.is_inner(node):
         return builder.id(node.args[0]), builder.result(node)
     source = builder.stored(node.args[0])
@@ -79,7 +85,7 @@ def _single(builder: Builder, node: fx.Node) -> tuple[int, TensorValue]:
 
 
 def _is_binary(node: fx.Node) -> bool:
-    """Operands that are tensors or numbers, and no factor beside them."""
+    """Return True if the operands are tensors or numbers and there is no scale argument such as ``alpha``."""
     numbers = all(isinstance(item, (fx.Node, int, float)) for item in node.args[:2])
     factor = node.kwargs.get("alpha", node.args[2] if len(node.args) > 2 else 1)
     return numbers and bool(factor == 1) and not node.kwargs.get("rounding_mode")

@@ -80,9 +80,9 @@ def _multiply(builder: Builder, node: fx.Node, left: Any, right: TensorValue, bi
 
 
 def _is_from_the_other_side(left: Any, right: TensorValue) -> bool:
-    """Return True if the right factor is so much larger that XNNPACK should pack the left one, with the product transposed.
+    """Return True if the right factor is so much larger that XNNPACK should pack the left one.
 
-    The weights of a wide layer for a few samples are read once then, and not copied.
+    The product is then computed transposed. So the weights of a wide layer are read once for a few samples and not copied.
     """
     count = math.prod(shape_of(left)[:-1])
     return (
@@ -102,7 +102,7 @@ def _from_the_other_side(builder: Builder, left: Any, right: TensorValue) -> Ten
 def _multiply_into(
     builder: Builder, left: TensorValue, right: TensorValue, bias: int, out: TensorValue
 ) -> None:
-    """left [..., K] times right, read as [K, N]: stored so, or as its transpose."""
+    """Write left [..., K] times right [K, N] plus bias into ``out``; ``right`` may be stored as its transpose."""
     flag = TRANSPOSE if right.plain else 0
     builder.add(xnn.XNNFullyConnected(left.id, right.id, bias, out.id, flag))
 
@@ -131,7 +131,7 @@ MOST_ONES = 1 << 14
 
 
 def is_long_sum(node: fx.Node) -> bool:
-    """Return True for so many terms that ExecuTorch's own kernel, which adds one after another, loses digits."""
+    """Return True if a sum has so many terms that ExecuTorch's own kernel, which adds them in order, loses digits."""
     return node.target in _SUMS and _count(node) >= MOST_ONES
 
 
@@ -156,11 +156,11 @@ def _count(node: fx.Node) -> int:
 
 
 def _reduced(builder: Builder, node: fx.Node, factor: float) -> None:
-    """The sum over each run of neighbouring axes, seen as [before, run, behind]; then times ``factor``.
+    """Write the sum over each run of neighbouring axes, reshaped to [before, run, behind], times ``factor``.
 
-    A sum of 2^k terms is their mean, which XNNPACK pools, times 2^k: without rounding, so that whole numbers stay whole.
-    An odd count of terms is a product with ones, unless it takes too many of them; so is a count along the last axes, which
-    XNNPACK pools a number at a time.
+    A sum of 2^k terms is 2^k times their mean, which XNNPACK pools; this is exact, so integers stay integers. An odd number
+    of terms is a product with ones, unless it takes too many of them. So is a sum along the last axes, which XNNPACK would
+    pool one number at a time.
     """
     shape, runs = list(shape_of(node.args[0])), _runs(_axes(node))
     value = source = builder.stored(node.args[0])
@@ -214,14 +214,14 @@ def _turned(builder: Builder, node: fx.Node) -> TensorValue | None:
 
 
 def _is_image(value: TensorValue, before: int, run: int, behind: int) -> bool:
-    """Return True if the sum is one over images [N, H, W, C] that can be pooled as they are."""
+    """Return True if the sum is one over images [N, H, W, C] that XNNPACK can pool without a reshape."""
     if before != 1 or len(value.shape) != 4 or value.shape[3] != behind:
         return False
     return 1 < run // value.shape[0] <= MOST_POOLED
 
 
 def _ones_times(builder: Builder, value: TensorValue, before: int, run: int, behind: int) -> TensorValue:
-    """The sum over the middle of [before, run, behind]."""
+    """Return the sum over the middle axis of [before, run, behind], as a product with ones."""
     if behind > 1:
         ones = builder.constant(torch.ones(before, 1, run))
         source, made = builder.reshaped(value, (before, run, behind)), builder.value((before, 1, behind))
@@ -237,7 +237,7 @@ def _ones_times(builder: Builder, value: TensorValue, before: int, run: int, beh
 
 
 def _parts(run: int) -> list[int]:
-    """A long run as two factors: sums of sums round less than one long sum."""
+    """Return a long run as two factors: sums of sums have a smaller rounding error than one long sum."""
     if run < LONG:
         return [run] if run > 1 else []
     first = next(part for part in range(math.isqrt(run), 0, -1) if run % part == 0)
@@ -245,7 +245,7 @@ def _parts(run: int) -> list[int]:
 
 
 def _runs(axes: list[int]) -> list[tuple[int, int]]:
-    """Neighbouring axes as (first, last)."""
+    """Return runs of neighbouring axes as (first, last)."""
     runs: list[tuple[int, int]] = []
     for axis in axes:
         if runs and runs[-1][1] == axis - 1:
