@@ -37,7 +37,7 @@ from edgefl.simulator.folder import (
 from edgefl.simulator.functions import SimulationPlan
 from edgefl.simulator.results import RoundRow
 from edgefl.simulator.rounds import RUN, Rounds
-from edgefl.simulator.tracking import refuse_missing, tracked
+from edgefl.simulator.tracking import open_trackers, refuse_missing
 from edgefl.simulator.trainers.pool import trainers
 from edgefl.system.files import write_text
 from edgefl.wire import tensors
@@ -197,7 +197,7 @@ class Simulated:
                 listener=listener,
             )
             left = rounds.run(folder.weights(plan.spec), folder.standing, resumed=folder.resumed)
-            with tracked(self.federation, self.dataset.name, self.folder, listener) as trackers:
+            with open_trackers(self.federation, self.dataset.name, self.folder, listener) as trackers:
                 for tracker in trackers:
                     tracker.begin(folder.rows)
                 for row in folder.write(plan.spec, left):

@@ -1,6 +1,6 @@
-"""Store of the clients' carries from round to round: a row for each, as in a device's own store.
+"""Store of the clients' carries between rounds, one row per carry, as in a device's own store.
 
-Nothing is final before :meth:`CarryStore.commit`, so a killed process leaves the last committed state.
+Changes become durable by :meth:`CarryStore.commit`, so a killed process leaves the last committed state.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ CREATE INDEX IF NOT EXISTS by_client ON carries(client);
 
 
 class CarryStore:
-    """``state.sqlite`` in a simulation's folder.
+    """Carries of all clients in ``state.sqlite`` of a simulation's folder.
 
     Raises:
-        StoreError: The file is damaged.
+        StoreError: If the file is damaged.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,19 +48,20 @@ class CarryStore:
         return None if row is None else bytes(row[0])
 
     def commit(self, standing: bytes) -> None:
-        """Make all changes since the last call final, together with the encoded state ``standing``."""
+        """Make all changes since the last call durable, together with the encoded state ``standing``."""
         self._db.execute("INSERT OR REPLACE INTO standing(only, data) VALUES(1, ?)", (standing,))
         self._db.commit()
 
     def choose(self, client: str, begun: RoundToBegin, exchanges: int) -> int | None:
-        """Return the number of the carry that a round of ``client`` starts from, for :meth:`read`, or None.
+        """Return the number of the carry from which a round of ``client`` begins, for :meth:`read`; None if it begins
+        without one.
 
-        Deletes carries that no later round can use.
+        Carries that no later round can use are deleted.
 
         Args:
             client: Name of the client.
             begun: The round.
-            exchanges: Completed rounds for which a carry is valid. 0: unlimited.
+            exchanges: Completed rounds for which a carry is valid; 0 for no limit.
         """
         rows = self._db.execute(
             "SELECT id, name, nonce, round FROM carries WHERE client = ? ORDER BY id", (client,)
@@ -72,12 +73,12 @@ class CarryStore:
         return None if choice.carry is None else choice.carry.id
 
     def read(self, number: int) -> Arrays:
-        """Return a carry. It stays in the store until a later round starts from another one."""
+        """Return the carry with this number. It stays in the store until a later round begins from another one."""
         row = self._db.execute("SELECT data FROM carries WHERE id = ?", (number,)).fetchone()
         return tensors.load(row[0])
 
     def keep(self, client: str, begun: RoundToBegin, nonce: str, carry: Arrays) -> None:
-        """Add the carry of round ``begun`` of ``client``."""
+        """Store the carry that ``client`` made in round ``begun``. ``nonce`` identifies its task."""
         self._db.execute(
             "INSERT INTO carries(client, name, nonce, round, data) VALUES(?, ?, ?, ?, ?)",
             (client, begun.name, nonce, begun.round, tensors.dump(carry)),

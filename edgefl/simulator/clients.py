@@ -1,6 +1,6 @@
-"""Simulated clients: their data, their speed and energy, and those that are lost.
+"""Simulated clients: their data, speed and energy, and the updates that are lost.
 
-The data are rows of one dataset, or files of each client. A client's data are in memory only while it trains.
+The data are rows of one dataset, or files of each client. They are in memory only while the client trains.
 """
 
 from __future__ import annotations
@@ -23,19 +23,23 @@ from edgefl_device.data.samples import LocalData, LocalSource
 
 
 class ClientData(Protocol):
-    """Data of the clients by name."""
+    """Training data of all clients."""
 
     @property
     def samples(self) -> Mapping[str, int]:
         """Number of samples of every client."""
 
     def of(self, client: str) -> LocalSource:
-        """Return the data of a client. Raises DataError if they cannot be used."""
+        """Return the data of a client.
+
+        Raises:
+            DataError: If they cannot be used.
+        """
 
 
 @dataclass(frozen=True, eq=False)
 class SharedData:
-    """Training samples of ``dataset``, divided among the clients. ``rows`` holds the indices (int64) of each."""
+    """Training samples of one ``dataset``, divided among the clients. ``rows``: indices of each client's samples, int64."""
 
     dataset: Dataset
     rows: Mapping[str, Array]
@@ -54,7 +58,9 @@ class SharedData:
 
 @dataclass(frozen=True, eq=False)
 class OwnData:
-    """Files of each client in ``places``, read as on a device (:func:`edgefl_device.data.sources.load`)."""
+    """Training data in the files of each client. ``places`` are their paths, read by
+    :func:`edgefl_device.data.sources.load`.
+    """
 
     places: Mapping[str, Path]
     _samples: dict[str, int] = field(default_factory=dict)
@@ -85,25 +91,30 @@ class ClientWork:
 
 @dataclass(frozen=True)
 class _TrainingStage:
-    """Stage of a round on one client, in seconds and in joules."""
+    """Stage of a client's round: fetching, training or sending. Its duration in seconds and its energy in joules."""
 
     seconds: float
     joules: float
 
     def spent(self, seconds: float) -> float:
-        """Return the joules of its first ``seconds``, spread evenly. A stage without duration spends all at once."""
+        """Return the joules of the first ``seconds`` of the stage, spread evenly. A stage without duration spends all at
+        once.
+        """
         return self.joules if seconds >= self.seconds else self.joules * max(0.0, seconds) / self.seconds
 
 
 @dataclass(frozen=True)
 class SimulatedFleet:
-    """Clients of ``table``, drawn by ``seed``: the slowness of each for the whole run, and the lost ones of each round."""
+    """Speed, energy and losses of the clients by ``table``, drawn by ``seed``.
+
+    The speed of a client is drawn once for the run, its losses for each round.
+    """
 
     table: SimulationTable
     seed: int
 
     def slowness(self, tier: str, client: str) -> float:
-        """Return the factor between a client's times and those of a median client. Its logarithm is normal."""
+        """Return the factor of a client's times relative to a median client. Its logarithm has a normal distribution."""
         drawn = self._uniform("slow", client)
         return math.exp(self._of_tier(tier).spread * NormalDist().inv_cdf(drawn))
 
@@ -112,7 +123,7 @@ class SimulatedFleet:
         return any(fnmatchcase(client, pattern) for pattern in self.table.absent)
 
     def vanishes(self, number: int, tier: str, client: str) -> bool:
-        """Return True if its update of round ``number`` is lost."""
+        """Return True if the update of ``client`` in round ``number`` is lost."""
         return self._uniform("vanish", number, client) < self._of_tier(tier).dropout
 
     def seconds(self, client: str, work: ClientWork) -> float:
@@ -135,7 +146,7 @@ class SimulatedFleet:
         return spent
 
     def place(self, number: int, client: str) -> float:
-        """Return the random order of clients with equal times, drawn for each round."""
+        """Return a random number in (0, 1) that orders clients with equal times in round ``number``."""
         return self._uniform("arrive", number, client)
 
     def _parts(self, client: str, work: ClientWork) -> tuple[_TrainingStage, _TrainingStage, _TrainingStage]:

@@ -1,4 +1,4 @@
-"""Weights as clients receive them: decoded from the blobs that a server would send, as on devices."""
+"""Downloads of simulated clients: weights decoded from the blobs that a server would publish."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from edgefl_server.storage.checkpoints import PublishedModels
 
 @dataclass
 class DownlinkBlobs:
-    """Blobs of the current model in memory, as they travel."""
+    """Encoded blobs of the current model, in memory."""
 
     chunk: int
     compression: Compression
@@ -41,14 +41,14 @@ class DownlinkBlobs:
 
 @dataclass(frozen=True)
 class FetchedWeights:
-    """Weights of a tier's clients by the labels of ports, and the size of their download."""
+    """Download of a tier's clients: weights by the labels of ports, and its size in bytes."""
 
     weights: Arrays
     nbytes: int
 
 
 class Downloads:
-    """Publisher of one model after the other, in the federation's encoding."""
+    """Publisher of successive models in the federation's encoding."""
 
     def __init__(self, spec: RunSpec, folder: Path, run: str) -> None:
         limits, downlink = spec.limits, spec.downlink
@@ -63,15 +63,15 @@ class Downloads:
         self._blobs.keep_only(self._downlink.units)
 
     def resume(self, model: ModelVersion) -> None:
-        """Publish a model again after a restart."""
+        """Publish a model again after a restart, with the same bytes."""
         self._downlink.resume(model.number, model.version, model.parts(self._spec))
 
     def received(self, model: ModelVersion) -> Arrays:
-        """Return the weights of ``model`` by global name, with the rounding of their encoding."""
+        """Return the weights of ``model`` by global name as clients receive them, with the rounding of the encoding."""
         return self._downlink.received(model.weights, model.parts(self._spec))
 
     def fetch(self, manifest: Manifest) -> FetchedWeights:
-        """Return the weights for a client of the tier that has none yet."""
+        """Return the download of a client of this tier that has no weights yet."""
         names = (*(unit for chunk in manifest.prefix for unit in chunk.units), *manifest.suffix)
         arrays: Arrays = {}
         nbytes = 0

@@ -67,7 +67,7 @@ class _Saved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def rows_of(folder: Path) -> tuple[RoundRow, ...]:
-    """Return the rounds in a folder, in order. Skips half a line, which a killed process leaves."""
+    """Return the rows of all rounds in a folder, in order. A line that a killed process left incomplete is ignored."""
     path = folder / ROUNDS_NAME
     rows: list[RoundRow] = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
@@ -77,12 +77,12 @@ def rows_of(folder: Path) -> tuple[RoundRow, ...]:
 
 
 def kept_path(folder: Path, number: int) -> Path:
-    """Return the file of the model after round ``number``, if ``simulation.keep_every`` keeps it."""
+    """Return the path of the model after round ``number`` that the option ``simulation.keep_every`` stores."""
     return folder / KEPT_NAME / f"round-{number:04d}.safetensors"
 
 
 def kept_models(folder: Path) -> dict[int, Path]:
-    """Return the files of the kept models, by round number, in order."""
+    """Return the paths of the models stored by ``simulation.keep_every``, by round number, in order."""
     found = {
         path.stem.removeprefix("round-"): path for path in (folder / KEPT_NAME).glob("round-*.safetensors")
     }
@@ -93,7 +93,11 @@ def kept_models(folder: Path) -> dict[int, Path]:
 
 
 def discard(folder: Path) -> None:
-    """Remove the files of an earlier simulation, and nothing else. Raises ConfigError for a folder with other contents."""
+    """Delete the files of an earlier simulation. Other files stay.
+
+    Raises:
+        ConfigError: If the folder has other contents and is not that of a simulation.
+    """
     refuse_foreign(folder)
     for name in _LEFT:
         for path in folder.glob(name):
@@ -101,7 +105,7 @@ def discard(folder: Path) -> None:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Raise ConfigError for a folder that holds more than locks and belongs to no simulation."""
+    """Raise ConfigError if the folder has contents other than locks and is not that of a simulation."""
     if not folder.exists() or (folder / CONFIG_NAME).is_file():
         return
     # A process that was killed at once may have left half of its configuration.
@@ -128,10 +132,11 @@ def check(path: Path, federation: Federation, *, resume: bool) -> None:
     Args:
         path: Folder.
         federation: Configuration.
-        resume: Continue the simulation in the folder.
+        resume: True to continue the simulation in the folder.
 
     Raises:
-        ConfigError: The folder holds a simulation and ``resume`` is False, one of another configuration, or other contents.
+        ConfigError: If the folder has other contents, or a simulation of another configuration, or if it has a
+            simulation and ``resume`` is False.
     """
     refuse_foreign(path)
     config = path / CONFIG_NAME
@@ -147,7 +152,15 @@ def check(path: Path, federation: Federation, *, resume: bool) -> None:
 
 @dataclass
 class SimulationFolder:
-    """Folder of a new or resumed simulation of ``federation``."""
+    """Open folder of a simulation.
+
+    Attributes:
+        path: The folder.
+        federation: Configuration of the simulation.
+        carries: Store of the clients' carries.
+        standing: Last saved state.
+        resumed: True if an earlier process began the simulation.
+    """
 
     path: Path
     federation: Federation
@@ -157,7 +170,11 @@ class SimulationFolder:
 
     @classmethod
     def open(cls, path: Path, federation: Federation, *, resume: bool) -> SimulationFolder:
-        """Open a folder. Raises ConfigError as :func:`check` does, and if other code began the simulation in it."""
+        """Open the folder of a new or resumed simulation, and write its configuration if it is new.
+
+        Raises:
+            ConfigError: As :func:`check`, or if the simulation was begun by other code.
+        """
         check(path, federation, resume=resume)
         if not (path / CONFIG_NAME).exists():  # before anything else: it says whose folder this is
             write_text(path / CONFIG_NAME, dump(federation))
@@ -178,17 +195,17 @@ class SimulationFolder:
 
     @property
     def rows(self) -> tuple[RoundRow, ...]:
-        """Earlier rounds of the simulation. Rounds that a killed process ran and did not save are run again."""
+        """Rows of the saved rounds. Rounds that a killed process ran but did not save are run again."""
         return tuple(row for row in rows_of(self.path) if row.round <= self.standing.number)
 
     def weights(self, spec: RunSpec) -> Arrays:
-        """Return the initial model of this process, with the server's state."""
+        """Return the model, with the server's state, from which this process continues."""
         return Checkpoints(self.path).load(self.standing.number) if self.resumed else dict(spec.initial)
 
     def write(self, spec: RunSpec, rounds: Iterable[FinishedRound]) -> Iterator[RoundRow]:
-        """Write every round to the folder, and yield its row.
+        """Write each round to the folder and yield its row.
 
-        Saves the simulation's state now and then, and the model at the end.
+        The state is saved at intervals, and the model after the last round.
         """
         checkpoints, last = Checkpoints(self.path), time.monotonic()
         code = digest_of(code_of(self.federation))
@@ -213,7 +230,7 @@ class SimulationFolder:
         self._tabulate()
 
     def _save(self, checkpoints: Checkpoints, weights: Arrays, standing: SimulationState, code: str) -> None:
-        """Save model and state, the model first, because the committed state names it."""
+        """Save the model, then the state, which names the model."""
         checkpoints.save(standing.number, weights)
         self.carries.commit(msgspec.json.encode(_Saved(standing=standing, code=code)))
         checkpoints.prune(standing.number)

@@ -1,7 +1,8 @@
-"""Functions of the clients, recorded as lists of operations, for one client or for many, and the plan of a simulation.
+"""Functions of the clients, recorded as lists of operations for one or several clients, and the plan of a simulation.
 
-A recording has no autograd: it contains forward, backward and update as they ran. For many clients it is the same list, with
-a leading client dimension on every tensor that belongs to a client (:func:`torch.func.vmap`).
+A recording does not use autograd: it contains the operations of forward pass, backward pass and update. For several
+clients it is the same list, with a leading client dimension on each tensor that belongs to a client
+(:func:`torch.func.vmap`).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ Call = Callable[..., tuple[Tensor, ...]]
 
 
 def compiled(module: fx.GraphModule) -> Call:
-    """Return ``module`` as a function of its placeholders, in order. It frees each value after its last use."""
+    """Return ``module`` as a Python function of its placeholders, in order. It frees each value after its last use."""
     return _Writer(module).function()
 
 
@@ -110,7 +111,9 @@ class _Writer:
 
 
 def move(module: fx.GraphModule, device: torch.device) -> None:
-    """Move the constants and new tensors of a list to ``device``. Its inputs must be there too."""
+    """Move the constants of a recorded list, and the tensors that it creates, to ``device``. Its inputs must be there
+    too.
+    """
     for node in module.graph.nodes:
         if node.op == "get_attr":
             value = getattr(module, str(node.target))
@@ -137,13 +140,14 @@ Recorded = Callable[[Mapping[str, Tensor]], Tensors]
 
 @dataclass
 class Functions:
-    """Functions of one exchange of a tier, by the names of graphs in the manifest of its ``bundle``, which contains none of
-    them.
+    """Functions of one exchange of a tier, by the names of graphs in the manifest of ``bundle``. The bundle has no
+    graphs.
 
     Attributes:
+        bundle: Bundle with the manifest only.
         named: Functions by name.
-        wanted: Clients of the tier that a round aims for.
-        table: Device and precision.
+        wanted: Number of clients of the tier that a round aims for.
+        table: Table ``simulation``, with device and precision.
     """
 
     bundle: BundleArchive
@@ -179,15 +183,17 @@ class Functions:
         return self.bundle.manifest
 
     def steps(self, rows: int, most: int) -> int:
-        """Return the local steps of a client with ``rows`` samples, of which it uses at most ``most`` (0: all)."""
+        """Return the number of local steps of a client with ``rows`` samples. It uses at most ``most`` of them; 0 for
+        all.
+        """
         return sum(self.manifest.steps_with(min(rows, most or rows)))
 
     def blob(self, ref: BlobRef) -> bytes:
-        """Return the tokenizer's bytes."""
+        """Return the bytes of a blob of the bundle, such as the tokenizer."""
         return self.bundle.blobs[ref.sha256]
 
     def features(self, name: str) -> Callable[[Array], Array]:
-        """Return the function that converts the contents of a file to samples."""
+        """Return a function that converts the contents of files to samples, by the recorded function ``name``."""
         run = self.recorded(name, 1)
         return lambda rows: (
             run({"batch.0.x": torch.from_numpy(rows).to(self.device)})["record.x"].cpu().numpy()
@@ -195,9 +201,9 @@ class Functions:
 
     @cached_property
     def together(self) -> int:
-        """Clients per call of each function: several if a client's arithmetic costs less than the calls.
+        """Number of clients per call of a function: above 1 if a client's arithmetic costs less than the calls.
 
-        Model and federation decide it, independently of the machine.
+        It depends on model and federation, but not on the machine.
         """
         apart = {chunk.graph for chunk in self.manifest.prefix}
         graphs = [each for each in self.manifest.of_round if each.name not in apart]
@@ -215,13 +221,17 @@ class Functions:
 
     @cached_property
     def _steps(self) -> frozenset[str]:
-        """Names of the training functions. Those that begin and end a round are always exact."""
+        """Names of the training functions, which the precision applies to. Functions at the begin and end of a round are
+        exact.
+        """
         phases = self.manifest.phases
         shorter = {bucket.graph for phase in phases for bucket in phase.shorter}
         return frozenset({phase.graph for phase in phases} | shorter)
 
     def recorded(self, name: str, clients: int) -> Recorded:
-        """Return the function ``name`` for ``clients`` clients at once. 1: for one, without a client dimension."""
+        """Return the recording of function ``name`` for ``clients`` clients at once; 1 has no client dimension. It is
+        cached.
+        """
         key = name, clients
         if key not in self._recorded:
             exact = name not in self._steps or self.table.precision == "float32"
@@ -238,10 +248,13 @@ def recorded(
         function: Function of an algorithm.
         clients: Number of clients.
         device: Device to run on.
-        exact: False: matrix products in bfloat16, as with torch.autocast; weights stay float32.
+        exact: False for matrix products in bfloat16, as with torch.autocast; weights stay float32.
 
     Returns:
-        The recorded function. It overwrites inputs of the role ``state`` that it replaces.
+        The recorded function. It overwrites an input of the role ``state`` that it replaces.
+
+    Raises:
+        ConfigError: If an operation has no form for several clients.
     """
     with torch.autocast("cpu", torch.bfloat16, enabled=not exact, cache_enabled=False):
         traced = trace(function)
@@ -258,7 +271,7 @@ def recorded(
         channels_last(module, [role_of(name) in _IMAGES for name in inputs])
         large_first(module)
     own_results(module, [role_of(name) == "state" for name in outputs])
-    in_place(module, _replaced(inputs, outputs))
+    in_place(module, _find_replaced(inputs, outputs))
     move(module, device)
     call = compiled(module)
 
@@ -271,13 +284,13 @@ def recorded(
 
 
 def _convolves(function: Function) -> bool:
-    """Return True if the function has convolutions. For several clients they become grouped ones, slower than one by one."""
+    """Return True if the function has convolutions. For several clients these become grouped ones, which are slower."""
     captured = capture(function, _AS_THEY_RAN)
     return any(node.target is torch.ops.aten.convolution.default for node in captured.module.graph.nodes)
 
 
-def _replaced(inputs: Sequence[str], outputs: Sequence[str]) -> dict[int, int]:
-    """Return the index of each state input, and that of the output that replaces it."""
+def _find_replaced(inputs: Sequence[str], outputs: Sequence[str]) -> dict[int, int]:
+    """Return the index of each state input, with the index of the output that replaces it."""
     return {
         place: outputs.index(name)
         for place, name in enumerate(inputs)
@@ -315,9 +328,9 @@ def _for_many(
 
 @dataclass(frozen=True)
 class SimulationPlan:
-    """Run spec of a server, and the functions that a simulation runs instead of bundles.
+    """Run spec of a server, and the functions that run instead of bundles, by tier and index of the exchange.
 
-    ``functions`` is by tier and index of the exchange (:meth:`~edgefl_server.run_spec.RunSpec.index`).
+    The index is from :meth:`~edgefl_server.run_spec.RunSpec.index`.
     """
 
     spec: RunSpec
@@ -356,5 +369,5 @@ class SimulationPlan:
 
 
 def _wanted(federation: Federation, tier: str) -> int:
-    """Return the clients of the tier that a round aims for, if all tiers are selected alike."""
+    """Return the number of clients of the tier that a round aims for, if all tiers are selected in proportion."""
     return share(federation.round.fraction, federation.tiers[tier].count)

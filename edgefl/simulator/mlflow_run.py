@@ -1,4 +1,4 @@
-"""Rounds of a simulation as a run of MLflow: the configuration as its parameters, each round's numbers as metrics."""
+"""MLflow run of a simulation: the configuration as parameters, and the numbers of each round as metrics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _AGAIN_S = 60.0
 
 
 class _MlflowFile(msgspec.Struct, frozen=True):
-    """``mlflow.json``: the run that records a simulation."""
+    """Contents of ``mlflow.json``: server and identifier of the MLflow run."""
 
     uri: str
     run: str
@@ -38,9 +38,12 @@ class _MlflowFile(msgspec.Struct, frozen=True):
 
 @dataclass
 class MlflowRun:
-    """One run on one MLflow server. If the server fails later, no round is lost: missing ones are sent when it is back.
+    """Run on an MLflow server. If the server fails later, rounds are queued and sent when it is available again.
 
     Attributes:
+        client: Client of the server.
+        uri: URL of the server.
+        run: Identifier of the run.
         last: Last round on the server.
         listener: Receives warnings.
         waiting: Rounds to send.
@@ -60,7 +63,7 @@ class MlflowRun:
         """Return the run that ``mlflow.json`` in ``folder`` names, or a new one.
 
         Raises:
-            ConfigError: MLflow cannot be reached, or does not have the run.
+            ConfigError: If MLflow cannot be reached, or does not have the run.
         """
         uri, path = federation.simulation.mlflow, folder / NAME
         try:
@@ -98,7 +101,7 @@ class MlflowRun:
             self.client.set_terminated(self.run, "FINISHED" if finished else "KILLED")
 
     def _send(self) -> None:
-        """Send the waiting rounds, in order."""
+        """Send the queued rounds in order. If that fails, warn once and set the time of the next attempt."""
         try:
             while self.waiting:
                 self._log(self.waiting[0])
@@ -120,7 +123,9 @@ class MlflowRun:
 
 
 def _new_run(client: MlflowClient, federation: Federation, dataset: str, folder: Path) -> str:
-    """Return a new run with the whole configuration, in the experiment with the federation's name."""
+    """Create a run with the configuration as parameters, in the experiment with the federation's name. Return its
+    identifier.
+    """
     name = federation.federation.name
     found = client.get_experiment_by_name(name)
     experiment = client.create_experiment(name) if found is None else found.experiment_id

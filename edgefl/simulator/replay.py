@@ -1,6 +1,6 @@
-"""Repetition of a run from its journal: the updates as received, added in the order of their arrival.
+"""Replay of a run from its journal: the updates as received, added in the order of their arrival.
 
-Sums are whole numbers, so the order has no effect within a round. In asynchronous rounds it decides which round counts an
+Sums are integers, so the order has no effect within a round. In asynchronous rounds it decides which round counts an
 update, and the journal stores that. The same updates in the same rounds give the same bits.
 """
 
@@ -26,11 +26,13 @@ from edgefl_server.storage.journal import Journal, RunRecord
 
 @dataclass(frozen=True)
 class ReplayedRound:
-    """A repeated round.
+    """Result of a replayed round.
 
     Attributes:
+        round: Number of the round.
+        outcome: ``closed`` or ``abandoned``.
         updates: Number of updates.
-        late: Updates that began from an earlier model.
+        late: Number of updates that began from an earlier model.
         weights_sha256: Digest of the model after the round.
         journaled: Digest in the journal.
         weights: The model.
@@ -51,18 +53,18 @@ class ReplayedRound:
 
 
 class Replay:
-    """Repetition of ``run`` of ``spec`` from ``journal``.
+    """Replay of a run from its journal.
 
     Args:
         spec: Run spec with the run's configuration.
         journal: Journal of the run.
-        run: The run.
+        run: Row of the run.
         initial: Model before the first round.
         folder: Folder for published models.
         device: Device of the sums.
 
     Raises:
-        ConfigError: The run has another configuration or began from another model.
+        ConfigError: If the run has another configuration or began from another model.
     """
 
     def __init__(
@@ -96,7 +98,11 @@ class Replay:
             )
 
     def rounds(self) -> Iterator[ReplayedRound]:
-        """Yield every finished round, in order. Raises StoreError if the bytes of updates are missing or changed."""
+        """Yield every finished round, in order.
+
+        Raises:
+            StoreError: If the bytes of an update are missing or changed.
+        """
         self._downloads.publish(self._models[1])
         for number, outcome, facts in self._journal.outcomes(self._run):
             if outcome == "open":
@@ -104,7 +110,7 @@ class Replay:
             ended = self._journal.ended_round(self._run, number)
             closed = outcome == "closed"
             weights, updates, late = (
-                self._repeated(ended, int(facts["devices"]))
+                self._repeat_round(ended, int(facts["devices"]))
                 if closed
                 else (self._models[number].weights, 0, 0)
             )
@@ -116,8 +122,8 @@ class Replay:
             ending: Outcome = "closed" if closed else "abandoned"
             yield ReplayedRound(number, ending, updates, late, digest, facts["weights_sha256"], weights)
 
-    def _repeated(self, ended: OpenRound, devices: int) -> tuple[Arrays, int, int]:
-        """Return the model after a round, and its numbers of updates and late updates."""
+    def _repeat_round(self, ended: OpenRound, devices: int) -> tuple[Arrays, int, int]:
+        """Return (model after a round, number of its updates, number of those that began from an earlier model)."""
         model, spec = self._models[ended.number], self._spec
         start = self._round_model(model)
         active = begin_aggregation(
@@ -148,7 +154,9 @@ class Replay:
 
 
 def differences(ours: Arrays, theirs: Arrays) -> dict[str, int]:
-    """Return the number of different entries of each tensor that differs."""
+    """Return the number of different entries by name, for tensors that differ. A missing tensor counts with all its
+    entries.
+    """
     counts = {
         name: int((array != theirs[name]).sum())
         if name in theirs and theirs[name].shape == array.shape

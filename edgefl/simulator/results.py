@@ -54,19 +54,18 @@ class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def scalars(row: RoundRow) -> Mapping[str, float]:
-    """Return the numbers of a round by name, without those that are missing."""
+    """Return the numbers of a round by name, including its metrics. Missing values and the round's number are left out."""
     fields = {name: value for name, value in msgspec.structs.asdict(row).items() if name != "round"}
     numbers = {name: float(value) for name, value in fields.items() if isinstance(value, int | float)}
     return {**row.metrics, **numbers}
 
 
 class SimulationState(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a simulation between two rounds.
+    """State of a simulation between two rounds. With the model after round ``number`` and the carries, it resumes to the
+    same bits.
 
-    With the model after round ``number`` and the carries it resumes to the same bits.
-
-    ``now``: seconds of the federation's own time. ``took_part`` and ``turnouts`` belong to the coordinator
-    (:class:`edgefl_server.coordinator.record.ParticipationRecord`).
+    ``now`` is the federation's own time in seconds. ``took_part`` and ``turnouts`` are the coordinator's
+    participation record (:class:`edgefl_server.coordinator.record.ParticipationRecord`).
     """
 
     number: int = 0
@@ -83,7 +82,7 @@ class SimulationState(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class FinishedRound:
-    """A finished round: its row, the weights (with the server's state) after it, and the simulation's state."""
+    """Result of a simulated round: its row, the weights with the server's state after it, and the simulation's state."""
 
     row: RoundRow
     weights: Arrays
@@ -92,7 +91,7 @@ class FinishedRound:
 
 @dataclass
 class RoundTally:
-    """Work of the clients in the current round, and their reports."""
+    """Figures of the current round: work of the clients, and the reports so far."""
 
     began: float
     losses: dict[str, float]

@@ -1,6 +1,6 @@
-"""The rounds of a simulated federation: the coordinator decides, the aggregator sums, and clients train in between.
+"""Rounds of a simulated federation, driven by the server's coordinator and aggregator.
 
-No clock: time is the federation's own, in seconds since it began (:mod:`edgefl.simulator.clients`).
+There is no clock: time is the federation's own, in seconds since its begin (:mod:`edgefl.simulator.clients`).
 """
 
 from __future__ import annotations
@@ -51,10 +51,20 @@ RUN = "simulation"
 
 @dataclass
 class Rounds:
-    """Rounds of a simulation of ``spec``, whose clients ``trainers`` train.
+    """Round backend of a simulation.
 
-    ``update_bytes``: size of an update by tier; ``together``: clients of a tier that a trainer trains at a time, 0: as many
-    as suit its functions.
+    Attributes:
+        spec: Specification of the run.
+        functions: Functions of the clients, by tier and index of the exchange.
+        data: Training data of the clients.
+        downloads: Encoder of the model.
+        carries: Store of the clients' carries.
+        trainers: Trainers of the clients.
+        fleet: Speed and losses of the clients.
+        update_bytes: Size of an update, by tier.
+        together: Clients of a tier that are trained at a time; 0 for as many as suit its functions.
+        device: Device of the sums.
+        listener: Receives warnings.
     """
 
     spec: RunSpec
@@ -133,12 +143,12 @@ class Rounds:
                 self._wait()
 
     def _step(self, event: states.Event) -> None:
-        """Let the coordinator take a step, and queue its actions."""
+        """Pass an event to the coordinator, and queue the actions that follow."""
         self._state, actions = coordinator.step(self._rules, self._state, event, self._now)
         self._pending.extend(actions)
 
     def _wait(self) -> None:
-        """Advance the simulated time to the coordinator's next deadline, if no round opens by itself."""
+        """Advance the simulated time to the coordinator's next deadline, if there is one."""
         if (later := coordinator.wake_at(self._rules, self._state, self._now)) is not None:
             self._now = later
             self._step(states.Tick())
@@ -185,7 +195,7 @@ class Rounds:
         self._is_finished = True
 
     def refuse(self, error: EdgeflError) -> None:
-        """End the simulation with an error."""
+        """Raise ``error``, which ends the simulation."""
         raise error
 
     # -- clients ---------------------------------------------------------------------------------------------
@@ -200,12 +210,14 @@ class Rounds:
         )
 
     def _clients(self) -> dict[str, tuple[int, int]]:
-        """Return the samples and memory of each client. One of a tier that is chosen by memory reports exactly its need."""
+        """Return (samples, memory in bytes) of each client, by name. A client reports exactly the memory that its tier
+        requires.
+        """
         needs = {tier.name: tier.memory_bytes for tier in self._rules.tiers}
         return {name: (count, needs[name.rpartition("-")[0]]) for name, count in self.data.samples.items()}
 
     def _report(self, opened: OpenRound) -> None:
-        """Train as many clients as the round wants, in the order in which they would report."""
+        """Train as many clients as the round needs, in the order in which they would report, and pass their answers on."""
         received = self.downloads.received(self._model) if compares_updates(self.spec) else {}
         start = RoundModel(self._model, FixedDownlink(received))
         self._aggregation = self._begin_aggregation(opened, start, {})
@@ -235,7 +247,7 @@ class Rounds:
             self._step(states.Tick())
 
     def _collect(self, opened: OpenRound) -> None:
-        """Train the clients whose updates an asynchronous version takes."""
+        """Train the clients whose updates an asynchronous round counts."""
         versions = self._versions
         window, reports, self._aggregation = versions.collect(
             self._state,
@@ -261,7 +273,7 @@ class Rounds:
         return self.trainers.train(portions, self.carries.read)
 
     def _work(self, opened: OpenRound, fetched: Mapping[str, FetchedWeights]) -> dict[str, ClientWork]:
-        """Return the work of each selected client."""
+        """Return the bytes and steps of each selected client, by name."""
         index, samples, most = self.spec.index(opened.position), self.data.samples, self._rules.samples
         work = {}
         for each in opened.assignments.values():
@@ -271,7 +283,9 @@ class Rounds:
         return work
 
     def _arrivals(self, opened: OpenRound, work: Mapping[str, ClientWork]) -> list[tuple[float, Assignment]]:
-        """Return the arrivals before the deadline in seconds since the round's start, with their tasks, earliest first."""
+        """Return (seconds since the round's begin, task) of each update that arrives before the deadline, earliest
+        first.
+        """
         fleet, arriving = self.fleet, []
         for each in opened.assignments.values():
             took = fleet.seconds(each.device, work[each.device])
@@ -280,9 +294,9 @@ class Rounds:
         return sorted(arriving, key=lambda one: (one[0], fleet.place(opened.number, one[1].device)))
 
     def _portions(self, wanted: Sequence[Assignment], opened: OpenRound, base: int) -> list[Portion]:
-        """Return the portions of ``wanted``, without clients that lack the carry that they need.
+        """Return the portions of the tasks ``wanted``. Clients without a carry that they need are left out.
 
-        The cut does not depend on the trainers: a group that is filled up differently has other bits.
+        The division does not depend on the trainers, because a group of other clients gives other bits.
         """
         portions = []
         for tier in dict.fromkeys(each.tier for each in wanted):
@@ -293,7 +307,7 @@ class Rounds:
             for first in range(0, len(own), size):
                 some, kept = own[first : first + size], {}
                 for each in some if reads else ():
-                    begun = self._begun(each, opened, base)
+                    begun = self._round_to_begin(each, opened, base)
                     if (
                         number := self.carries.choose(each.device, begun, manifest.carry_exchanges)
                     ) is not None:
@@ -303,12 +317,12 @@ class Rounds:
                 portions.append(Portion(tier, taking, kept))
         return [each for each in portions if each.clients]
 
-    def _begun(self, assignment: Assignment, opened: OpenRound, base: int) -> RoundToBegin:
+    def _round_to_begin(self, assignment: Assignment, opened: OpenRound, base: int) -> RoundToBegin:
         algorithm = self.functions[assignment.tier, self.spec.index(opened.position)].manifest.program
         return RoundToBegin(RUN, f"{RUN}/{algorithm}/{assignment.tier}", opened.number, base)
 
     def _take(self, report: Report, opened: OpenRound, base: int) -> states.Answered:
-        """Write down what a client reported, and what it keeps."""
+        """Count a client's report, store its carry, and return its answer for the coordinator."""
         if report.refused:
             return states.Answered(report.client, accepted=False, reason=report.refused)
         self._tally.up_bytes += report.up_bytes
@@ -317,7 +331,9 @@ class Rounds:
             self._tally.losses[report.client] = report.loss
         if report.carry:
             task = opened.assignments[report.client]
-            self.carries.keep(report.client, self._begun(task, opened, base), task.nonce, report.carry)
+            self.carries.keep(
+                report.client, self._round_to_begin(task, opened, base), task.nonce, report.carry
+            )
         return states.Answered(report.client, accepted=True)
 
     # -- models ----------------------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
-"""Trackers of a simulation besides its own files: TensorBoard's event files, and MLflow by URL.
+"""Trackers that record a simulation besides its own files: TensorBoard's event files, and MLflow.
 
-Neither affects the weights. Both hold each round once, however often a simulation is stopped and resumed.
+They do not affect the weights. Each round is recorded once, however often a simulation is stopped and resumed.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ _MLFLOW = {
 
 
 class Tracker(Protocol):
-    """Receiver of rounds."""
+    """Recorder of rounds."""
 
     def begin(self, rows: Sequence[RoundRow]) -> None:
-        """Record the rounds before this process began, as far as they are missing."""
+        """Record the rounds of earlier processes, if they are missing."""
 
     def take(self, row: RoundRow) -> None:
         """Record one more round."""
 
     def close(self, *, finished: bool) -> None:
-        """Finish after all rounds of this process."""
+        """Finish after the last round of this process. ``finished``: the simulation ended without an error."""
 
 
 def refuse_missing(table: SimulationTable) -> None:
@@ -56,12 +56,13 @@ def refuse_missing(table: SimulationTable) -> None:
 
 
 @contextmanager
-def tracked(
+def open_trackers(
     federation: Federation, dataset: str, folder: Path, listener: EventListener
 ) -> Iterator[Sequence[Tracker]]:
-    """Yield the trackers of ``[simulation]``, and close them at the end of the block.
+    """Context with the trackers of the table ``simulation``, which are closed at its end.
 
-    Raises ConfigError if one fails to start.
+    Raises:
+        ConfigError: If a tracker cannot be started.
     """
     refuse_missing(federation.simulation)
     trackers: list[Tracker] = []
@@ -83,9 +84,9 @@ FOLDER = "tensorboard"
 
 
 class TensorboardFiles:
-    """The folder ``tensorboard`` in a simulation's folder.
+    """Event files in ``tensorboard`` of a simulation's folder.
 
-    A resumed simulation rewrites it from the rounds that count, because a killed process leaves half an event, and rounds
+    A resumed simulation rewrites them from the saved rounds: a killed process leaves incomplete events, and rounds
     that are run again.
     """
 

@@ -1,7 +1,7 @@
-"""Local rounds of the clients of a tier, as :mod:`edgefl_device.round.trainer` runs each of them on its device.
+"""Local rounds of the clients of a tier, equal to those of :mod:`edgefl_device.round.trainer` on a device.
 
-Batches, noise, passes and facts about the data (:class:`edgefl_device.round.inputs.RoundInputs`) are the same, in order.
-The functions themselves run in torch. Clients with the same steps make them together.
+Batches, noise, passes and facts about the data (:class:`edgefl_device.round.inputs.RoundInputs`) are the same, in
+order. The functions run in torch. Clients with the same number of steps are trained together.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class Participant:
-    """A client in a round: the seed of its task, its rows, and its carry."""
+    """Client in a round: seed of its task, its samples, and its carry."""
 
     name: str
     seed: int
@@ -37,17 +37,16 @@ class Participant:
 
 @dataclass(frozen=True)
 class TierInputs:
-    """Common inputs of all clients of a tier: weights by label, on the functions' device, and scalars."""
+    """Inputs that all clients of a tier share: weights by label, on the functions' device, and scalars."""
 
     weights: Tensors
     hyper: Mapping[str, float]
 
 
 class ClientTraining:
-    """Rounds of one exchange of a tier, ``together`` clients at a time. 0: as many as suit its functions.
+    """Local rounds of one exchange of a tier, for ``together`` clients at a time; 0 for as many as suit its functions.
 
-    A group that is not full is filled up with its last client, so that equal groups give equal bits, independently of the
-    rest of the round.
+    A group that is not full is filled up with copies of its last client, so that equal groups give equal bits.
     """
 
     def __init__(self, functions: Functions, together: int = 1) -> None:
@@ -58,7 +57,12 @@ class ClientTraining:
     def run(
         self, tier_inputs: TierInputs, participants: Sequence[Participant]
     ) -> Iterator[tuple[Participant, RoundResult]]:
-        """Yield every client's round. Raises BundleError or DataError if weights, data and ports disagree."""
+        """Train the participants and yield each with its result.
+
+        Raises:
+            BundleError: If the weights lack an input of a graph.
+            DataError: If the data do not fit the graphs.
+        """
         alike: dict[tuple[int, ...], list[Participant]] = {}
         for each in participants:
             alike.setdefault(self._manifest.steps_with(len(each.data)), []).append(each)
@@ -84,7 +88,7 @@ class ClientTraining:
         position = 0
         for phase, count in zip(manifest.phases, steps, strict=True):
             for step in range(position, position + count):
-                graph, batches = self._fed(phase, feeds, step, position)
+                graph, batches = self._graph_inputs(phase, feeds, step, position)
                 out = self._call(graph, tier_inputs, batches, state)
                 state = state | _state(out)
                 _add(sums, out)
@@ -99,10 +103,10 @@ class ClientTraining:
             for at, each in enumerate(group)
         ]
 
-    def _fed(
+    def _graph_inputs(
         self, phase: PhaseSpec, feeds: Sequence[RoundInputs], step: int, first: int
     ) -> tuple[Graph, list[Arrays]]:
-        """Return the graph of a step and each client's inputs."""
+        """Return (graph of a step, inputs of each client)."""
         whole = self._manifest.graph(phase.graph)
         graph, shorter = whole, None
         if phase.shorter:  # one client at a time
@@ -119,7 +123,7 @@ class ClientTraining:
         return RoundInputs.for_round(self._manifest, client.seed, client.data, tier_inputs.hyper, features)
 
     def _record(self, tier_inputs: TierInputs, data: FittedData) -> Array:
-        """Return the boundary activations, one row per sample (embracingfl.md, Algorithm 1)."""
+        """Return the boundary activations of all samples, one row per sample (embracingfl.md, Algorithm 1)."""
         record: Array | None = None
         for chunk in self._manifest.prefix:
             record = self._forward(chunk, tier_inputs, data, record)
@@ -143,7 +147,9 @@ class ClientTraining:
         return np.ascontiguousarray(np.concatenate(parts))  # torch may have put the channels innermost
 
     def _call(self, graph: Graph, tier_inputs: TierInputs, own: Sequence[Arrays], state: Tensors) -> Tensors:
-        """Run one function for all clients in ``own``. ``state`` has a leading client dimension if they are several."""
+        """Run one graph for all clients in ``own`` and return its outputs. For several clients ``state`` has a client
+        dimension.
+        """
         inputs: Tensors = {}
         for port in graph.inputs_of("weights"):
             if port.label not in tier_inputs.weights:

@@ -1,8 +1,8 @@
-"""Asynchronous rounds (FedBuff) in a simulated federation's own time: running clients, their arrival times and initial
+"""Asynchronous rounds (FedBuff) in a simulated federation's own time: working clients, their arrival times and initial
 models.
 
-Arrival times alone decide which updates a round counts. So its clients are trained once these are known, together if they
-began with the same model. Only the rejection of an update is not known earlier: then the round is repeated.
+Arrival times alone decide which updates a round counts. So clients are trained once these are known, and together if
+they began from the same model. Only the refusal of an update is not known before: then the round is repeated.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Arrival = tuple[float, float, Assignment]
 
 @dataclass
 class VersionWindow:
-    """An asynchronous round in progress. ``taken`` are the tasks whose updates it counts, in the order of arrival."""
+    """Asynchronous round in progress. ``taken`` are the tasks whose updates it counts, in the order of arrival."""
 
     state: State
     now: float
@@ -44,7 +44,9 @@ class VersionWindow:
     energy_j: float = 0.0
 
     def together(self) -> Iterator[list[Assignment]]:
-        """Yield the tasks to train at a time: of different clients with one initial model, each client's tasks in order."""
+        """Yield lists of tasks that can be trained together: of different clients with one initial model, in each
+        client's order.
+        """
         groups: dict[tuple[int, int], list[Assignment]] = {}
         had: dict[str, int] = {}
         for task in self.taken:
@@ -56,7 +58,9 @@ class VersionWindow:
 
 @dataclass(frozen=True)
 class _RoundStart:
-    """Inputs of a round's clients: their downloads by tier, the scalars, and the weights as they have them."""
+    """Inputs of the clients that begin in a round: the model, the downloads by tier, the scalars, and the weights as
+    received.
+    """
 
     model: ModelVersion
     fetched: Mapping[str, FetchedWeights]
@@ -66,7 +70,7 @@ class _RoundStart:
 
 @dataclass
 class Versions:
-    """Models that clients train, and the arrival time of each client. ``update_bytes``: size of an update by tier."""
+    """Models that clients train, and the arrival times of their updates. ``update_bytes``: size of an update, by tier."""
 
     spec: RunSpec
     rules: Rules
@@ -79,7 +83,7 @@ class Versions:
     _waiting: list[Arrival] = field(default_factory=list, init=False)
 
     def fetched(self, task: Assignment) -> FetchedWeights:
-        """Return the weights that a client begins its task with."""
+        """Return the download with which a client begins its task."""
         return self._starts[task.round].fetched[task.tier]
 
     def collect(
@@ -99,8 +103,8 @@ class Versions:
             opened: The round.
             model: Its model.
             now: Federation time in seconds.
-            active: Makes the sums.
-            train: Trains clients and adds their updates to the sums.
+            active: Function that makes the sums.
+            train: Function that trains clients and adds their updates to the sums.
 
         Returns:
             The window, the reports by the nonces of their tasks, and the sums.
@@ -109,11 +113,11 @@ class Versions:
         older = {number: self.began(number) for number in opened.older}
         refused: dict[str, str] = {}
         while True:
-            window, sums = self._gone_through(state, opened, now, refused), active(older)
+            window, sums = self._run_window(state, opened, now, refused), active(older)
             reports = {
                 task.nonce: report
                 for tasks in window.together()
-                for task, report in self._trained(tasks, opened, model, sums, train)
+                for task, report in self._train(tasks, opened, model, sums, train)
             }
             bad = {nonce: report.refused for nonce, report in reports.items() if report.refused}
             if not bad:
@@ -134,11 +138,11 @@ class Versions:
         self._starts = {**live, opened.number: start}
 
     def began(self, number: int) -> RoundModel:
-        """Return the model that round ``number`` begins from."""
+        """Return the model from which round ``number`` began."""
         start = self._starts[number]
         return RoundModel(start.model, FixedDownlink(start.received))
 
-    def _trained(
+    def _train(
         self,
         tasks: list[Assignment],
         opened: OpenRound,
@@ -146,7 +150,7 @@ class Versions:
         active: RoundAggregation,
         train: Callable[[RoundTask, RoundAggregation], Iterable[Report]],
     ) -> Iterator[tuple[Assignment, Report]]:
-        """Yield tasks of different clients with one initial model, and their reports."""
+        """Train tasks of different clients with one initial model. Yield each task with its report."""
         number, own = tasks[0].round, {task.device: task for task in tasks}
         start = self._starts[number]
         task = RoundTask(
@@ -162,10 +166,12 @@ class Versions:
 
     # -- time ------------------------------------------------------------------------------------------------
 
-    def _gone_through(
+    def _run_window(
         self, state: State, opened: OpenRound, now: float, refused: Mapping[str, str]
     ) -> VersionWindow:
-        """Return the window at the time when the round has enough updates, without those of the tasks ``refused``."""
+        """Return the window at the time when the round has enough updates. Updates of the tasks ``refused`` do not
+        count.
+        """
         window = VersionWindow(state, now, list(self._waiting))
         for task in opened.began:
             self._give(window, task)
@@ -182,7 +188,7 @@ class Versions:
             else:
                 window.now, _, task = heapq.heappop(window.waiting)
                 if current.assignments.open.get(task.device) == task:
-                    self._answered(window, task, refused.get(task.nonce, ""))
+                    self._answer(window, task, refused.get(task.nonce, ""))
             if window.actions:
                 return window
         raise ParticipationError(
@@ -190,7 +196,7 @@ class Versions:
             "time is over; raise limits.round_deadline_s, or lower simulation.dropout"
         )
 
-    def _answered(self, window: VersionWindow, task: Assignment, refused: str) -> None:
+    def _answer(self, window: VersionWindow, task: Assignment, refused: str) -> None:
         if not refused:
             window.taken.append(task)
         window.energy_j += self._joules(task)
@@ -207,7 +213,7 @@ class Versions:
         window.actions = tuple(action for action in actions if not isinstance(action, Reassign))
 
     def _give(self, window: VersionWindow, task: Assignment) -> None:
-        """Start a client: its update arrives when it is done, unless it is lost."""
+        """Start a client's task: schedule the arrival of its update, unless it is lost."""
         if not self.fleet.vanishes(_turn(task), task.tier, task.device):
             took = self.fleet.seconds(task.device, self._work(task))
             place = self.fleet.place(_turn(task), task.device)
@@ -224,5 +230,5 @@ class Versions:
 
 
 def _turn(task: Assignment) -> int:
-    """Return the number that replaces the round in random draws for a task."""
+    """Return a number derived from the task, which replaces the round in random draws for it."""
     return int(task.nonce[:12], 16)

@@ -1,1 +1,1 @@
-"""Passes that shorten recorded lists of operations: the same values to rounding, in less time."""
+"""Passes that shorten recorded lists of operations. They compute the same values up to rounding, in less time."""

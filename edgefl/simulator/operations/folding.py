@@ -33,7 +33,7 @@ def pool_first(module: fx.GraphModule) -> None:
 
 
 def _backward(relu: fx.Node, pool: fx.Node) -> list[tuple[fx.Node, fx.Node]] | None:
-    """Return the gradients of the pooling, each with that of ``relu`` after it, or None if another node reads either."""
+    """Return pairs of a gradient of the pooling and the gradient of ``relu`` behind it; None if other nodes read them."""
     others = [node for node in relu.users if node is not pool]
     pools = [node for node in others if node.target is _POOL_BACK and node.args[1] is relu]
     relus = [node for node in others if node.target is _RELU_BACK and node.args[1:] == (relu, 0)]
@@ -78,7 +78,7 @@ _COPIES = frozenset({_aten.alias.default, _aten.detach.default})
 
 
 def fold(module: fx.GraphModule) -> None:
-    """Shorten the list. No op of ``module`` may write to its inputs."""
+    """Replace operations without effect, and those with constant results, in place. No operation may write to an input."""
     for node in list(module.graph.nodes):
         if node.op != "call_function" or node.target is operator.getitem:
             continue
@@ -90,7 +90,7 @@ def fold(module: fx.GraphModule) -> None:
 
 
 def _same(node: fx.Node) -> fx.Node | None:
-    """Return the earlier node that has the same value."""
+    """Return an earlier node with the same value as ``node``, or None."""
     first = node.args[0] if node.args else None
     if not isinstance(first, fx.Node):
         return None
@@ -111,7 +111,7 @@ def _same(node: fx.Node) -> fx.Node | None:
 
 
 def _value(module: fx.GraphModule, node: fx.Node) -> Tensor | None:
-    """Return the value of a node that does not depend on the inputs, or None if it does or is large."""
+    """Return the value of a node that does not depend on inputs; None if it does, or if the value is large."""
     found = node.meta.get("val")
     if not isinstance(found, Tensor) or found.nbytes > _MOST_BYTES:
         return None

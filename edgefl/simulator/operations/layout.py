@@ -1,4 +1,6 @@
-"""Layouts that torch's CPU kernels prefer: channels last around convolutions, and the larger factor of a product first."""
+"""Memory layouts that torch's CPU kernels prefer: channels last around convolutions, and the larger factor of a product
+first.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,9 @@ _MANY_WEIGHTS = 1 << 18
 
 
 def channels_last(module: fx.GraphModule, images: Sequence[bool]) -> None:
-    """Use channels last for the inputs of two-dimensional convolutions; other layouts follow.
+    """Convert the inputs of two-dimensional convolutions to channels last, in place.
 
-    A list with ops whose values depend on the layout stays as it is.
+    A list is not changed if the values of one of its operations depend on the layout.
 
     Args:
         module: Recorded list.
@@ -89,7 +91,7 @@ def _after(
 
 
 def large_first(module: fx.GraphModule) -> None:
-    """Replace a dense layer ``x W'`` on few rows by ``(W x')'``, the product with its many weights first."""
+    """Replace a dense layer ``x W'`` with few rows and many weights by ``(W x')'``, in place."""
     graph = module.graph
     for node in list(graph.nodes):
         if node.target is not _aten.addmm.default or node.kwargs:

@@ -1,4 +1,6 @@
-"""Optimizer steps in fewer passes over the weights: ``w - lr * g`` in one pass, or none if g is a product."""
+"""Fusion of optimizer steps into fewer passes over the weights: ``w - lr * g`` in one pass, or in the product that gives
+g.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ _IN_PLACE: Mapping[Any, Any] = {
 
 
 def fuse(module: fx.GraphModule) -> None:
-    """Fuse sums with multiples into one pass each, and masks into thresholds."""
+    """Fuse sums with multiples into one operation, and masks into thresholds, in place."""
     negated: dict[fx.Node, fx.Node] = {}
     for node in list(module.graph.nodes):
         if node.target is _aten.sub.Tensor and len(node.args) == 2 and not node.kwargs:
@@ -34,7 +36,7 @@ def fuse(module: fx.GraphModule) -> None:
         elif node.target is _aten.add.Tensor and len(node.args) == 2 and not node.kwargs:
             _sum_with_multiple(node)
         elif node.target is _aten.where.self:
-            _kept_above(module, node)
+            _use_threshold(module, node)
     module.graph.eliminate_dead_code()
 
 
@@ -51,14 +53,14 @@ def _descent(graph: fx.Graph, node: fx.Node, negated: dict[fx.Node, fx.Node]) ->
         if rate not in negated:
             with graph.inserting_after(rate):
                 negated[rate] = _new(graph, _aten.neg.default, (rate,), rate)
-        made = _added_product(graph, node, gradient, negated[rate])
+        made = _fuse_product(graph, node, gradient, negated[rate])
     else:
         with graph.inserting_before(node):
             made = _new(graph, _aten.addcmul.default, (weights, rate, gradient), node, {"value": -1})
     node.replace_all_uses_with(made)
 
 
-def _added_product(graph: fx.Graph, node: fx.Node, product: fx.Node, rate: fx.Node) -> fx.Node:
+def _fuse_product(graph: fx.Graph, node: fx.Node, product: fx.Node, rate: fx.Node) -> fx.Node:
     """Return ``w + rate * (a b)``. Multiplies the smaller factor by the rate instead of the product."""
     left, right = node_argument(product, 0), node_argument(product, 1)
     with graph.inserting_before(node):
@@ -80,7 +82,7 @@ def _sum_with_multiple(node: fx.Node) -> None:
             return
 
 
-def _kept_above(module: fx.GraphModule, node: fx.Node) -> None:
+def _use_threshold(module: fx.GraphModule, node: fx.Node) -> None:
     """Replace ``where(x >= c, y, 0)`` by a threshold, which has a kernel of its own: dropout, with its noise for x."""
     mask, kept, otherwise = node.args
     if not (isinstance(mask, fx.Node) and mask.target is _aten.ge.Scalar and _is_zero(module, otherwise)):
@@ -115,7 +117,7 @@ def _new(
 
 
 def _only(node: object, *targets: Any) -> bool:
-    """Return True if it is one of these ops, and has one reader."""
+    """Return True if ``node`` is one of these operations and has one reader."""
     return isinstance(node, fx.Node) and node.target in targets and len(node.users) == 1
 
 
@@ -134,9 +136,9 @@ def _alike(node: object, like: fx.Node) -> bool:
 
 
 def own_results(module: fx.GraphModule, owned: Sequence[bool]) -> None:
-    """Give each result that is ``owned`` its own memory, so that it may be overwritten, and drop copies of all others.
+    """Give each result that is ``owned`` its own memory, so that it may be overwritten, and remove copies of the others.
 
-    No result is bfloat16, which ports never are.
+    Results in bfloat16 are converted to float32, as ports are never bfloat16.
     """
     graph, output = module.graph, module.graph.output_node()
     found: list[fx.Node] = []
@@ -158,7 +160,7 @@ def own_results(module: fx.GraphModule, owned: Sequence[bool]) -> None:
 
 
 def in_place(module: fx.GraphModule, replaced: Mapping[int, int]) -> None:
-    """Write new values over old ones. The caller gives up these inputs.
+    """Let operations write new values over inputs that they replace. The caller must not use these inputs afterwards.
 
     Args:
         module: Recorded list.
@@ -192,7 +194,7 @@ def _last(old: fx.Node, new: fx.Node, order: Mapping[fx.Node, int]) -> bool:
 
 
 def _is_view(node: fx.Node) -> bool:
-    """Return True if its result may share memory with an argument."""
+    """Return True if the result of ``node`` may share memory with an argument."""
     if node.op != "call_function":
         return False
     schema = getattr(node.target, "_schema", None)

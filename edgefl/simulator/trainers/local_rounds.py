@@ -1,4 +1,5 @@
-"""Local rounds of clients from their data to the sums of a round, on every kind of trainer, and the messages for trainers.
+"""Local rounds of clients, from their data to the sums of a round, on every kind of trainer, and the messages to
+trainers.
 
 Messages are plain data that can be pickled.
 """
@@ -40,13 +41,16 @@ ReadCarry = Callable[[int], Arrays]
 
 @dataclass(frozen=True)
 class RoundTask:
-    """A round in progress.
+    """Open round, as trainers receive it.
 
     Attributes:
-        weights: Downloads of the clients by tier and label of the port.
-        received: The model as clients have it, if the sums depend on that (:func:`edgefl_server.rounds.compares_updates`),
-            else empty.
-        since: Model of an earlier round that these clients began with. None: ``model``.
+        opened: The round.
+        model: Model of the round.
+        weights: Downloads of the clients, by tier and label of the port.
+        hyper: Scalars of the round.
+        received: Model as clients receive it, if the sums depend on it
+            (:func:`edgefl_server.rounds.compares_updates`); else empty.
+        since: Model of an earlier round from which these clients began; None if they began from ``model``.
     """
 
     opened: OpenRound
@@ -58,7 +62,7 @@ class RoundTask:
 
     @property
     def began(self) -> ModelVersion:
-        """Model that its clients begin with."""
+        """Model from which its clients begin."""
         return self.since or self.model
 
     @property
@@ -68,17 +72,18 @@ class RoundTask:
 
     @property
     def older(self) -> Mapping[int, RoundModel]:
-        """Model of an earlier round that its clients begin with, by number of the round."""
+        """Model of an earlier round from which its clients began, by that round's number; empty if they began from
+        ``model``.
+        """
         since = self.since
         return {} if since is None else {since.number + 1: RoundModel(since, FixedDownlink(self.received))}
 
 
 @dataclass(frozen=True)
 class Portion:
-    """Clients of a tier that one trainer takes at a time.
+    """Clients of a tier that one trainer trains at a time. ``kept``: number of each client's carry, if it has one.
 
-    Rounds are divided into portions independently of the trainers, because the clients of a portion train together.
-    ``kept``: number of each client's carry, if it has one.
+    The division into portions does not depend on the trainers, because the clients of a portion are trained together.
     """
 
     tier: str
@@ -86,15 +91,14 @@ class Portion:
     kept: Mapping[str, int] = field(default_factory=dict)
 
     def carries(self, read: ReadCarry) -> dict[str, Arrays]:
-        """Return the carries of its clients."""
+        """Return the carries of its clients that have one, read by ``read``."""
         return {client: read(number) for client, number in self.kept.items()}
 
 
 @dataclass(frozen=True)
 class Report:
-    """Result of a client.
-
-    ``refused``: reason for rejecting its update, else empty. The other fields describe accepted updates.
+    """Result of a client. ``refused``: reason for the refusal of its update, or empty; then the other fields are not
+    set.
     """
 
     client: str
@@ -106,15 +110,18 @@ class Report:
 
 
 class Trainers(Protocol):
-    """Interface of trainers: they train clients, check each update as it would travel, and add it to the round."""
+    """Interface of trainers. They train clients, validate each update in its encoded form, and add it to the round's
+    sums.
+    """
 
     def begin(self, task: RoundTask, active: RoundAggregation) -> None:
-        """Start a round. Updates are added to ``active``."""
+        """Begin a round. Updates are added to the sums ``active``."""
 
     def train(self, portions: Sequence[Portion], read: ReadCarry) -> Iterator[Report]:
-        """Yield every client's report once, in any order. After the last one all sums are in the round.
+        """Train ``portions`` and yield the report of every client once, in any order.
 
-        Errors of data and bundles come from the first portion with one.
+        After the last report, all updates are in the sums. An error of data or bundles is raised for the first such
+        portion.
         """
 
     def close(self) -> None:
@@ -123,7 +130,7 @@ class Trainers(Protocol):
 
 @dataclass(frozen=True)
 class Attack:
-    """Attack by the clients that ``table`` calls hostile. Each sends an update that passes every check of its form."""
+    """Attack by the clients that ``table`` names as hostile. Their updates pass every validation of the server."""
 
     table: SimulationTable
 
@@ -153,19 +160,20 @@ class Attack:
         base = extract(weights, regions)
         if self.table.attack == "flip":
             return {
-                name: _flipped(base[name], trained, self.table.strength) for name, trained in update.items()
+                name: _flip_change(base[name], trained, self.table.strength)
+                for name, trained in update.items()
             }
-        return {name: _ruined(name, array) for name, array in update.items()}
+        return {name: _ruin_statistics(name, array) for name, array in update.items()}
 
 
-def _flipped(base: Array, trained: Array, strength: float) -> Array:
-    """Return the negated change, scaled by ``strength``."""
+def _flip_change(base: Array, trained: Array, strength: float) -> Array:
+    """Return the weights moved from ``base`` by the negated change, scaled by ``strength``."""
     away = base - np.float32(strength) * (trained - base)
     return np.clip(away, -VALUE_LIMIT, VALUE_LIMIT).astype(trained.dtype)
 
 
-def _ruined(name: str, array: Array) -> Array:
-    """Return statistics, which norms do not count, at the limits that the checks allow."""
+def _ruin_statistics(name: str, array: Array) -> Array:
+    """Return ``array`` if it is trained, otherwise moving statistics at the limits that the validation permits."""
     kind = name.rpartition(".")[2]
     if kind not in ("running_mean", "running_var"):
         return array
@@ -173,7 +181,7 @@ def _ruined(name: str, array: Array) -> Array:
 
 
 class LocalRounds:
-    """Local rounds of the clients in ``data``, with the functions of ``spec`` by tier and index of the exchange."""
+    """Local rounds of clients. ``functions`` implement ``spec``, by tier and index of the exchange."""
 
     def __init__(
         self,
@@ -196,7 +204,9 @@ class LocalRounds:
     def train(
         self, active: RoundAggregation, portion: Portion, carries: Mapping[str, Arrays]
     ) -> list[Report]:
-        """Train the clients of ``portion`` and add their updates to ``active``, which belongs to the current task."""
+        """Train the clients of ``portion``, add their updates to ``active``, and return their reports. Call
+        :meth:`begin` before.
+        """
         key = portion.tier, self._spec.index(self._task.opened.position)
         with _one_thread():
             taking = [
@@ -204,7 +214,7 @@ class LocalRounds:
                 for client in portion.clients
             ]
             results = self._training[key].run(self._inputs_of(portion.tier, self._functions[key]), taking)
-            return [self._reported(active, client.name, result) for client, result in results]
+            return [self._add_update(active, client.name, result) for client, result in results]
 
     def _inputs_of(self, tier: str, functions: Functions) -> TierInputs:
         if tier not in self._inputs:
@@ -220,8 +230,8 @@ class LocalRounds:
         seed = self._task.opened.assignments[client].seed
         return Participant(client, seed, data.first(self._spec.rules.samples), carry)
 
-    def _reported(self, active: RoundAggregation, client: str, result: RoundResult) -> Report:
-        """Add a client's update to the round, as it would travel."""
+    def _add_update(self, active: RoundAggregation, client: str, result: RoundResult) -> Report:
+        """Encode, validate and add a client's update, and return its report."""
         rules, opened = self._spec.rules, self._task.opened
         task, version = opened.assignments[client], self._task.began.version
         sent = tensors.dump(self._sent_by(active, task, result), result.masks)
@@ -249,7 +259,7 @@ class LocalRounds:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Run torch with one thread: the order of additions depends on their number, and all trainers must get the same bits."""
+    """Context in which torch uses one thread, because the number of threads changes the order of additions."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

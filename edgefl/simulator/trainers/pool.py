@@ -1,7 +1,7 @@
-"""Pool of workers: it deals portions to free workers, and adds up their partial sums.
+"""Pool of workers: deals portions to free workers, and adds up their partial sums.
 
-If a worker dies, others train again its portions since its last partial sum. Equal portions give equal bits, and sums of
-whole numbers do not depend on the worker.
+If a worker dies, other workers repeat its portions since its last partial sum. Equal portions give equal bits, and
+sums of integers do not depend on the worker.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _TRIES = 3
 
 
 class ForkingLauncher(ProcessLauncher):
-    """Factory of worker processes, which are forked from one that is kept for the next simulation."""
+    """Factory of worker processes, which are forked from a template process. The template stays for later simulations."""
 
     def __init__(self) -> None:
         super().__init__("simulation")
 
     def start(self, there: socket.socket) -> ForkedProcess:
-        """Fork a worker."""
+        """Fork a worker with the pipe ``there``."""
         try:
             socket.send_fds(_template(), [b"w"], [there.fileno()])
         except OSError:  # somebody ended it
@@ -62,7 +62,7 @@ class ForkingLauncher(ProcessLauncher):
 
 
 class ForkedProcess:
-    """Process that ends with its pipe, and is a child of the template."""
+    """Worker process that is a child of the template, so it can only be ended by its pipe."""
 
     pid = 0
 
@@ -74,7 +74,7 @@ class ForkedProcess:
 
 @cache
 def _template() -> socket.socket:
-    """Start the process that workers are forked from, in its own session: Ctrl-C reaches this process only."""
+    """Start the template process in a session of its own, so that Ctrl-C does not reach it. Return the socket to it."""
     here, there = socket.socketpair()
     with there:
         process = start_module("edgefl.simulator.trainers.template", there)
@@ -89,7 +89,9 @@ def _end(own: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 @dataclass(eq=False)
 class _Deal:
-    """Portions that are dealt together, the ``number``-th of a round."""
+    """Portions that are sent to a worker together. ``number``: its position in the round; ``tries``: workers that died
+    of it.
+    """
 
     number: int
     portions: Sequence[Portion]
@@ -98,12 +100,14 @@ class _Deal:
 
 @dataclass(eq=False)
 class _Member:
-    """Worker of the pool, and sink of its messages.
+    """Worker of the pool, and receiver of its messages.
 
     Attributes:
+        messages: Queue of the pool.
         dealt: Deals without their reports, in order.
         trained: Deals without a requested partial sum.
         summed: Deals of each requested partial sum.
+        handle: Handle of the worker.
     """
 
     messages: SimpleQueue[tuple[_Member, WorkerMessage | Died]]
@@ -117,12 +121,12 @@ class _Member:
 
     @property
     def lost(self) -> list[_Deal]:
-        """Deals to train again if it dies now."""
+        """Deals that must be repeated if the worker dies now."""
         return [*(deal for each in self.summed for deal in each), *self.trained]
 
 
 class Pool:
-    """:class:`~edgefl.simulator.trainers.local_rounds.Trainers` with ``size`` workers of ``launcher``."""
+    """:class:`~edgefl.simulator.trainers.local_rounds.Trainers` with ``size`` workers made by ``launcher``."""
 
     def __init__(self, launcher: WorkerLauncher, size: int, setup: WorkerSetup) -> None:
         self._launcher = launcher
@@ -162,7 +166,9 @@ class Pool:
         self._launcher.close()
 
     def _deals(self, portions: Sequence[Portion]) -> Iterator[_Deal]:
-        """Yield several portions at a time if there are many: fewer messages, and short waits at the end."""
+        """Yield deals of several portions if there are many, to save messages, but small enough for short waits at the
+        end.
+        """
         size = max(1, min(_MOST_PORTIONS, len(portions) // (4 * self._size)))
         for number, first in enumerate(range(0, len(portions), size)):
             yield _Deal(number, portions[first : first + size])
@@ -176,7 +182,7 @@ class Pool:
             self._members.append(member)
 
     def _deal(self, queue: deque[_Deal], read: ReadCarry) -> None:
-        """Give each worker a deal. A worker without further deals gets a request for its partial sum."""
+        """Send deals to workers that have few. If no deal is left, request their partial sums."""
         if queue:
             self._hire()
         for ahead in range(_AHEAD):
@@ -195,7 +201,7 @@ class Pool:
                 member.trained = []
 
     def _next(self, queue: deque[_Deal], failed: dict[int, Exception]) -> Sequence[Report]:
-        """Return the reports of the next message, or add its partial sum to the round. An error ends the dealing."""
+        """Wait for a message. Return its reports, or add its partial sum to the round. An error clears ``queue``."""
         member, message = self._messages.get()
         if member not in self._members:
             return ()
@@ -237,7 +243,9 @@ class Pool:
 
 @dataclass
 class InProcessTrainer:
-    """:class:`~edgefl.simulator.trainers.local_rounds.Trainers` without another process: one portion after the other."""
+    """:class:`~edgefl.simulator.trainers.local_rounds.Trainers` in this process, which trains one portion after the
+    other.
+    """
 
     rounds: LocalRounds
     _active: RoundAggregation | None = field(default=None, init=False)
@@ -256,7 +264,11 @@ class InProcessTrainer:
 
 
 def trainers(plan: SimulationPlan, federation: Federation, dataset: Dataset, clients: ClientData) -> Trainers:
-    """Return the trainers of a simulation, which the caller closes. Raises ConfigError if Ray is not available."""
+    """Return the trainers of a simulation. The caller must close them.
+
+    Raises:
+        ConfigError: If Ray is required but not available.
+    """
     table = federation.simulation
     if table.workers == 1 and not table.ray:
         return InProcessTrainer(LocalRounds(plan.spec, plan.functions, clients, table.together))

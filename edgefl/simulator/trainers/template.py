@@ -1,9 +1,9 @@
-"""Process that workers are forked from. It has imported everything and computed nothing.
+"""Template process from which workers are forked. It has imported all modules and computed nothing.
 
-So a worker starts in milliseconds, and torch's threads and gradients work there as in a new process.
+So a worker starts in milliseconds, and torch's threads and autograd work as in a new process.
 
-``python -m edgefl.simulator.trainers.template SOCKET``: each descriptor received through the socket is the pipe of a new
-worker. The process ends with the socket, and a worker with its pipe.
+``python -m edgefl.simulator.trainers.template SOCKET``: each descriptor received through the socket is the pipe of a
+new worker. The process ends with the socket, and a worker with its pipe.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main(descriptor: int) -> None:
 
 
 def _load_the_rest() -> None:
-    """Import lazily loaded modules and compiled code now: they take as long as torch itself."""
+    """Import modules that are loaded lazily, and compiled code, because that takes as long as importing torch."""
     first_table()
     with torch.no_grad():
         torch.nn.Linear(1, 1, device="meta")(torch.zeros(1, 1, device="meta"))

@@ -1,4 +1,4 @@
-"""Worker of a simulation: a process or an actor that trains portions and returns their partial sum."""
+"""Worker of a simulation: a process or actor that trains portions and returns their partial sum."""
 
 from __future__ import annotations
 
@@ -29,9 +29,8 @@ from edgefl_server.workers.protocol import Stop
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """Input for building a worker's functions.
-
-    ``code``: digests of the simulation's code (:func:`edgefl.setup.runs.code_of`).
+    """Settings from which a worker builds its functions. ``code``: digests of the code
+    (:func:`edgefl.setup.runs.code_of`).
     """
 
     federation: Federation
@@ -40,13 +39,13 @@ class WorkerSetup:
     code: Sequence[str]
 
     def build(self, sink: EventSink[WorkerMessage]) -> TrainingWorker:
-        """Return the worker that sends its messages to ``sink``."""
+        """Return a worker that sends its messages to ``sink``."""
         return TrainingWorker(self, sink)
 
 
 @dataclass(frozen=True)
 class Train:
-    """Command to train the clients of portions, with the carries of these. ``number`` identifies the command."""
+    """Command to train portions, each with the carries of its clients. ``number`` identifies the command."""
 
     number: int
     portions: Sequence[tuple[Portion, Mapping[str, Arrays]]]
@@ -54,7 +53,7 @@ class Train:
 
 @dataclass(frozen=True)
 class Collect:
-    """Command to return the partial sum of the portions since the last one."""
+    """Command to return the partial sum of the portions since the last such command."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ WorkerMessage = list[Report] | PartialSum | None | WorkerFailure
 
 
 class TrainingWorker:
-    """Trainer of a simulation's clients, which gets its commands from another process."""
+    """Worker that trains clients by commands of another process."""
 
     stop_s = 0.0
 
@@ -124,7 +123,11 @@ class TrainingWorker:
                 self._sink.put(partial)
 
     def _build(self) -> None:
-        """Build the functions. Raises ConfigError if the code here is not that of the simulation."""
+        """Build the functions.
+
+        Raises:
+            ConfigError: If the code on this machine differs from that of the simulation.
+        """
         torch.set_num_threads(1)
         setup = self._setup
         if code_of(setup.federation) != list(setup.code):

@@ -1,10 +1,11 @@
-"""The compiled loop that adds batches of updates in codes of 1 to 8 bits; it keeps the rules of
+"""Compiled loop that adds batches of updates in codes of 1 to 8 bits. It follows the rules of
 :mod:`edgefl_server.aggregate.kernels`.
 
-A *group* of updates contributes one byte for each entry: eight codes of one bit, four of two, two of three or four, or
-one of more. The byte is the index into a table of 256 sums. So an entry costs a look-up for each group, whatever the
-values of the codes. Bytes come from bits by exchanging fields of words between updates, eight bytes at a time
-and as many words as the processor's registers hold; where bits do not divide eight, codes are unpacked one by one.
+A *group* of updates contributes one byte for each entry: eight codes of one bit, four of two, two of three or four,
+or one of more. The byte is the index into a table of 256 sums. So an entry costs one look-up for each group, whatever
+the values of the codes. Bytes are formed from bits by exchanging fields of words between updates, eight bytes at a
+time and as many words as the processor's registers hold. If the bits do not divide eight, codes are unpacked one by
+one.
 """
 
 from __future__ import annotations
@@ -82,10 +83,10 @@ def _list_lines(addresses: Numbers, block: Numbers, bits: Number, lines: Numbers
 
 @compiled
 def _fill(values: Numbers, row: Number, bits: Number, tables: Numbers) -> None:
-    """Fill ``tables`` [groups, 256] with the sums of a group, whose update k has the code in the ``bits`` from ``bits * k``
-    on.
+    """Fill ``tables`` [groups, 256] with the sums of groups. The code of update k of a group is in the bits from ``bits
+    * k`` on.
 
-    An update beyond the last adds nothing, whatever its code is.
+    Updates beyond the last one add 0, whatever their code.
     """
     group_size = 8 // bits
     for group in range(tables.shape[0]):
@@ -130,7 +131,7 @@ def _transpose_codes(at: Numbers, codes: Number, bits: Number, planes: Numbers) 
 
 @compiled
 def _read(address: Number, words: Number, rest: Number, plane: Numbers) -> None:
-    """Fill ``plane`` from so many whole words at ``address`` and ``rest`` bytes more."""
+    """Fill ``plane`` with ``words`` 64-bit words from ``address``, and a last word of ``rest`` bytes."""
     source = words_at(address)
     for j in range(words):
         plane[j] = source[j]
@@ -140,7 +141,7 @@ def _read(address: Number, words: Number, rest: Number, plane: Numbers) -> None:
 
 @compiled
 def _read_both(first: Number, second: Number, words: Number, rest: Number, a: Numbers, b: Numbers) -> None:
-    """Read two planes, whose half bytes are exchanged on the way."""
+    """Read two planes and exchange the half bytes between them."""
     one, other = words_at(first), words_at(second)
     shift, mask = np.uint64(4), np.uint64(0x0F0F0F0F0F0F0F0F)
     for j in range(words):
@@ -201,10 +202,10 @@ def _repeat_mask(half: Number, bits: Number) -> Number:
 def _look_up(
     tables: Numbers, planes: Numbers, skip: Number, fill: Number, ahead: Numbers, out: Numbers
 ) -> None:
-    """Add to ``out``, or put there with ``fill``, what the bytes of four groups find in their tables. Meanwhile the lines
-    ``ahead`` are brought near, a few at a time, as many as memory takes in that time.
+    """Add to ``out`` the sums that the bytes of four groups select in their tables; with ``fill``, overwrite ``out``.
 
-    Entry i has byte ``(skip + i) // p`` of plane ``(skip + i) % p``, of p.
+    Entry i uses byte ``(skip + i) // p`` of plane ``(skip + i) % p``, for p planes. Meanwhile the memory lines
+    ``ahead`` are prefetched, a few at a time.
     """
     count, words = planes.shape[1], planes.shape[2]
     step, stop = 8 * count, skip + out.shape[0]
@@ -241,7 +242,7 @@ def _look_up(
 def _look_up_some(
     tables: Numbers, planes: Numbers, skip: Number, fill: Number, out: Numbers, start: Number, stop: Number
 ) -> None:
-    """Look up entries ``start`` to ``stop``, one by one."""
+    """Do the same as :func:`_look_up` for the entries ``start`` to ``stop``, one by one."""
     codes, count = planes.view(np.uint8), planes.shape[1]
     for i in range(start, stop):
         byte, plane = (skip + i) // count, (skip + i) % count

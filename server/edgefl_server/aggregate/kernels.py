@@ -1,18 +1,18 @@
-"""Compiled loops that add batches of updates in floats into int64 sums; :mod:`edgefl_server.aggregate.code_kernels` has
-those in codes.
+"""Compiled loops that add batches of updates in floats into int64 sums. Codes are added by
+:mod:`edgefl_server.aggregate.code_kernels`.
 
-All read an update's arrays through their addresses, ``addresses`` (uint64 [updates, arrays]), so a batch is never
-copied together; whoever calls keeps the arrays alive and has checked their lengths. ``blocks``, ``index`` and
+All loops read an update's arrays through their addresses, ``addresses`` (uint64 [updates, arrays]), so a batch is
+never copied together. The caller keeps the arrays alive and has checked their lengths. ``blocks``, ``index`` and
 ``size`` are defined in :mod:`edgefl_server.aggregate.scatter`, ``sink`` in :mod:`edgefl_server.aggregate.blocks`.
-Each block's sum over the batch is built in the cache, so the sums in memory are read and written once per batch, and
-those of the last one never lie there. The loops hold no lock of Python's: several threads may run them on disjoint
-blocks. They are not numba's own parallel loops, whose thread pool must not be used from several threads at once.
+Each block's sum over the batch is built in the cache, so the sums in memory are read and written once per batch. The
+loops run without the GIL, so several threads may run them on disjoint blocks. They do not use numba's parallel loops,
+whose thread pool must not be used from several threads at once.
 
-All code that is compiled into these loops is in this file and in three shared files (:mod:`edgefl_server.aggregate.native`
-says why).
+All code that is compiled into these loops is in this file and in three shared files
+(:mod:`edgefl_server.aggregate.native` explains why).
 
-``near`` (bool [updates]) says of an update that none of its values times its factor reaches :data:`NEAR`: a sum with
-``1.5 * 2**52`` then has the rounded integer in its lowest bits, which is faster than a conversion and rounds alike.
+``near`` (bool [updates]) is True if no value of an update times its factor reaches :data:`NEAR`. Then a sum with
+``1.5 * 2**52`` has the rounded integer in its lowest bits, which is faster than a conversion and rounds alike.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def _fixed(value: Number, factor: Number) -> Number:
 
 @compiled
 def _shifted(value: Number, factor: Number) -> Number:
-    """Return the fixed-point value with ``_SHIFT_BITS`` more bits, for a value that is near."""
+    """Return the fixed-point value plus ``_SHIFT_BITS``, for a value below :data:`NEAR`."""
     return bits_of(np.float64(value) * factor + _SHIFT)
 
 
@@ -69,7 +69,7 @@ def add_floats(
     blocks: Numbers,
     sink: Sink,
 ) -> None:
-    """Add float32 entries: x adds rint(float64(x) * factors[k])."""
+    """Add float32 entries: entry x of update k adds ``rint(float64(x) * factors[k])``."""
     scratch, own = np.zeros(BLOCK, np.int64), np.zeros(_TOGETHER, np.uint64)
     updates = addresses.shape[0]
     by = np.zeros(updates + _TOGETHER - 1, np.float64)  # 0 for the updates that are repeated to make four
@@ -116,7 +116,7 @@ def add_halves(
     blocks: Numbers,
     sink: Sink,
 ) -> None:
-    """Add entries of 16 bits, whose values are in ``widened`` (float32 [65536]), as floats."""
+    """Add 16-bit float entries of batches. ``widened``, float32 [65536], maps each bit pattern to its value."""
     scratch, wide = np.zeros(BLOCK, np.int64), np.zeros(BLOCK, np.float32)
     for b in range(blocks.shape[0]):
         block = blocks[b]
@@ -145,9 +145,9 @@ def add_kept(
     blocks: Numbers,
     sink: Sink,
 ) -> None:
-    """Add masked entries: where an entry's bit is 1, the next value of array ``source`` is added as a float.
+    """Add masked entries: if an entry's mask bit is 1, it adds the next float32 value of array ``source``, else nothing.
 
-    ``starts`` (int64 [updates, blocks]) is the place in ``source`` of each block's first value.
+    ``starts``, int64 [updates, blocks], is the index in ``source`` of each block's first value.
     """
     scratch, places = np.zeros(BLOCK, np.int64), np.zeros(BLOCK + _AHEAD, np.int16)
     for b in range(blocks.shape[0]):
@@ -165,9 +165,9 @@ def add_kept(
 
 @compiled
 def _places(mask: Number, first: Number, count: Number, places: Numbers) -> Number:
-    """Return how many of the ``count`` bits from bit ``first`` of the mask at this address are set.
+    """Return the number of set bits among ``count`` bits from bit ``first`` on of the mask at address ``mask``.
 
-    Writes their positions, counted from 0, to ``places``. Bits are read by 64 as far as these go.
+    Their positions, counted from 0, are written to ``places``. The bits are read as 64-bit words.
     """
     skip, found = first & 7, 0
     address = mask + np.uint64(first >> 3)
@@ -207,7 +207,10 @@ def add_changed(
     sums: Numbers,
     weights: Numbers,
 ) -> None:
-    """Add one update's float32 entries and its ``weight``, where they differ from ``base`` (float32, the flat model)."""
+    """Add one update's float32 entries to ``sums``, and its ``weight`` to ``weights``, where they differ from ``base``.
+
+    ``base`` is the flat model, float32 [size].
+    """
     for b in range(blocks.shape[0]):
         block = blocks[b]
         values = floats_at(addresses[0, block[SOURCE]])
@@ -223,7 +226,7 @@ def add_changed(
 
 @compiled
 def add_weight(weight: Number, blocks: Numbers, index: Numbers, size: Number, weights: Numbers) -> None:
-    """Add ``weight`` to every entry that the blocks cover."""
+    """Add ``weight`` to the elements of ``weights`` (int64, the flat model) that the blocks cover."""
     for b in range(blocks.shape[0]):
         block = blocks[b]
         at, count = block[TARGET], block[LENGTH]

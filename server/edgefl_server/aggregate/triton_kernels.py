@@ -1,21 +1,22 @@
-"""One bit per entry on a GPU: sums of signs, made to wait for memory alone.
+"""Triton kernel that sums one-bit codes on a GPU, designed so that memory bandwidth is its only limit.
 
-What a launch must move is 8 + 8 bytes per entry of the sums and 1 bit per entry and client: 24 bytes per entry for 64
-clients, 8 ms for 1e9 entries where a copy moves 3 TB/s. Meanwhile an H100 (132 multiprocessors at 1.75 GHz) can issue
-about 240 instructions per entry, half of them integer ones. Testing each of the 64 bits and adding a 64-bit scale under
-it takes three integer instructions per bit, 1.6 times that long. Here the bits of four clients make a nibble that looks up
-the sum of their scales in a table of 16:
+A launch must move 8 + 8 bytes per entry of the sums and 1 bit per entry and client: 24 bytes per entry for 64
+clients, 8 ms for 1e9 entries at 3 TB/s. Meanwhile an H100 (132 multiprocessors at 1.75 GHz) can issue about 240
+instructions per entry, half of them integer ones. Testing each of the 64 bits and adding a 64-bit scale takes three
+integer instructions per bit, 1.6 times that long. Here the bits of four clients form a nibble that selects the sum of
+their scales in a table of 16:
 
 * a lane holds 32 entries; two swaps of bits turn the words of four clients into nibbles, 16 operations per 128 bits;
 * a look-up is a shift, a mask, an address, a load and a 64-bit add: 7 instructions for four bits, 4 of them integer;
-* a table has 128 bytes: one line of the first cache that covers each memory bank once, so lanes never conflict, whatever
-  the bits are. (Tables of 256 sums for eight clients need half of the instructions, but conflict about threefold.)
+* a table has 128 bytes, one line of the first cache that covers each memory bank once, so lanes never conflict.
+  (Tables of 256
+sums for eight clients need half of the instructions, but conflict about threefold.)
 
 Compiled for sm_90 the loop has 2.5 instructions and 1.4 integer operations per bit: two thirds and three quarters of
-what there is time for. These are counts, not measurements: :func:`edgefl_server.aggregate.cuda.measure_signs` measures. Sums
-are of int64 and wrap as those do, so the order changes no bit.
+the available ones. These are counts; :func:`edgefl_server.aggregate.cuda.measure_signs` measures. Sums are int64 and
+wrap, so the order does not change a bit.
 
-Without a GPU, ``TRITON_INTERPRET=1`` in the environment before the first import of triton runs all of this in numpy.
+Without a GPU, set ``TRITON_INTERPRET=1`` before the first import of triton to run the kernel in numpy.
 """
 
 # Triton reads these functions' source: their arguments are tensors and pointers that have no Python types.

@@ -82,7 +82,7 @@ class WorkerSettings:
 
 
 class UnknownDevice(IdentityError):
-    """Message of a device whose keys this worker has not received."""
+    """Message of a device without keys in this worker: the server sends them on request."""
 
 
 class KeyRing:
