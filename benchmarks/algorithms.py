@@ -34,7 +34,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of
 from edgefl.errors import EdgeflError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
-from edgefl.objective.derivatives import counting
+from edgefl.objective.derivatives import count_derivatives
 from edgefl.objective.objective import Objective
 from edgefl.optimizers.catalog import OPTIMIZERS, with_optimizer
 from edgefl.setup.federation_options import parse_algorithm, parse_options
@@ -254,7 +254,7 @@ def _run_exchanges(
     places = [OPENING] * len(algorithm.opening) + [AHEAD] * len(algorithm.ahead) + [ROUND]
     exchanges = list(zip(places, algorithm.exchanges, strict=True))
     for number, (place, exchange) in enumerate(exchanges):
-        with counting() as counts:
+        with count_derivatives() as counts:
             result = run_round(
                 exchange,
                 global_state,
@@ -279,7 +279,7 @@ def _derivatives_per_step(exchange: Algorithm) -> tuple[int, int]:
     if not exchange.phases:
         return 0, 0
     step = exchange.phases[-1].function
-    with counting() as counts:
+    with count_derivatives() as counts:
         step(step.example(0))
     return counts.gradients, counts.products
 

@@ -36,7 +36,7 @@ from edgefl.objective.objective import Objective
 from edgefl.setup.federation_options import parse_options
 from edgefl.submodels import catalog
 from edgefl.submodels.catalog import Size, sizes
-from edgefl.submodels.cost import cost, whole
+from edgefl.submodels.cost import cost, model_cost
 from edgefl.submodels.importance.thresholds import FOUR_SIZES
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.structs import filled
@@ -192,7 +192,7 @@ def matched(spec: ModelSpec, kind: str, gamma: float, match: Match = "parameters
     by_gamma = len(candidates) == 1 and "gamma" in candidates[0].options
     if len(candidates) == 1 and (match == "parameters" or gamma == 1.0 or not by_gamma):
         return candidates[0]
-    parameters, macs = whole(spec)
+    parameters, macs = model_cost(spec)
     if by_gamma:
         return _searched(spec, candidates[0], gamma * macs)
     target = gamma * (parameters if match == "parameters" else macs)
@@ -262,7 +262,7 @@ def measure(
     submodel = size.of(spec)
     done += forward_runs(submodel, settings, lambda text: say(f"{kind}, {size.label}: {text}"))
     highest = max(done, key=lambda run: run.peak)
-    submodel_cost, (parameters, macs) = cost(submodel), whole(spec)
+    submodel_cost, (parameters, macs) = cost(submodel), model_cost(spec)
     return filled(
         SubmodelRow,
         submodel_cost,

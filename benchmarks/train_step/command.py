@@ -33,7 +33,7 @@ from benchmarks.train_step.baselines import (
 from benchmarks.train_step.eager import built
 from benchmarks.train_step.tuning import take_fastest
 from edgefl import algorithms
-from edgefl.algorithms.activations import stored
+from edgefl.algorithms.activations import store_activations
 from edgefl.cli.options import Activations, EngineChoice, ModelOptions, parse_memory_budget
 from edgefl.cli.output import errors, print_table
 from edgefl.contract.algorithm import Function
@@ -329,7 +329,7 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
     """
     submodel = built(model, settings.options, settings.tier, settings.length)
     plain = algorithms.build("sgd", Objective.of(submodel), batch=settings.batch, **SGD)
-    algorithm = stored(plain, settings.activations)
+    algorithm = store_activations(plain, settings.activations)
     function, form = algorithm.phases[0].function, target_of(settings.target)
     check_torch_layers(submodel.suffix, function.example(VERIFY_SEED)["batch.0.x"])
     with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as name:

@@ -36,7 +36,7 @@ _SAME_MEMORY = frozenset({_aten._unsafe_view.default, _aten.reshape.default})
 _POOLS = frozenset({_aten.max_pool2d_with_indices.default, _aten.max_pool3d_with_indices.default})
 
 
-def stored(algorithm: Algorithm, activations: str) -> Algorithm:
+def store_activations(algorithm: Algorithm, activations: str) -> Algorithm:
     """Return ``algorithm`` with steps that store large values computed from a batch in ``activations`` for their backward
     passes.
 
@@ -57,18 +57,18 @@ def stored(algorithm: Algorithm, activations: str) -> Algorithm:
         return algorithm
     return replace(
         algorithm,
-        phases=tuple(_of_phase(phase) for phase in algorithm.phases),
-        opening=tuple(stored(each, activations) for each in algorithm.opening),
-        ahead=tuple(stored(each, activations) for each in algorithm.ahead),
+        phases=tuple(_store_in_phase(phase) for phase in algorithm.phases),
+        opening=tuple(store_activations(each, activations) for each in algorithm.opening),
+        ahead=tuple(store_activations(each, activations) for each in algorithm.ahead),
     )
 
 
-def _of_phase(phase: Phase) -> Phase:
-    shorter = {length: _of_function(each) for length, each in phase.shorter.items()}
-    return replace(phase, function=_of_function(phase.function), shorter=shorter)
+def _store_in_phase(phase: Phase) -> Phase:
+    shorter = {length: _store_in_function(each) for length, each in phase.shorter.items()}
+    return replace(phase, function=_store_in_function(phase.function), shorter=shorter)
 
 
-def _of_function(function: Function) -> Function:
+def _store_in_function(function: Function) -> Function:
     def fn(tensors: Tensors) -> Tensors:
         batch = [tensor for name, tensor in tensors.items() if role_of(name) in _OF_BATCH]
         with plain_attention(), _Storing(batch):  # a fused kernel would keep other values than the graph does

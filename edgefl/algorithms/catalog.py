@@ -17,14 +17,14 @@ from edgefl.algorithms.baselines.mime import mimeadam, mimelite
 from edgefl.algorithms.baselines.scaffold import scaffold
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.algorithms.personal.per_fedavg import per_fedavg
-from edgefl.algorithms.personal.personalize import adapted
+from edgefl.algorithms.personal.personalize import add_personalize
 from edgefl.algorithms.quantized.binary import binary
 from edgefl.algorithms.quantized.fedbat import fedbat
 from edgefl.algorithms.quantized.swat import swat
 from edgefl.algorithms.submodels.multi_exit import multi_exit
 from edgefl.algorithms.submodels.tcbgd import tcbgd
 from edgefl.contract.algorithm import Algorithm
-from edgefl.contract.choice import AlgorithmChoice, built_upon, factories_among
+from edgefl.contract.choice import AlgorithmChoice, collect_factories, define_entry
 from edgefl.contract.options import check_options
 from edgefl.errors import ConfigError
 from edgefl.models.user_code import user_errors
@@ -32,28 +32,28 @@ from edgefl.models.user_factory import address_of, factory_of, importing_for
 from edgefl.objective.objective import Objective
 from edgefl.optimizers import OPTIMIZERS
 
-SGD = built_upon(AlgorithmChoice, "sgd", "SGD", sgd)
-FedAvg = built_upon(AlgorithmChoice, "fedavg", "FedAvg", fedavg)
-FedAvgUpdate = built_upon(AlgorithmChoice, "fedavg_update", "FedAvgUpdate", fedavg_update)
-FedAvgMatched = built_upon(AlgorithmChoice, "fedavg_matched", "FedAvgMatched", fedavg_matched)
-PerFedAvg = built_upon(AlgorithmChoice, "per_fedavg", "PerFedAvg", per_fedavg)
-LocalOnly = built_upon(AlgorithmChoice, "local", "LocalOnly", local)
-FedProx = built_upon(AlgorithmChoice, "fedprox", "FedProx", fedprox)
-Scaffold = built_upon(AlgorithmChoice, "scaffold", "Scaffold", scaffold)
-FAFED = built_upon(AlgorithmChoice, "fafed", "FAFED", fafed)
-STEM = built_upon(AlgorithmChoice, "stem", "STEM", stem)
-NaiveAdaptive = built_upon(AlgorithmChoice, "naive_adaptive", "NaiveAdaptive", naive_adaptive)
-LocalAMSGrad = built_upon(AlgorithmChoice, "local_amsgrad", "LocalAMSGrad", local_amsgrad)
-MimeAdam = built_upon(AlgorithmChoice, "mimeadam", "MimeAdam", mimeadam)
-MimeLite = built_upon(AlgorithmChoice, "mimelite", "MimeLite", mimelite)
-AdamW = built_upon(AlgorithmChoice, "adamw", "AdamW", adamw)
-TCBGD = built_upon(AlgorithmChoice, "tcbgd", "TCBGD", tcbgd)
-MultiExit = built_upon(AlgorithmChoice, "multi_exit", "MultiExit", multi_exit)
-SWAT = built_upon(AlgorithmChoice, "swat", "SWAT", swat)
-Binary = built_upon(AlgorithmChoice, "binary", "Binary", binary)
-FedBAT = built_upon(AlgorithmChoice, "fedbat", "FedBAT", fedbat)
+SGD = define_entry(AlgorithmChoice, "sgd", "SGD", sgd)
+FedAvg = define_entry(AlgorithmChoice, "fedavg", "FedAvg", fedavg)
+FedAvgUpdate = define_entry(AlgorithmChoice, "fedavg_update", "FedAvgUpdate", fedavg_update)
+FedAvgMatched = define_entry(AlgorithmChoice, "fedavg_matched", "FedAvgMatched", fedavg_matched)
+PerFedAvg = define_entry(AlgorithmChoice, "per_fedavg", "PerFedAvg", per_fedavg)
+LocalOnly = define_entry(AlgorithmChoice, "local", "LocalOnly", local)
+FedProx = define_entry(AlgorithmChoice, "fedprox", "FedProx", fedprox)
+Scaffold = define_entry(AlgorithmChoice, "scaffold", "Scaffold", scaffold)
+FAFED = define_entry(AlgorithmChoice, "fafed", "FAFED", fafed)
+STEM = define_entry(AlgorithmChoice, "stem", "STEM", stem)
+NaiveAdaptive = define_entry(AlgorithmChoice, "naive_adaptive", "NaiveAdaptive", naive_adaptive)
+LocalAMSGrad = define_entry(AlgorithmChoice, "local_amsgrad", "LocalAMSGrad", local_amsgrad)
+MimeAdam = define_entry(AlgorithmChoice, "mimeadam", "MimeAdam", mimeadam)
+MimeLite = define_entry(AlgorithmChoice, "mimelite", "MimeLite", mimelite)
+AdamW = define_entry(AlgorithmChoice, "adamw", "AdamW", adamw)
+TCBGD = define_entry(AlgorithmChoice, "tcbgd", "TCBGD", tcbgd)
+MultiExit = define_entry(AlgorithmChoice, "multi_exit", "MultiExit", multi_exit)
+SWAT = define_entry(AlgorithmChoice, "swat", "SWAT", swat)
+Binary = define_entry(AlgorithmChoice, "binary", "Binary", binary)
+FedBAT = define_entry(AlgorithmChoice, "fedbat", "FedBAT", fedbat)
 
-ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = factories_among(globals())
+ALGORITHMS: Mapping[str, Callable[..., Algorithm]] = collect_factories(globals())
 PERSONAL = "personal"
 """Option of every algorithm: the step size of a graph that adapts the model to one user."""
 
@@ -62,7 +62,7 @@ def build(name: str, objective: Objective, **options: object) -> Algorithm:
     """Return the algorithm ``name`` with ``options`` for ``objective``.
 
     Every algorithm has the option ``personal``, a step size. It adds the graph of
-    :func:`edgefl.algorithms.personal.personalize.adapted`. It is off by default, because it makes each bundle larger.
+    :func:`edgefl.algorithms.personal.personalize.add_personalize`. It is off by default: it makes each bundle larger.
 
     Args:
         name: Name in the catalog, or ``package.module:factory`` or ``path/to/file.py:factory`` of the user's own factory.
@@ -102,7 +102,7 @@ def build(name: str, objective: Objective, **options: object) -> Algorithm:
             "user, such as 0.01",
             option=PERSONAL,
         )
-    return adapted(algorithm, objective, alpha=personal)
+    return add_personalize(algorithm, objective, alpha=personal)
 
 
 def own(factory: Callable[..., Any], **options: object) -> AlgorithmChoice:

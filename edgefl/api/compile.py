@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from edgefl.algorithms.activations import stored
+from edgefl.algorithms.activations import store_activations
 from edgefl.algorithms.catalog import TCBGD
 from edgefl.api.bundle import Bundle
 from edgefl.api.model import DataSource, Factory, Model, dataset, sample_spec
 from edgefl.api.progress import reporting
 from edgefl.api.training import CompileOptions, Training, checked_argument, loss_of
 from edgefl.comparison.compare import compare
-from edgefl.contract.choice import SubmodelChoice, chosen
+from edgefl.contract.choice import SubmodelChoice, as_choice
 from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.carrier import Thresholded
@@ -72,7 +72,7 @@ def compile(
     >>> bundle.manifest.program, bundle.manifest.tier
     ('fedprox', 'half')
     """
-    submodel = OutputSide() if submodel is None else chosen("submodel", SubmodelChoice, submodel)
+    submodel = OutputSide() if submodel is None else as_choice("submodel", SubmodelChoice, submodel)
     choices = checked_argument("training", Training, training).choices
     checked_argument("options", CompileOptions, options)
     source = dataset(data)
@@ -83,7 +83,7 @@ def compile(
 
     whole = cut_of(spec)
     shorter = {length: choices.build(cut_of(compare(spec.shortened(length)))) for length in options.lengths}
-    algorithm = stored(with_shorter(choices.build(whole), shorter), options.activations)
+    algorithm = store_activations(with_shorter(choices.build(whole), shorter), options.activations)
     trained = TierTraining(checked_name("tier", tier), whole, algorithm)
     which = trained.exchange(exchange)
     request = trained.request(

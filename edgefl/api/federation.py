@@ -12,7 +12,7 @@ from edgefl.api.model import Model
 from edgefl.api.training import Training, checked_argument
 from edgefl.config import DataTable, Federation, load, parse
 from edgefl.config.tables import Activations, ConfigTable
-from edgefl.contract.choice import SubmodelChoice, chosen
+from edgefl.contract.choice import SubmodelChoice, as_choice
 from edgefl.errors import ConfigError
 from edgefl.models.user_factory import absolute, address_of
 from edgefl.setup.data import data_table
@@ -61,7 +61,7 @@ class Tier:
         }
         if self.submodel is None:
             return others
-        submodel = chosen("submodel", SubmodelChoice, self.submodel)
+        submodel = as_choice("submodel", SubmodelChoice, self.submodel)
         options = dict(submodel.options)
         own: dict[str, Any] = {name: options.pop(name) for name in _OWN_KEYS if name in options}
         return {"kind": submodel.name, **own, "options": options, **others}

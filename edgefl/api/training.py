@@ -15,12 +15,12 @@ from edgefl.config import Federation
 from edgefl.config.tables import Activations
 from edgefl.contract.choice import (
     AlgorithmChoice,
+    CatalogEntry,
     Choice,
     CodecChoice,
     LossChoice,
-    Named,
     OptimizerChoice,
-    chosen,
+    as_choice,
 )
 from edgefl.errors import ConfigError
 from edgefl.losses import LossLike
@@ -56,18 +56,18 @@ def codec_choice(value: object) -> CodecChoice:
     Raises:
         ConfigError: There is no such codec.
     """
-    made = value() if isinstance(value, Named) else value
+    made = value() if isinstance(value, CatalogEntry) else value
     if isinstance(made, AlgorithmChoice) and made.name in codecs.CODECS:
         return CodecChoice(made.name, made.options, made.label)
-    return chosen("codec", CodecChoice, made)
+    return as_choice("codec", CodecChoice, made)
 
 
 def loss_of(value: LossLike | None) -> Loss | None:
     """Return the loss that the argument ``loss`` names or is; None, the model's own loss, is returned unchanged."""
     if value is None:
         return None
-    if isinstance(value, Named | LossChoice | str):
-        made = chosen("loss", LossChoice, value)
+    if isinstance(value, CatalogEntry | LossChoice | str):
+        made = as_choice("loss", LossChoice, value)
         return losses.build(made.name, **made.options)
     try:
         made_loss = value() if inspect.isclass(value) else value
@@ -92,8 +92,8 @@ def loss_choice(value: LossLike) -> LossChoice:
     Raises:
         ConfigError: A file cannot express the loss, or another process could not load it.
     """
-    if isinstance(value, Named | LossChoice | str):
-        return _sayable(chosen("loss", LossChoice, value))
+    if isinstance(value, CatalogEntry | LossChoice | str):
+        return _sayable(as_choice("loss", LossChoice, value))
     if isinstance(value, OwnLoss):
         return LossChoice(address_of(value.function, "a loss"))
     for name, kind in losses.LOSSES.items():
@@ -156,9 +156,9 @@ class Training:
 
     def __post_init__(self) -> None:
         given: dict[str, Callable[[object], Choice]] = {
-            "algorithm": partial(chosen, "algorithm", AlgorithmChoice),
+            "algorithm": partial(as_choice, "algorithm", AlgorithmChoice),
             "codec": codec_choice,
-            "optimizer": partial(chosen, "optimizer", OptimizerChoice),
+            "optimizer": partial(as_choice, "optimizer", OptimizerChoice),
         }
         for name, read in given.items():
             if (value := getattr(self, name)) is not None:

@@ -9,8 +9,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from edgefl.codecs.codec import Change, Codec, Coded, Coder, flat, parted, split
-from edgefl.codecs.packing import UpdateParts, arrays, form_of, largest, statistics_coder, statistics_codes
+from edgefl.codecs.codec import Change, Codec, CodedChange, Coder, flatten, split, unflatten
+from edgefl.codecs.packing import UpdateParts, code_statistics, form_of, pack, statistics_coder, top_k
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, select
 from edgefl.errors import ConfigError
@@ -20,7 +20,7 @@ from edgefl.objective.parts import held_ports
 from edgefl.wire.update.form import Codes, Form, Sparse
 
 
-def applied(codec: Codec, algorithm: Algorithm, objective: Objective) -> Algorithm:
+def apply_codec(codec: Codec, algorithm: Algorithm, objective: Objective) -> Algorithm:
     """Return a copy of ``algorithm`` whose ``finish`` codes the update with ``codec``.
 
     The codec ``dense`` changes nothing.
@@ -43,7 +43,7 @@ def applied(codec: Codec, algorithm: Algorithm, objective: Objective) -> Algorit
             codec=codec.name,
         )
     _check_plain(algorithm, objective, codec)
-    coding = _Coding(codec, objective)
+    coding = _CodecFinish(codec, objective)
     if not coding.parts.coded:
         raise ConfigError(
             f"codec {codec.name!r} has no tensor to code here, since biases and norms are left out; set binarize_1d",
@@ -70,7 +70,7 @@ def _check_plain(algorithm: Algorithm, objective: Objective, codec: Codec) -> No
 
 
 @dataclass(frozen=True, eq=False)
-class _Coding:
+class _CodecFinish:
     """Function ``finish`` of an algorithm with a codec, with its ports and the form of its update."""
 
     codec: Codec
@@ -132,29 +132,29 @@ class _Coding:
         left, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
         base = carrier.unpack(select(tensors, "weights"))[0]
         values = {name: left[name] - base[name] for name in left} if self.codec.change else left
-        old_residual = self._kept(tensors) if self.codec.feedback else None
+        old_residual = self._load_residual(tensors) if self.codec.feedback else None
         change = self._change(values, base, carrier.held(gates), tensors, old_residual)
         like = {name: values[name] for name in parts.coded}
-        values = values | parted(change.value, like)
+        values = values | unflatten(change.value, like)
 
         coded = None if self.coder is None else self.coder.code(change)
-        codes = {} if coded is None else parted(coded.codes, like)
+        codes = {} if coded is None else unflatten(coded.codes, like)
         scales = [] if coded is None or coded.scale is None else [coded.scale]
-        statistics, others = statistics_codes(parts.statistics, values, base, self.statistics)
+        statistics, others = code_statistics(parts.statistics, values, base, self.statistics)
         packed = carrier.pack(values | codes | statistics, gates)
-        outputs = prefixed("update", arrays(self.form, packed, [*scales, *others]))
+        outputs = prefixed("update", pack(self.form, packed, [*scales, *others]))
 
-        total = flat(values[name] for name in (*parts.coded, *parts.plain, *parts.statistics)).sum()
+        total = flatten(values[name] for name in (*parts.coded, *parts.plain, *parts.statistics)).sum()
         if old_residual is not None:
-            lost = change.value - self._told(change, coded)
+            lost = change.value - self._decode(change, coded)
             # The server refuses what is not finite: it learned nothing, so no later round may begin with the new residual.
             residual = torch.where(_finite(total), lost, old_residual)
-            outputs |= prefixed("carry.residual", parted(residual, like))
+            outputs |= prefixed("carry.residual", unflatten(residual, like))
         return outputs | self._metrics(change, total)
 
-    def _kept(self, tensors: Tensors) -> Tensor:
+    def _load_residual(self, tensors: Tensors) -> Tensor:
         """Return the residual of the previous round, flat, with 0 for entries that are not finite."""
-        residual = flat(tensors[f"carry.residual.{name}"] for name in self.parts.coded)
+        residual = flatten(tensors[f"carry.residual.{name}"] for name in self.parts.coded)
         return torch.where(_finite(residual), residual, 0.0)
 
     def _change(
@@ -166,7 +166,7 @@ class _Coding:
         change = Change.of(self.parts.coded, values, base, held, uniform)
         return change if kept is None else replace(change, value=change.value + kept)
 
-    def _told(self, change: Change, coded: Coded | None) -> Tensor:
+    def _decode(self, change: Change, coded: CodedChange | None) -> Tensor:
         """Return the change that the server decodes from ``coded`` (mhat), flat.
 
         None: the update has the largest entries of ``change``.
@@ -178,7 +178,7 @@ class _Coding:
             assert scale is not None
             return coded.levels.to(change.value.dtype) * scale
         assert isinstance(encoding, Sparse)
-        return flat(_largest_only(part, encoding) for part in split(change.value, change.sizes))
+        return flatten(_keep_largest(part, encoding) for part in split(change.value, change.sizes))
 
     def _metrics(self, change: Change, total: Tensor) -> Tensors:
         """Return ``metric.zeros``, the number of unchanged entries, which one bit cannot represent (fedbat.md 8.7), and
@@ -198,7 +198,7 @@ def _finite(x: Tensor) -> Tensor:
     return x.abs() <= torch.finfo(torch.float32).max  # false for NaN too
 
 
-def _largest_only(part: Tensor, sparse: Sparse) -> Tensor:
+def _keep_largest(part: Tensor, sparse: Sparse) -> Tensor:
     """Return ``part`` with 0 for all entries but the largest ones that ``sparse`` sends."""
-    positions = largest(part, sparse.kept(part.numel()))
+    positions = top_k(part, sparse.kept(part.numel()))
     return torch.zeros(part.shape, dtype=part.dtype).scatter(0, positions, part.index_select(0, positions))

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from edgefl.codecs.coders import above_zero
+from edgefl.codecs.coders import replace_zero
 from edgefl.codecs.packing import pack_codes
 
 Granularity = Literal["tensor", "module", "global"]
@@ -36,11 +36,11 @@ def draw(m: Tensor, alpha: Tensor, zeta: Tensor) -> Tensor:
         alpha: Step size, () or m's shape, at least 0.
         zeta: Uniform numbers in [0, 1), m's shape.
     """
-    chance = (alpha + m) / (2 * above_zero(alpha))
+    chance = (alpha + m) / (2 * replace_zero(alpha))
     return torch.where(zeta < chance, 1.0, -1.0).to(m.dtype)
 
 
-def inside(m: Tensor, alpha: Tensor) -> Tensor:
+def is_inside(m: Tensor, alpha: Tensor) -> Tensor:
     """Return dS/dm as bool, in m's shape: True if |m| <= alpha, False if m is clipped (eq. 8)."""
     return m.abs() <= alpha
 
@@ -53,11 +53,11 @@ def slope(m: Tensor, alpha: Tensor, sign: Tensor) -> Tensor:
         alpha: Step size, () or m's shape.
         sign: Result of :func:`draw` in the forward pass. For a clipped entry it is sign(m).
     """
-    return torch.where(inside(m, alpha), sign - m / above_zero(alpha), sign)
+    return torch.where(is_inside(m, alpha), sign - m / replace_zero(alpha), sign)
 
 
 @dataclass(frozen=True)
-class Groups:
+class StepGroups:
     """Assignment of tensors to groups that share a step size.
 
     ``numbers`` has the group, 0 .. count - 1, of each tensor.
@@ -66,7 +66,7 @@ class Groups:
     numbers: Mapping[str, int]
 
     @classmethod
-    def of(cls, names: Sequence[str], granularity: Granularity) -> Groups:
+    def of(cls, names: Sequence[str], granularity: Granularity) -> StepGroups:
         """Return groups of the tensors ``names``: one per tensor, one per module (the name before the last dot), or one
         for all.
         """
@@ -125,7 +125,7 @@ class StepSize:
         alpha = scale.clamp(min=EPS) * torch.exp((self.rho * log_scale).clamp(-LIMIT, LIMIT))
         return alpha if self.bounds is None else alpha.clamp(*self.bounds)
 
-    def descended(
+    def descend(
         self, scale: Tensor, log_scale: Tensor, alpha: Tensor, pull: Tensor, lr: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return alpha_e after a step, and the number of groups whose exponent is then at a limit, ().
@@ -151,7 +151,7 @@ class StepSize:
         # To the last bits: alpha_e is what the limit is divided by rho.
         at = (allowed >= most - _NEAR) | (allowed <= least + _NEAR)
         rho = torch.as_tensor(self.rho, dtype=scale.dtype)
-        moved = torch.where((wanted != allowed) & (rho > 0), allowed / above_zero(rho), moved)
+        moved = torch.where((wanted != allowed) & (rho > 0), allowed / replace_zero(rho), moved)
         return moved, (at & (alpha > 0)).to(scale.dtype).sum()
 
     def growth(self, scale: Tensor, alpha: Tensor) -> Tensor:
@@ -167,15 +167,15 @@ class StepSize:
             alpha: Step sizes, [groups].
         """
         ratio = alpha / self.of(scale, torch.zeros_like(scale))
-        return torch.where(alpha > 0, torch.maximum(ratio, 1 / above_zero(ratio)), torch.ones(())).max()
+        return torch.where(alpha > 0, torch.maximum(ratio, 1 / replace_zero(ratio)), torch.ones(())).max()
 
 
 def pack_signs(signs: Sequence[Tensor]) -> Tensor:
     """Return packed signs, uint8: bit 1 for +1.0, bit 0 for -1.0 and 0.0. Each tensor starts at a new byte."""
-    return pack_codes([plus(sign) for sign in signs], 1)
+    return pack_codes([sign_codes(sign) for sign in signs], 1)
 
 
-def plus(sign: Tensor) -> Tensor:
+def sign_codes(sign: Tensor) -> Tensor:
     """Return 1.0 where ``sign`` is positive, else 0.0, in its shape as float32: the code of a sign."""
     return (sign > 0).to(torch.float32)
 

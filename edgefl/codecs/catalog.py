@@ -19,7 +19,7 @@ from edgefl.codecs.coders import (
     StochasticLevels,
     StochasticSign,
 )
-from edgefl.contract.choice import CodecChoice, built_upon, factories_among
+from edgefl.contract.choice import CodecChoice, collect_factories, define_entry
 from edgefl.contract.options import check_options
 from edgefl.errors import ConfigError
 from edgefl.wire.update.form import CHANGE_LIMIT, FloatValues, Sparse
@@ -205,23 +205,23 @@ def fedbat(
     return Codec(name, training=CodecTraining("fedbat", options))
 
 
-Dense = built_upon(CodecChoice, "dense", "Dense", dense)
-Float16 = built_upon(CodecChoice, "float16", "Float16", half)
-BFloat16 = built_upon(CodecChoice, "bfloat16", "BFloat16", half)
-Int8 = built_upon(CodecChoice, "int8", "Int8", int8)
-FedPAQ = built_upon(CodecChoice, "fedpaq", "FedPAQ", fedpaq)
-SignSGD = built_upon(CodecChoice, "signsgd", "SignSGD", signsgd)
-ScaledSign = built_upon(CodecChoice, "scaled_sign", "ScaledSign", scaled_sign)
-EFSignSGD = built_upon(CodecChoice, "ef_signsgd", "EFSignSGD", ef_signsgd)
-NoisySignSGD = built_upon(CodecChoice, "noisy_signsgd", "NoisySignSGD", noisy_signsgd)
-StocSignSGD = built_upon(CodecChoice, "stoc_signsgd", "StocSignSGD", stoc_signsgd)
-_FedBAT = built_upon(CodecChoice, "fedbat", "FedBAT", fedbat)
-TopK = built_upon(CodecChoice, "topk", "TopK", topk)
-ZeroFL = built_upon(CodecChoice, "zerofl", "ZeroFL", zerofl)
-BiFL = built_upon(CodecChoice, "bifl", "BiFL", bifl)
-BiFLFull = built_upon(CodecChoice, "bifl_full", "BiFLFull", bifl_full)
+Dense = define_entry(CodecChoice, "dense", "Dense", dense)
+Float16 = define_entry(CodecChoice, "float16", "Float16", half)
+BFloat16 = define_entry(CodecChoice, "bfloat16", "BFloat16", half)
+Int8 = define_entry(CodecChoice, "int8", "Int8", int8)
+FedPAQ = define_entry(CodecChoice, "fedpaq", "FedPAQ", fedpaq)
+SignSGD = define_entry(CodecChoice, "signsgd", "SignSGD", signsgd)
+ScaledSign = define_entry(CodecChoice, "scaled_sign", "ScaledSign", scaled_sign)
+EFSignSGD = define_entry(CodecChoice, "ef_signsgd", "EFSignSGD", ef_signsgd)
+NoisySignSGD = define_entry(CodecChoice, "noisy_signsgd", "NoisySignSGD", noisy_signsgd)
+StocSignSGD = define_entry(CodecChoice, "stoc_signsgd", "StocSignSGD", stoc_signsgd)
+_FedBAT = define_entry(CodecChoice, "fedbat", "FedBAT", fedbat)
+TopK = define_entry(CodecChoice, "topk", "TopK", topk)
+ZeroFL = define_entry(CodecChoice, "zerofl", "ZeroFL", zerofl)
+BiFL = define_entry(CodecChoice, "bifl", "BiFL", bifl)
+BiFLFull = define_entry(CodecChoice, "bifl_full", "BiFLFull", bifl_full)
 
-CODECS: Mapping[str, Callable[..., Codec]] = factories_among(globals())
+CODECS: Mapping[str, Callable[..., Codec]] = collect_factories(globals())
 
 
 def build(name: str, **options: object) -> Codec:

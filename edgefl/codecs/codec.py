@@ -59,10 +59,10 @@ class Change:
             {n: masks.get(n, torch.ones(values[n].shape, dtype=torch.bool)) for n in names} if masks else None
         )
         return cls(
-            flat(values[name] for name in names),
-            flat(base[name] for name in names),
-            None if whole is None else flat(whole.values()),
-            None if uniform is None else flat(uniform[name] for name in names),
+            flatten(values[name] for name in names),
+            flatten(base[name] for name in names),
+            None if whole is None else flatten(whole.values()),
+            None if uniform is None else flatten(uniform[name] for name in names),
             tuple(values[name].numel() for name in names),
         )
 
@@ -111,7 +111,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Coded:
+class CodedChange:
     """Result of a coder: codes, and the values ``scale * levels`` that they denote.
 
     Attributes:
@@ -136,12 +136,12 @@ class Coder(Protocol):
     def random(self) -> bool:
         """True if :meth:`code` reads ``Change.uniform``."""
 
-    def code(self, change: Change) -> Coded: ...
+    def code(self, change: Change) -> CodedChange: ...
 
 
 def spread(numbers: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
     """Repeat each of ``numbers`` () or [1] as often as its size in ``sizes``, and return all as one flat tensor."""
-    return flat(number.expand(size) for number, size in zip(numbers, sizes, strict=True))
+    return flatten(number.expand(size) for number, size in zip(numbers, sizes, strict=True))
 
 
 def split(joined: Tensor, sizes: Sequence[int] | int) -> tuple[Tensor, ...]:
@@ -150,13 +150,13 @@ def split(joined: Tensor, sizes: Sequence[int] | int) -> tuple[Tensor, ...]:
     return parts
 
 
-def flat(parts: Iterable[Tensor]) -> Tensor:
+def flatten(parts: Iterable[Tensor]) -> Tensor:
     """Return one flat tensor with the entries of all ``parts``. A single part is not copied."""
-    rows = [shaped(part, (part.numel(),)) for part in parts]
+    rows = [reshape(part, (part.numel(),)) for part in parts]
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
-def shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+def reshape(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return ``tensor`` in ``shape``.
 
     A tensor that has it already is returned itself, because a reshape takes time in a graph.
@@ -164,10 +164,10 @@ def shaped(tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
     return tensor if tuple(tensor.shape) == shape else tensor.reshape(shape)
 
 
-def parted(joined: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Split the flat tensor ``joined`` into tensors with the names and shapes of ``like``: the inverse of :func:`flat`."""
+def unflatten(joined: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Split flat ``joined`` into tensors with the names and shapes of ``like``: the inverse of :func:`flatten`."""
     parts = split(joined, [tensor.numel() for tensor in like.values()])
-    return {name: shaped(part, tuple(like[name].shape)) for name, part in zip(like, parts, strict=True)}
+    return {name: reshape(part, tuple(like[name].shape)) for name, part in zip(like, parts, strict=True)}
 
 
 STATISTICS_BITS = 6

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from edgefl.codecs.codec import Change, Coded
+from edgefl.codecs.codec import Change, CodedChange
 from edgefl.errors import ConfigError
 from edgefl.wire.update.form import SIGNS, Codes
 
@@ -35,8 +35,8 @@ class FixedSign:
     def random(self) -> bool:
         return self.sign0 == "random"
 
-    def code(self, change: Change) -> Coded:
-        return _coded(signs(change, self.sign0))
+    def code(self, change: Change) -> CodedChange:
+        return _coded(code_signs(change, self.sign0))
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,8 @@ class ScaledSignCoder:
     def random(self) -> bool:
         return self.sign0 == "random"
 
-    def code(self, change: Change) -> Coded:
-        return _coded(signs(change, self.sign0), change.mean_size())
+    def code(self, change: Change) -> CodedChange:
+        return _coded(code_signs(change, self.sign0), change.mean_size())
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ class NoisySign:
     def encoding(self) -> Codes:
         return Codes(1, SIGNS, self.alpha)
 
-    def code(self, change: Change) -> Coded:
+    def code(self, change: Change) -> CodedChange:
         chance = 0.5 * (1 + torch.erf(change.value / (self.sigma * math.sqrt(2))))
-        return _coded(_happens(change.draws(), chance))
+        return _coded(_draw_codes(change.draws(), chance))
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class StochasticSign:
     def encoding(self) -> Codes:
         return Codes(1, SIGNS, self.alpha)
 
-    def code(self, change: Change) -> Coded:
-        largest = change.spread(above_zero(change.largest()))
-        return _coded(_happens(change.draws(), 0.5 + change.value / (2 * largest)))
+    def code(self, change: Change) -> CodedChange:
+        largest = change.spread(replace_zero(change.largest()))
+        return _coded(_draw_codes(change.draws(), 0.5 + change.value / (2 * largest)))
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,11 @@ class MeanSign:
     encoding = Codes(1, SIGNS)
     random = False
 
-    def code(self, change: Change) -> Coded:
+    def code(self, change: Change) -> CodedChange:
         return _coded((change.value >= 0).to(torch.float32), change.mean_size())
 
 
-def signs(change: Change, sign0: Sign0) -> Tensor:
+def code_signs(change: Change, sign0: Sign0) -> Tensor:
     """Return 1 for positive entries and 0 for negative ones, float32. A zero becomes 1, or either number at random.
 
     Args:
@@ -120,16 +120,16 @@ def signs(change: Change, sign0: Sign0) -> Tensor:
     return positive.to(torch.float32)
 
 
-def above_zero(scale: Tensor) -> Tensor:
+def replace_zero(scale: Tensor) -> Tensor:
     """Return ``scale`` with 0 replaced by 1, for a safe division."""
     return torch.where(scale > 0, scale, torch.ones(()))
 
 
-def _coded(codes: Tensor, scale: Tensor | None = None) -> Coded:
-    return Coded(codes, 2 * codes - 1, scale)
+def _coded(codes: Tensor, scale: Tensor | None = None) -> CodedChange:
+    return CodedChange(codes, 2 * codes - 1, scale)
 
 
-def _happens(uniform: Tensor, chance: Tensor) -> Tensor:
+def _draw_codes(uniform: Tensor, chance: Tensor) -> Tensor:
     """Return 1 where ``uniform`` is below ``chance``, else 0, float32."""
     return (uniform < chance).to(torch.float32)
 
@@ -165,9 +165,9 @@ class StochasticLevels:
     def encoding(self) -> Codes:
         return even_levels(self.bits)
 
-    def code(self, change: Change) -> Coded:
+    def code(self, change: Change) -> CodedChange:
         q, largest = _steps(self.bits), change.largest()
-        y = change.value.abs() / change.spread(above_zero(largest)) * q
+        y = change.value.abs() / change.spread(replace_zero(largest)) * q
         low = torch.floor(y)
         level = low + (change.draws() < y - low).to(torch.float32)
         return _coded_level(torch.where(change.value < 0, -level, level), q, largest)
@@ -189,9 +189,9 @@ class NearestLevels:
     def encoding(self) -> Codes:
         return even_levels(self.bits)
 
-    def code(self, change: Change) -> Coded:
+    def code(self, change: Change) -> CodedChange:
         q, largest = _steps(self.bits), change.largest()
-        level = torch.round(change.value / change.spread(above_zero(largest)) * q)
+        level = torch.round(change.value / change.spread(replace_zero(largest)) * q)
         if self.same_sign:
             goal = change.base + change.value
             outcome = change.base + level * change.spread(largest / q)
@@ -200,8 +200,8 @@ class NearestLevels:
         return _coded_level(level.clamp(-q, q), q, largest)
 
 
-def _coded_level(level: Tensor, q: float, largest: Tensor) -> Coded:
-    return Coded(q + level, level / q, largest)
+def _coded_level(level: Tensor, q: float, largest: Tensor) -> CodedChange:
+    return CodedChange(q + level, level / q, largest)
 
 
 def _steps(bits: int) -> float:

@@ -8,7 +8,7 @@ RUNAWAY = 10.0
 """Mean of ``alpha_growth`` over the steps above which step sizes ran away. Otherwise it is below 5."""
 
 
-def warning(metrics: Mapping[str, float]) -> str | None:
+def runaway_warning(metrics: Mapping[str, float]) -> str | None:
     """Return a warning if ``metrics``, reported by one device, show runaway step sizes; else None."""
     growth = metrics.get("alpha_growth", 1.0)
     if not growth > RUNAWAY:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgefl.codecs.codec import Change, Coder, flat, parted, shaped, split
+from edgefl.codecs.codec import Change, Coder, flatten, reshape, split, unflatten
 from edgefl.codecs.coders import NearestLevels
 from edgefl.contract.tensors import Tensors
 from edgefl.errors import ConfigError
@@ -29,10 +29,10 @@ def pack_codes(parts: Sequence[Tensor], bits: int) -> Tensor:
         parts: Whole numbers 0 .. 2**bits - 1 of any dtype and shape.
         bits: Bits of a code.
     """
-    codes, sizes = flat(parts).to(torch.float32), [part.numel() for part in parts]
+    codes, sizes = flatten(parts).to(torch.float32), [part.numel() for part in parts]
     if 8 % bits:  # a code may lie across two bytes
-        codes, sizes, bits = _planes(codes, bits), [bits * size for size in sizes], 1
-    rows = _whole_bytes(codes, sizes, 8 // bits)
+        codes, sizes, bits = _split_bits(codes, bits), [bits * size for size in sizes], 1
+    rows = _pad_to_bytes(codes, sizes, 8 // bits)
     if bits == 8:
         return rows.to(torch.uint8)
     # A product of matrices, as one op that every engine is fast at; sums up to 255 are exact.
@@ -40,7 +40,7 @@ def pack_codes(parts: Sequence[Tensor], bits: int) -> Tensor:
     return (rows.reshape(-1, 8 // bits) @ powers).to(torch.uint8)
 
 
-def _planes(codes: Tensor, bits: int) -> Tensor:
+def _split_bits(codes: Tensor, bits: int) -> Tensor:
     """Return the bits of each code, lowest first, one after the other, as 0.0 and 1.0."""
     left, planes = codes, []
     for _ in range(bits):
@@ -50,7 +50,7 @@ def _planes(codes: Tensor, bits: int) -> Tensor:
     return torch.stack(planes, dim=-1).reshape(-1)
 
 
-def _whole_bytes(codes: Tensor, sizes: Sequence[int], each: int) -> Tensor:
+def _pad_to_bytes(codes: Tensor, sizes: Sequence[int], each: int) -> Tensor:
     """Return ``codes`` with zeros appended to each part, of length ``sizes``, up to a multiple of ``each``."""
     if not any(size % each for size in sizes):
         return codes
@@ -186,7 +186,7 @@ def form_of(
     return Form(codec, version, tuple(sections), change)
 
 
-def arrays(form: Form, packed: Mapping[str, Tensor], scales: Sequence[Tensor]) -> Tensors:
+def pack(form: Form, packed: Mapping[str, Tensor], scales: Sequence[Tensor]) -> Tensors:
     """Return the arrays of an update in ``form``, of those that the form needs: codes, scales, values, halves, mask.
 
     Args:
@@ -199,27 +199,27 @@ def arrays(form: Form, packed: Mapping[str, Tensor], scales: Sequence[Tensor]) -
     halves: list[Tensor] = []
     flags: list[Tensor] = []
     for section in form.sections:
-        own = [shaped(packed[name], (packed[name].numel(),)) for name in section.names]
+        own = [reshape(packed[name], (packed[name].numel(),)) for name in section.names]
         match section.encoding:
             case Codes(bits=bits):
                 codes.append(pack_codes(own, bits))
             case FloatValues(dtype="float32"):
                 values += own
             case FloatValues(dtype="float16"):
-                halves.append(flat(own).to(torch.float16))
+                halves.append(flatten(own).to(torch.float16))
             case FloatValues():
-                halves.append(bfloat16_bits(flat(own)))
+                halves.append(bfloat16_bits(flatten(own)))
             case Sparse() as sparse:
                 for x in own:
-                    chosen = largest(x, sparse.kept(x.numel()))
+                    chosen = top_k(x, sparse.kept(x.numel()))
                     values.append(x.index_select(0, chosen))
                     flags.append(torch.zeros(x.numel()).scatter(0, chosen, torch.ones(chosen.shape)))
     parts = {"codes": codes, "scales": scales, "values": values, "halves": halves}
-    flat_arrays = {name: flat(items) for name, items in parts.items() if items}
-    return flat_arrays | ({"mask": pack_codes([flat(flags)], 1)} if flags else {})
+    flat_arrays = {name: flatten(items) for name, items in parts.items() if items}
+    return flat_arrays | ({"mask": pack_codes([flatten(flags)], 1)} if flags else {})
 
 
-def largest(x: Tensor, count: int) -> Tensor:
+def top_k(x: Tensor, count: int) -> Tensor:
     """Return the positions of the ``count`` entries of largest magnitude of a flat tensor, ascending, int64.
 
     NaN counts as the largest, because engines order it arbitrarily and the server must detect it.
@@ -229,7 +229,7 @@ def largest(x: Tensor, count: int) -> Tensor:
     return torch.topk(positions, count, largest=False, sorted=True).values
 
 
-def statistics_codes(
+def code_statistics(
     names: Sequence[str], values: Tensors, base: Tensors, coder: Coder | None
 ) -> tuple[Tensors, list[Tensor]]:
     """Return (codes by name, scales) of moving statistics. If ``coder`` is None, return their values and no scales.
@@ -244,4 +244,4 @@ def statistics_codes(
     if coder is None or not own:
         return own, []
     coded = coder.code(Change.of(names, own, base))
-    return parted(coded.codes, own), [] if coded.scale is None else [coded.scale]
+    return unflatten(coded.codes, own), [] if coded.scale is None else [coded.scale]

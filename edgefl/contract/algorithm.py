@@ -53,7 +53,7 @@ _WHOLE = (9, 1000, 10**6, 2**25, 2**40)
 """Magnitudes of whole numbers. From 2^24 on float32 cannot represent all of them."""
 
 
-def usual(name: str, spec: TensorSpec, generator: torch.Generator, label_range: int) -> Tensor:
+def draw(name: str, spec: TensorSpec, generator: torch.Generator, label_range: int) -> Tensor:
     """Return the random tensor of one port (:meth:`edgefl.contract.algorithm.Function.example`).
 
     Args:
@@ -63,7 +63,7 @@ def usual(name: str, spec: TensorSpec, generator: torch.Generator, label_range: 
         label_range: Exclusive upper bound of integers, used if ``spec.below`` is None.
     """
     if spec.values is not None and name.startswith(_WEIGHTS) and "/" not in name:
-        return _near(name, spec.values, generator)
+        return _draw_near(name, spec.values, generator)
     if spec.below is not None or not spec.dtype.is_floating_point:
         below = label_range if spec.below is None else spec.below
         drawn = torch.randint(0, below, spec.shape, generator=generator, dtype=spec.dtype)
@@ -82,7 +82,7 @@ def usual(name: str, spec: TensorSpec, generator: torch.Generator, label_range: 
     return around + torch.randn(spec.shape, generator=generator, dtype=spec.dtype) * scale
 
 
-def _near(name: str, values: Tensor, generator: torch.Generator) -> Tensor:
+def _draw_near(name: str, values: Tensor, generator: torch.Generator) -> Tensor:
     """Return a noisy copy of the model's ``values``, on the CPU.
 
     Code may take a root or a logarithm of the model's values, or divide by them. So the copy stays close to them.
@@ -113,7 +113,7 @@ def is_open(spec: TensorSpec) -> bool:
     return spec.below is None and spec.dtype not in (torch.bool, torch.uint8) and bool(spec.shape)
 
 
-def widened(spec: TensorSpec, generator: torch.Generator) -> Tensor:
+def draw_wide(spec: TensorSpec, generator: torch.Generator) -> Tensor:
     """Return random samples of ``spec`` with several magnitudes.
 
     Row i of a float tensor has the standard deviation ``_MAGNITUDES[i % 4]``. Each entry of an integer tensor has a
@@ -165,14 +165,14 @@ class Function:
 
         Floats are normal. Integers lie in their range; if the loss ignores a label, a share of the labels has that
         value. Noise lies in [0, 1). Weights come from the model: buffers as they are, parameters near their values
-        (:func:`usual`). Weights without known values are drawn: running variances from [0.5, 1.5), and weights of one
+        (:func:`draw`). Weights without known values are drawn: running variances from [0.5, 1.5), and weights of one
         dimension around 1, because they scale what a norm returns.
 
         Args:
             seed: Seed of the random numbers. The same seed gives the same tensors.
         """
         generator = torch.Generator().manual_seed(seed)
-        return {name: usual(name, spec, generator, self.label_range) for name, spec in self.inputs.items()}
+        return {name: draw(name, spec, generator, self.label_range) for name, spec in self.inputs.items()}
 
     def wide_example(self, seed: int) -> Tensors | None:
         """Return :meth:`example` with samples of several magnitudes, or None if the range of every ``batch.*`` input is
@@ -184,7 +184,7 @@ class Function:
         """
         generator = torch.Generator().manual_seed(seed)
         wide = {
-            name: widened(spec, generator)
+            name: draw_wide(spec, generator)
             for name, spec in self.inputs.items()
             if name.startswith("batch.") and is_open(spec)
         }

@@ -90,7 +90,7 @@ class OptimizerChoice(Choice):
     """Server optimizer for the mean of the updates, with its options."""
 
 
-class Named(Generic[P, C]):
+class CatalogEntry(Generic[P, C]):
     """Entry of a catalog. Calling it with options of its factory returns a :class:`Choice`, and builds nothing.
 
     The signature of the factory defines the options. The call raises ConfigError for an unknown option or one of
@@ -115,14 +115,14 @@ class Named(Generic[P, C]):
         return f"{self.label}{parameters}"
 
 
-def factories_among(names: Mapping[str, object]) -> dict[str, Any]:
+def collect_factories(names: Mapping[str, object]) -> dict[str, Any]:
     """Return the factory of each catalog entry among the values of ``names``, such as a module's globals, by the
     entry's name.
     """
-    return {each.name: each.factory for each in names.values() if isinstance(each, Named)}
+    return {each.name: each.factory for each in names.values() if isinstance(each, CatalogEntry)}
 
 
-def chosen(argument: str, kind: type[C], value: object) -> C:
+def as_choice(argument: str, kind: type[C], value: object) -> C:
     """Return ``value``, the argument of a public function, as a choice of class ``kind``.
 
     Args:
@@ -140,7 +140,7 @@ def chosen(argument: str, kind: type[C], value: object) -> C:
             "edgefl.algorithms.FedProx(mu=0.1)",
             argument=argument,
         )
-    made = value() if isinstance(value, Named) else kind(value) if isinstance(value, str) else value
+    made = value() if isinstance(value, CatalogEntry) else kind(value) if isinstance(value, str) else value
     if not isinstance(made, kind):
         raise ConfigError(
             f"argument `{argument}` is {value!r}; give a choice such as those that `import edgefl` has, or its name",
@@ -149,9 +149,9 @@ def chosen(argument: str, kind: type[C], value: object) -> C:
     return made
 
 
-def built_upon(
+def define_entry(
     kind: type[C], name: str, label: str, factory: Callable[Concatenate[Any, P], Any]
-) -> Named[P, C]:
+) -> CatalogEntry[P, C]:
     """Return the catalog entry of a factory whose first parameter is not an option, but a model, an objective or a
     name.
 
@@ -161,9 +161,9 @@ def built_upon(
         label: Name in Python.
         factory: Function that builds the thing.
     """
-    return Named(kind, name, label, factory, 1)
+    return CatalogEntry(kind, name, label, factory, 1)
 
 
-def built_alone(kind: type[C], name: str, label: str, factory: Callable[P, Any]) -> Named[P, C]:
-    """Return the catalog entry of a factory whose parameters are all options. Arguments as in :func:`built_upon`."""
-    return Named(kind, name, label, factory, 0)
+def define_plain(kind: type[C], name: str, label: str, factory: Callable[P, Any]) -> CatalogEntry[P, C]:
+    """Return the catalog entry of a factory whose parameters are all options. Arguments as in :func:`define_entry`."""
+    return CatalogEntry(kind, name, label, factory, 0)

@@ -48,21 +48,21 @@ def check_options(
             raise ConfigError(f"option {name!r} of {what} is {value!r}: {error}", option=name) from error
 
 
-def above_zero(what: str, **values: float) -> None:
+def check_above_zero(what: str, **values: float) -> None:
     """Raise ConfigError unless each of ``values``, options of ``what`` by name, is finite and above 0."""
     for name, value in values.items():
         if not (math.isfinite(value) and value > 0):
             _refuse(what, name, value, "a finite number above 0")
 
 
-def at_least_zero(what: str, **values: float) -> None:
+def check_not_negative(what: str, **values: float) -> None:
     """Raise ConfigError unless each of ``values``, options of ``what`` by name, is finite and at least 0."""
     for name, value in values.items():
         if not (math.isfinite(value) and value >= 0):
             _refuse(what, name, value, "a finite number of at least 0")
 
 
-def below_one(what: str, **values: float) -> None:
+def check_below_one(what: str, **values: float) -> None:
     """Raise ConfigError unless each of ``values``, options of ``what`` by name, lies in [0, 1), as the decay of a
     moving mean.
     """
@@ -71,7 +71,7 @@ def below_one(what: str, **values: float) -> None:
             _refuse(what, name, value, "a number in [0, 1)")
 
 
-def counts(what: str, **values: int) -> None:
+def check_counts(what: str, **values: int) -> None:
     """Raise ConfigError unless each of ``values``, options of ``what`` by name, is an int of at least 1."""
     for name, value in values.items():
         if not (isinstance(value, int) and value >= 1):

@@ -82,7 +82,7 @@ def regions_of(placement: Placement, names: Iterable[str], trained: Collection[s
     return regions
 
 
-def stepped(
+def apply_server_step(
     server: ServerOpt, before: Mapping[str, Array], mean: Mapping[str, Array], hyper: Scalars
 ) -> Arrays:
     """Return the new model and server state: ``mean``, with the changes of the server's step.
@@ -99,7 +99,7 @@ def stepped(
     return {**mean, **server.moved(before, mean, hyper)}
 
 
-def states_given(server: ServerOpt, sends: Collection[str], trained: Iterable[str]) -> tuple[str, ...]:
+def unfolded_states(server: ServerOpt, sends: Collection[str], trained: Iterable[str]) -> tuple[str, ...]:
     """Return the states that :meth:`ServerOpt.unfolded` returns for an update of the states ``sends``.
 
     :data:`WEIGHTS` denotes the weights, in both. If no parameter is trained, ``sends`` is returned.

@@ -30,7 +30,7 @@ from edgefl.setup.model import data_spec, federation_model, submodel_of
 from edgefl.setup.training import algorithm_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import FIRST_ROUND, scores_of, standalone
-from edgefl.submodels.statistics import Statistics, by_batch, collect, estimable, frozen, is_norm, norms
+from edgefl.submodels.statistics import NormStatistics, collect, estimable, freeze, is_norm, norms, use_batch
 from edgefl.submodels.structured.submodel import Structured
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.files import write_whole
@@ -94,7 +94,7 @@ def deployed_submodel(
     made = submodel_of(spec, tier or table.kind, table)
     if tier is None and weights is not None and isinstance(made, Structured) and isinstance(made.counts, str):
         standalone(made, weights)  # refuses those of another model
-        return made.replanned(weights)
+        return made.replan(weights)
     return made
 
 
@@ -402,12 +402,12 @@ class DeploymentBuilder:
         if inference := self._inference(submodel):
             made = standalone(submodel, self.weights, number, inference)
         if self.bn_eval == "batch":
-            return by_batch(made), "batch"
-        statistics = Statistics({}, {})
+            return use_batch(made), "batch"
+        statistics = NormStatistics({}, {})
         if estimable(made, moving=moving):
             statistics = collect(made, map(self._tensors, self._rows.batches()), moving=moving)
         if statistics.sums:
-            return frozen(made, statistics), "frozen"
+            return freeze(made, statistics), "frozen"
         return made, "moving" if any(map(is_norm, made.modules())) else "none"
 
     @property

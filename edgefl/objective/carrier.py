@@ -1,6 +1,6 @@
 """Carrier of a tier's tensors: from the payload of a round to weights and gates, and back to an update.
 
-A submodel kind that only leaves out whole tensors, or cuts them to smaller ones, has the :class:`Whole` carrier. A kind
+A submodel kind that only leaves out whole tensors, or cuts them to smaller ones, has a :class:`WholeCarrier`. A kind
 that holds single entries (importance) unpacks them into dense tensors. It masks these with gates while it trains. All
 methods are pure functions of named tensors and are traced into the algorithm's graphs.
 """
@@ -87,7 +87,7 @@ class Carrier(ABC):
         """
         return new
 
-    def rested(self, moved: Tensors, before: Tensors, noise: Mapping[str, Tensor]) -> Tensors:
+    def keep_idle(self, moved: Tensors, before: Tensors, noise: Mapping[str, Tensor]) -> Tensors:
         """Return the moving statistics after a step: ``moved``, but ``before`` for channels that the step with
         ``noise`` left out.
         """
@@ -102,7 +102,7 @@ class Carrier(ABC):
 class Thresholded(Protocol):
     """Carrier whose masks and gradients depend on thresholds, for :func:`edgefl.algorithms.submodels.tcbgd.tcbgd`."""
 
-    def switched(self, *, remask: bool, bias: bool, freeze_dropped: bool) -> Carrier:
+    def with_switches(self, *, remask: bool, bias: bool, freeze_dropped: bool) -> Carrier:
         """Return a copy of the carrier with other switches.
 
         Args:
@@ -113,7 +113,7 @@ class Thresholded(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Whole(Carrier):
+class WholeCarrier(Carrier):
     """Carrier that sends and receives the weights unchanged: full models, output sides, dense slices."""
 
     weights: Specs

@@ -1,8 +1,8 @@
 """Derivatives of an objective at any weights on any of a step's batches, and a count of how many were taken.
 
-Curvature only occurs as a product H(w, B) v, by name like the weights: exactly (:func:`product`) or as a quotient of
-gradients (:func:`difference`). H is the Jacobian of the result of :func:`gradient`. That is the Hessian of the mean loss,
-unless a carrier changes the gradient on purpose.
+Curvature only occurs as a product H(w, B) v, by name like the weights: exactly (:func:`hvp`) or as a quotient of
+gradients (:func:`difference_hvp`). H is the Jacobian of the result of :func:`gradient`. That is the Hessian of
+the mean loss, unless a carrier changes the gradient on purpose.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _counts: ContextVar[Counts | None] = ContextVar("counts", default=None)
 
 
 @contextmanager
-def counting() -> Iterator[Counts]:
+def count_derivatives() -> Iterator[Counts]:
     """Yield counters of the gradients and Hessian-vector products that are computed inside the ``with`` block."""
     counts = Counts()
     token = _counts.set(counts)
@@ -68,7 +68,7 @@ def gradient(
     return _gradient(objective, weights, tensors, index)
 
 
-def product(
+def hvp(
     objective: Objective, weights: Tensors, tensors: Tensors, direction: Tensors, index: int = 0
 ) -> Tensors:
     """Return the exact Hessian-vector product H(w, B) v by name.
@@ -107,21 +107,21 @@ def product(
     return along
 
 
-def difference(
+def difference_hvp(
     objective: Objective, weights: Tensors, tensors: Tensors, direction: Tensors, h: Tensor, index: int = 0
 ) -> Tensors:
     """Return H(w, B) v by the central difference (g(w + h v, B) - g(w - h v, B)) / (2 h), by name.
 
     Costs two gradients on one batch. The error is O(h^2) where third derivatives exist, plus rounding of the order of 1
-    / h. Arguments as in :func:`product`, and ``h``, a scalar.
+    / h. Arguments as in :func:`hvp`, and ``h``, a scalar.
     """
     ahead, behind = (
-        gradient(objective, weights | shifted(weights, direction, by), tensors, index)[2] for by in (h, -h)
+        gradient(objective, weights | shift(weights, direction, by), tensors, index)[2] for by in (h, -h)
     )
     return {name: (ahead[name] - behind[name]) / (2 * h) for name in direction}
 
 
-def shifted(weights: Tensors, direction: Tensors, by: Tensor) -> Tensors:
+def shift(weights: Tensors, direction: Tensors, by: Tensor) -> Tensors:
     """Return ``weights`` + ``by`` * ``direction`` for every name in ``direction``."""
     return {name: weights[name] + by * along for name, along in direction.items()}
 

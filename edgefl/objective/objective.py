@@ -34,7 +34,7 @@ from edgefl.models.python_state.snapshots import restored_state
 from edgefl.models.spec import ModelSpec, output_spec, skeleton
 from edgefl.models.torch_functions.control_flow import TraceableMode
 from edgefl.models.torch_functions.random_inputs import RandomInputMode, random_inputs
-from edgefl.objective.carrier import Carrier, Whole
+from edgefl.objective.carrier import Carrier, WholeCarrier
 
 
 class TrainedPart(Protocol):
@@ -133,8 +133,8 @@ class Objective:
 
     @cached_property
     def carrier(self) -> Carrier:
-        """Carrier of the suffix's tensors: ``carried``, or a :class:`Whole`."""
-        return self.carried or Whole(self.weights)
+        """Carrier of the suffix's tensors: ``carried``, or a :class:`WholeCarrier`."""
+        return self.carried or WholeCarrier(self.weights)
 
     @property
     def training_module(self) -> nn.Sequential:
@@ -290,7 +290,7 @@ class Objective:
             )
         else:
             value = training_loss(loss, out, y)
-            moved = self.carrier.rested(moved, {name: buffers[name] for name in self.fixed}, uniform)
+            moved = self.carrier.keep_idle(moved, {name: buffers[name] for name in self.fixed}, uniform)
         return value, loss.correct(out.detach(), y).sum(), moved
 
     def _distilled(self, how: SelfDistillation, part: Tensor, whole: Tensor, losses: Tensor) -> Tensor:

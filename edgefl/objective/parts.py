@@ -35,7 +35,7 @@ def dtype_of(objective: Objective, state: Tensors) -> torch.dtype:
     return state[f"state.weights.{objective.trainable[0]}"].dtype
 
 
-def packed(objective: Objective, tensors: Tensors) -> Tensors:
+def pack(objective: Objective, tensors: Tensors) -> Tensors:
     """Return ``update.*`` from ``state.weights.*`` and ``state.gate.*``: every suffix tensor, moving statistics
     included.
     """
@@ -45,7 +45,7 @@ def packed(objective: Objective, tensors: Tensors) -> Tensors:
 
 def finish(objective: Objective) -> Function:
     """Return the function ``finish`` that sends the trained weights of ``objective`` and nothing else."""
-    return Function("finish", partial(packed, objective), held_ports(objective))
+    return Function("finish", partial(pack, objective), held_ports(objective))
 
 
 def evaluate(objective: Objective, batch: int) -> Function:

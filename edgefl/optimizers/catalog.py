@@ -7,20 +7,20 @@ from dataclasses import replace
 from typing import Any
 
 from edgefl.contract.algorithm import Algorithm
-from edgefl.contract.choice import OptimizerChoice, built_alone, factories_among
+from edgefl.contract.choice import OptimizerChoice, collect_factories, define_plain
 from edgefl.contract.options import check_options
 from edgefl.contract.server import MEAN, ServerOpt
 from edgefl.errors import ConfigError
 from edgefl.facts.combinations import combination_error
 from edgefl.optimizers.server import fedadagrad, fedadam, fedams, fedyogi, server_momentum
 
-FedAdam = built_alone(OptimizerChoice, "fedadam", "FedAdam", fedadam)
-FedYogi = built_alone(OptimizerChoice, "fedyogi", "FedYogi", fedyogi)
-FedAdagrad = built_alone(OptimizerChoice, "fedadagrad", "FedAdagrad", fedadagrad)
-FedAMS = built_alone(OptimizerChoice, "fedams", "FedAMS", fedams)
-ServerMomentum = built_alone(OptimizerChoice, "server_momentum", "ServerMomentum", server_momentum)
+FedAdam = define_plain(OptimizerChoice, "fedadam", "FedAdam", fedadam)
+FedYogi = define_plain(OptimizerChoice, "fedyogi", "FedYogi", fedyogi)
+FedAdagrad = define_plain(OptimizerChoice, "fedadagrad", "FedAdagrad", fedadagrad)
+FedAMS = define_plain(OptimizerChoice, "fedams", "FedAMS", fedams)
+ServerMomentum = define_plain(OptimizerChoice, "server_momentum", "ServerMomentum", server_momentum)
 
-OPTIMIZERS: Mapping[str, Callable[..., ServerOpt]] = factories_among(globals())
+OPTIMIZERS: Mapping[str, Callable[..., ServerOpt]] = collect_factories(globals())
 NONE = "none"
 """Name in a federation file for the algorithm's own server step, which is the mean by default."""
 

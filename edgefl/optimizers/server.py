@@ -14,7 +14,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from edgefl.contract.options import above_zero, below_one
+from edgefl.contract.options import check_above_zero, check_below_one
 from edgefl.contract.server import Scalars, ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors
 from edgefl.errors import ConfigError
@@ -166,8 +166,8 @@ def _adaptive(
 
 
 def _check(name: str, lr: float, tau: float, **betas: float) -> None:
-    above_zero(f"optimizer {name!r}", lr=lr, tau=tau)
-    below_one(f"optimizer {name!r}", **betas)
+    check_above_zero(f"optimizer {name!r}", lr=lr, tau=tau)
+    check_below_one(f"optimizer {name!r}", **betas)
 
 
 def server_momentum(*, lr: float = 1.0, beta: float = 0.9) -> ServerOpt:
@@ -182,8 +182,8 @@ def server_momentum(*, lr: float = 1.0, beta: float = 0.9) -> ServerOpt:
     Raises:
         ConfigError: a number is out of range.
     """
-    above_zero("optimizer 'server_momentum'", lr=lr)
-    below_one("optimizer 'server_momentum'", beta=beta)
+    check_above_zero("optimizer 'server_momentum'", lr=lr)
+    check_below_one("optimizer 'server_momentum'", beta=beta)
 
     def rule(delta: Tensor, state: Mapping[str, Tensor]) -> tuple[Tensor, Mapping[str, Tensor]]:
         m = beta * state["m"] + delta

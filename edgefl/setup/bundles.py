@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
-from edgefl.algorithms.activations import stored
+from edgefl.algorithms.activations import store_activations
 from edgefl.algorithms.catalog import ALGORITHMS
 from edgefl.config import Federation, load, without_devices
 from edgefl.contract.algorithm import Function
@@ -157,7 +157,9 @@ def request_of(manifest: Manifest, federation: Federation | None = None, model: 
             raise ConfigError(f"the bundle is of tier {manifest.tier!r}; the file has {', '.join(tiers)}")
         submodel = submodel_of(spec, manifest.tier, tiers[manifest.tier])
     activations = next((manifest.graph(phase.graph).activations for phase in manifest.phases), "float32")
-    tier = TierTraining(manifest.tier, submodel, stored(algorithm_of(settings, submodel), activations))
+    tier = TierTraining(
+        manifest.tier, submodel, store_activations(algorithm_of(settings, submodel), activations)
+    )
     return tier.request(tier.exchange(manifest.exchange), model=manifest.model, data=manifest.data)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 import torch
 
-from edgefl.algorithms.activations import stored
+from edgefl.algorithms.activations import store_activations
 from edgefl.codecs import catalog as codecs
 from edgefl.comparison.compare import compare
 from edgefl.config import Federation, TierTable, parse
@@ -70,7 +70,7 @@ def tier_of(federation: Federation, spec: ModelSpec, name: str) -> TierTraining:
         for length in federation.data.lengths
     }
     algorithm = with_shorter(algorithm_of(federation, submodel), shorter)
-    return TierTraining(name, submodel, stored(algorithm, table.activations))
+    return TierTraining(name, submodel, store_activations(algorithm, table.activations))
 
 
 def tiers_of(federation: Federation, spec: ModelSpec, names: Collection[str] = ()) -> dict[str, TierTraining]:

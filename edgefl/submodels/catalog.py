@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgefl.contract.choice import SubmodelChoice, built_upon, factories_among
+from edgefl.contract.choice import SubmodelChoice, collect_factories, define_entry
 from edgefl.contract.options import check_options
 from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec
@@ -19,15 +19,15 @@ from edgefl.submodels.structured.submodel import importance_structured
 from edgefl.submodels.submodel import Submodel
 from edgefl.submodels.width.submodel import width
 
-EarlyExit = built_upon(SubmodelChoice, "early_exit", "EarlyExit", early_exit)
-OutputSide = built_upon(SubmodelChoice, "output_side", "OutputSide", output_side)
-Width = built_upon(SubmodelChoice, "width", "Width", width)
-Importance = built_upon(SubmodelChoice, "importance", "Importance", importance)
-ImportanceStructured = built_upon(
+EarlyExit = define_entry(SubmodelChoice, "early_exit", "EarlyExit", early_exit)
+OutputSide = define_entry(SubmodelChoice, "output_side", "OutputSide", output_side)
+Width = define_entry(SubmodelChoice, "width", "Width", width)
+Importance = define_entry(SubmodelChoice, "importance", "Importance", importance)
+ImportanceStructured = define_entry(
     SubmodelChoice, "importance_structured", "ImportanceStructured", importance_structured
 )
 
-KINDS: Mapping[str, Callable[..., Submodel]] = factories_among(globals())
+KINDS: Mapping[str, Callable[..., Submodel]] = collect_factories(globals())
 
 
 def build(spec: ModelSpec, kind: str, **options: Any) -> Submodel:
@@ -60,7 +60,7 @@ class Size:
         """Text of the options for messages: ``gamma 0.25``, ``cut 5``, ``whole model``."""
         if self.kind == "width" and self.options.get("gamma") == 1.0:
             return "whole model"
-        options = [f"{name} {_human(value)}" for name, value in self.options.items()]
+        options = [f"{name} {_number_text(value)}" for name, value in self.options.items()]
         return ", ".join(options) or "as it is"
 
     @property
@@ -104,5 +104,5 @@ def sizes(spec: ModelSpec, kinds: Iterable[str] = (), gammas: Iterable[float] = 
     return all_sizes
 
 
-def _human(value: object) -> str:
+def _number_text(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -91,12 +91,12 @@ def cost(submodel: Submodel, forwards: Forwards | None = None) -> RoundCost:
         macs=sum(by_weight.values()),
         kept_macs=kept_macs,
         prefix_macs=sum(sum(forwards.of(part.module, part.sample).macs.values()) for part in submodel.prefix),
-        download_bytes=_download(submodel, weights, placement),
+        download_bytes=_download_bytes(submodel, weights, placement),
         upload_bytes=len(tensors.dump(extract(weights, placement.regions))),
     )
 
 
-def whole(spec: ModelSpec) -> tuple[int, int]:
+def model_cost(spec: ModelSpec) -> tuple[int, int]:
     """Return (number of trained parameters, multiply-accumulates of one sample's forward pass) of the whole model."""
     sizes = {name: parameter.numel() for name, parameter in spec.module.named_parameters()}
     return sum(sizes[name] for name in trainable(spec)), macs(spec.module, spec.sample)
@@ -120,7 +120,7 @@ def entries(regions: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]]
     return counts
 
 
-def _download(submodel: Submodel, weights: Mapping[str, Array], placement: Placement) -> int:
+def _download_bytes(submodel: Submodel, weights: Mapping[str, Array], placement: Placement) -> int:
     """Return the number of bytes that a device downloads: the payload and the units' blobs, each unit once."""
     units = {*submodel.units, *(unit for chunk in submodel.prefix for unit in chunk.units)}
     sent = len(tensors.dump(placement.payload, placement.masks)) if placement.payload else 0
@@ -153,7 +153,7 @@ class Forwards:
 
     @cached_property
     def _shared(self) -> list[Forward]:
-        return _forwards(self._spec.module, self._spec.sample)
+        return _run_units(self._spec.module, self._spec.sample)
 
     def of(self, module: nn.Sequential, sample: TensorSpec) -> Forward:
         """Return the cost of a forward pass of ``module`` on one ``sample``."""
@@ -162,9 +162,9 @@ class Forwards:
         start = next((at for at, unit in enumerate(units) if parts and unit is parts[0]), 0)
         stop = start + len(parts)
         if len(units[start:stop]) == len(parts) and all(map(operator.is_, units[start:stop], parts)):
-            return _together(self._shared[start:stop])
+            return _add_costs(self._shared[start:stop])
         if module not in self._others:
-            self._others[module] = _together(_forwards(module, sample))
+            self._others[module] = _add_costs(_run_units(module, sample))
         return self._others[module]
 
 
@@ -174,7 +174,7 @@ def macs_by_weight(module: nn.Sequential, sample: TensorSpec) -> Mapping[str, in
     Counts convolutions, products and recurrent cells. An op with several weights is divided by their sizes. Products
     without a weight, such as attention scores, have the name :data:`NO_WEIGHT`.
     """
-    return _together(_forwards(module, sample)).macs
+    return _add_costs(_run_units(module, sample)).macs
 
 
 def macs(module: nn.Sequential, sample: TensorSpec) -> int:
@@ -182,26 +182,26 @@ def macs(module: nn.Sequential, sample: TensorSpec) -> int:
     return sum(macs_by_weight(module, sample).values())
 
 
-def _forwards(module: nn.Sequential, sample: TensorSpec) -> list[Forward]:
+def _run_units(module: nn.Sequential, sample: TensorSpec) -> list[Forward]:
     """Run ``module`` without values and return the cost of each unit's forward pass, in order."""
     bare = on_meta(module).eval()
     x = torch.empty((_ROWS, *sample.shape), dtype=sample.dtype, device="meta")
     made: list[Forward] = []
-    with without_values(bare), plain_attention(), _Counting(bare) as counter:
+    with without_values(bare), plain_attention(), _CountMode(bare) as counter:
         for unit in bare:  # not children(), which would run a module that is used twice once
             x = unit(x)
             made.append(counter.take())
     return made
 
 
-def _together(parts: Sequence[Forward]) -> Forward:
+def _add_costs(parts: Sequence[Forward]) -> Forward:
     counts: dict[str, int] = {}
     for name, count in chain.from_iterable(part.macs.items() for part in parts):
         counts[name] = counts.get(name, 0) + count
     return Forward(counts, sum(part.nbytes for part in parts))
 
 
-class _Counting(TorchDispatchMode):
+class _CountMode(TorchDispatchMode):
     """Dispatch mode that counts multiply-accumulates per weight, and bytes of results.
 
     A weight is identified by its storage, because ops read views of it, such as its transpose.

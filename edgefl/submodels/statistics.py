@@ -27,7 +27,7 @@ Norm = BatchNorm | nn.modules.batchnorm._BatchNorm
 
 
 @dataclass(frozen=True)
-class Statistics:
+class NormStatistics:
     """Sums of batch statistics, by the name of the buffer (float64), over ``passes`` batches each.
 
     Variances are unbiased. The sum of several clients' statistics is the statistics of all their batches, so no data leave
@@ -39,14 +39,14 @@ class Statistics:
     passes: Mapping[str, int]
     sums: Mapping[str, Tensor]
 
-    def __add__(self, other: Statistics) -> Statistics:
+    def __add__(self, other: NormStatistics) -> NormStatistics:
         passes, sums = dict(self.passes), dict(self.sums)
         for name, total in other.sums.items():
             passes[name] = passes.get(name, 0) + other.passes[name]
             sums[name] = sums[name] + total if name in sums else total
-        return Statistics(passes, sums)
+        return NormStatistics(passes, sums)
 
-    def __radd__(self, zero: int) -> Statistics:
+    def __radd__(self, zero: int) -> NormStatistics:
         """Return self, so that ``sum`` can begin with 0."""
         return self
 
@@ -71,7 +71,7 @@ class StatisticsMode(TorchFunctionMode):
         super().__init__()
         self._moving = moving  # holds the tensors, so that no other one gets the id of any
         self._names = {id(tensor): name for name, tensor in moving.items()}
-        self.total = Statistics({}, {})
+        self.total = NormStatistics({}, {})
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = NormCall.of(func, args, kwargs or {})
@@ -79,7 +79,7 @@ class StatisticsMode(TorchFunctionMode):
             return func(*args, **kwargs or {})
         names = (self._names[id(call.running_mean)], self._names[id(call.running_var)])
         found = dict(zip(names, call.statistics(torch.float64), strict=True))
-        self.total += Statistics(dict.fromkeys(found, 1), found)
+        self.total += NormStatistics(dict.fromkeys(found, 1), found)
         return call.result(call.normalize())
 
     def _covers(self, call: NormCall) -> bool:
@@ -119,7 +119,7 @@ def moving_buffers(module: nn.Module) -> Tensors:
     return found
 
 
-def by_batch(module: nn.Sequential) -> nn.Sequential:
+def use_batch(module: nn.Sequential) -> nn.Sequential:
     """Return a copy of ``module`` whose batch norms, including those with moving statistics, normalize by each batch.
 
     Norms that stay in inference mode keep their statistics.
@@ -151,7 +151,7 @@ def estimable(module: nn.Sequential, *, moving: bool) -> tuple[str, ...]:
 
 
 @torch.no_grad()
-def collect(module: nn.Sequential, batches: Iterable[Tensors], *, moving: bool = False) -> Statistics:
+def collect(module: nn.Sequential, batches: Iterable[Tensors], *, moving: bool = False) -> NormStatistics:
     """Run a copy of ``module`` once over ``batches`` and return the statistics of its norm layers.
 
     Each layer normalizes by its batch, as in training, and all batches have the same weight, as in torch's batch norm with
@@ -203,7 +203,7 @@ def unknown_statistics(module: nn.Sequential, batch: Tensors) -> tuple[str, ...]
     return tuple(name for name in moved if name not in covered and not owners[name].startswith("torch."))
 
 
-def frozen(module: nn.Sequential, statistics: Statistics) -> nn.Sequential:
+def freeze(module: nn.Sequential, statistics: NormStatistics) -> nn.Sequential:
     """Return a copy of ``module`` whose batch norms use the averages of ``statistics``, whatever batch they read.
 
     Moving statistics without an entry keep their values.

@@ -19,8 +19,8 @@ from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.catalog import Size, sizes
-from edgefl.submodels.cost import Forwards, RoundCost, cost, whole
-from edgefl.submodels.importance.learnable import Liveness, liveness, own_weights
+from edgefl.submodels.cost import Forwards, RoundCost, cost, model_cost
+from edgefl.submodels.importance.learnable import Liveness, check_liveness, spec_arrays
 from edgefl.submodels.importance.submodel import Importance
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.forks import side_by_side
@@ -244,7 +244,7 @@ class _SizePlanner:
     def __init__(self, spec: ModelSpec, device: Device, training: Training) -> None:
         self._spec, self._device, self._training = spec, device, training
         self._forwards = Forwards(spec)
-        self._parameters, self._macs = whole(spec)
+        self._parameters, self._macs = model_cost(spec)
         self._known: dict[object, int] = {}
 
     def trace_whole(self) -> None:
@@ -408,7 +408,7 @@ def _dead(spec: ModelSpec, submodel: Submodel) -> str:
     """
     if not isinstance(submodel, Importance) or submodel.carrier is None:
         return ""
-    verdict = liveness(spec, submodel.cut_of(own_weights(spec)))
+    verdict = check_liveness(spec, submodel.cut_of(spec_arrays(spec)))
     return "" if verdict.alive else _missing(verdict)
 
 

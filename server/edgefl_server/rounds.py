@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from edgefl.contract.server import MEAN
-from edgefl.contract.server_state import stepped
+from edgefl.contract.server_state import apply_server_step
 from edgefl.errors import StepError
 from edgefl.wire.regions import Entries
 from edgefl.wire.tensors import Arrays
@@ -214,7 +214,7 @@ def _server_step(
     is_exact = not is_rounded or exchange.server is MEAN or sends_changes
     began = weights if aggregation.began or is_exact else start.received
     mean = {**began, **aggregation.aggregator.result(began)}
-    after = stepped(exchange.server, began, mean, hyper)
+    after = apply_server_step(exchange.server, began, mean, hyper)
     if began is weights:
         return after
     # Entries that did not move keep the digits that rounding cut off; otherwise each round would lose some more.

@@ -123,7 +123,7 @@ class ExchangeSpec:
     def update_layout(self, tier: str, placement: Placement, trained: frozenset[str]) -> UpdateLayout:
         """Return the layout of the updates of ``tier`` with this placement. ``trained`` names the trainable parameters."""
         spec = self.tiers[tier]
-        averaged = server_state.states_given(self.server, spec.sends, sorted(trained))
+        averaged = server_state.unfolded_states(self.server, spec.sends, sorted(trained))
         return UpdateLayout(
             spec.form,
             spec.bundle.manifest,

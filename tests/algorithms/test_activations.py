@@ -8,7 +8,7 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 
 from edgefl import algorithms
-from edgefl.algorithms.activations import LEAST_ENTRIES, stored
+from edgefl.algorithms.activations import LEAST_ENTRIES, store_activations
 from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.tensors import Tensors, TensorSpec, select
 from edgefl.errors import ConfigError
@@ -36,7 +36,7 @@ def of_one_step(function: Function) -> Function:
     """The function as the only step of an algorithm whose values wait in halves."""
     phase = Phase("train", function, 1)
     made = Algorithm("own", function, (phase,), function, function)
-    return stored(made, "float16").phases[0].function
+    return store_activations(made, "float16").phases[0].function
 
 
 def rounded(x: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ def rounded(x: Tensor) -> Tensor:
 
 def test_gradients_read_halves_and_the_loss_is_what_it_was() -> None:
     plain = algorithm(momentum=0.0, weight_decay=0.0)
-    step, half = plain.phases[0].function, stored(plain, "float16").phases[0].function
+    step, half = plain.phases[0].function, store_activations(plain, "float16").phases[0].function
     example = step.example(0)
     weights = select(example, "state.weights")
     x, y = example["batch.0.x"].flatten(1), example["batch.0.y"]
@@ -70,7 +70,7 @@ def test_gradients_read_halves_and_the_loss_is_what_it_was() -> None:
 
 def test_weights_the_batch_and_what_is_small_wait_as_they_are() -> None:
     assert BATCH * HIDDEN >= LEAST_ENTRIES > 64 * HIDDEN
-    (only,) = halves(stored(algorithm(), "float16").phases[0].function)
+    (only,) = halves(store_activations(algorithm(), "float16").phases[0].function)
     assert only.meta["val"].shape == (BATCH, HIDDEN)
 
 
@@ -107,7 +107,7 @@ def test_a_maximum_is_looked_for_where_its_gradient_looks_for_it() -> None:
 
 def test_only_steps_store_halves() -> None:
     plain = algorithm("fafed")
-    half = stored(plain, "float16")
+    half = store_activations(plain, "float16")
     assert len(half.exchanges) == len(plain.exchanges) > 1
     for before, after in zip(plain.exchanges, half.exchanges, strict=True):
         assert all(halves(phase.function) for phase in after.phases)
@@ -117,19 +117,19 @@ def test_only_steps_store_halves() -> None:
 
 @pytest.mark.parametrize("mode", ["exact", "fo"])
 def test_second_derivatives_read_halves_too(mode: str) -> None:
-    step = stored(algorithm("per_fedavg", mode=mode), "float16").phases[0].function
+    step = store_activations(algorithm("per_fedavg", mode=mode), "float16").phases[0].function
     out = step(step.example(0))
     assert halves(step) and all(value.isfinite().all() for value in out.values())
 
 
 def test_what_no_value_can_be_stored_as_is_told() -> None:
-    assert stored(algorithm(), "float32").phases[0].function.activations == "float32"
+    assert store_activations(algorithm(), "float32").phases[0].function.activations == "float32"
     with pytest.raises(ConfigError, match=r"as 'bfloat16'; choose one of float32, float16"):
-        stored(algorithm(), "bfloat16")
+        store_activations(algorithm(), "bfloat16")
 
 
 def test_ports_and_examples_are_those_of_the_step() -> None:
     plain = algorithm()
-    half = stored(plain, "float16").phases[0].function
+    half = store_activations(plain, "float16").phases[0].function
     assert dict(half.inputs) == dict(plain.phases[0].function.inputs)
     assert all(isinstance(spec, TensorSpec) for spec in trace(half).outputs.values())

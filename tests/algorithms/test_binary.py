@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl import algorithms
-from edgefl.algorithms.quantized.binary import binarized
+from edgefl.algorithms.quantized.binary import binarize
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ModelError
@@ -60,7 +60,7 @@ def test_the_gradient_at_the_binary_weights_passes_straight_through(clip: bool) 
     spec = tiny("cnn")
     weights = {name: value.clone() * 20 for name, value in spec.weights.items()}  # some beyond 1
     x, y = samples(spec, 5)
-    found = gradient(binarized(_objective(spec), clip=clip), weights, {"batch.0.x": x, "batch.0.y": y})[2]
+    found = gradient(binarize(_objective(spec), clip=clip), weights, {"batch.0.x": x, "batch.0.y": y})[2]
     expected = _written_out(spec, weights, x, y, clip=clip)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
@@ -76,7 +76,7 @@ def test_kernels_are_read_with_two_values_and_zero_counts_as_positive() -> None:
     spec = tiny("cnn")
     weights = {name: value.clone() for name, value in spec.weights.items()}
     weights["dense2.dense.weight"][0, :3] = torch.tensor([0.0, -0.0, -1e-30])
-    read = binarized(_objective(spec)).carrier.effective(weights, {}, {}, training=True)
+    read = binarize(_objective(spec)).carrier.effective(weights, {}, {}, training=True)
     for name, value in _as_read(spec, weights).items():
         assert torch.equal(read[name], value), name
         assert value.dim() == 1 or len(read[name].unique()) == 2, name
@@ -87,7 +87,7 @@ def test_kernels_are_read_with_two_values_and_zero_counts_as_positive() -> None:
 def test_embeddings_norms_and_statistics_are_read_as_they_are() -> None:
     for model, plain in (("bilstm", "embedding.weight"), ("resnet8", "bn1.weight")):
         spec = tiny(model)
-        read = binarized(_objective(spec)).carrier.effective(spec.weights, {}, {}, training=True)
+        read = binarize(_objective(spec)).carrier.effective(spec.weights, {}, {}, training=True)
         same = {name for name, value in spec.weights.items() if torch.equal(read[name], value)}
         assert any(name.endswith(plain) for name in same), model
         assert same == spec.weights.keys() - _objective(spec).kernels
@@ -100,7 +100,7 @@ def test_the_update_has_the_weights_themselves_and_steps_reduce_the_loss() -> No
     update = run_round(algorithm, spec.weights, walk(x, y, 4)).update
     assert update.keys() == spec.weights.keys()
     assert len(update["head.dense.weight"].unique()) > 2
-    objective = binarized(_objective(spec))
+    objective = binarize(_objective(spec))
     before, after = (
         float(objective.evaluate(w, x, y, torch.ones(len(y)))["loss_sum"]) for w in (spec.weights, update)
     )
@@ -139,7 +139,7 @@ def test_a_step_of_any_positional_kind_equals_onnxruntime(kind: str, options: di
 
 def test_channels_that_a_step_leaves_out_are_zero() -> None:
     submodel = submodels.build(tiny("resnet8"), "width", ratio=1.0, ordered=True, widths=(0.5, 1.0))
-    objective = binarized(Objective.of(submodel))
+    objective = binarize(Objective.of(submodel))
     before = {name: value + 1.0 for name, value in submodel.spec.weights.items()}
     noise = {"width": torch.tensor(0.1)}
     read = objective.carrier.effective(before, {}, noise, training=True)
@@ -147,7 +147,7 @@ def test_channels_that_a_step_leaves_out_are_zero() -> None:
     for name, _, half in halves:
         if name in objective.kernels:
             assert (read[name][half:] == 0).all() and (read[name][:half] != 0).any(), name
-    moved = objective.carrier.rested({name: value + 1 for name, value, _ in halves}, before, noise)
+    moved = objective.carrier.keep_idle({name: value + 1 for name, value, _ in halves}, before, noise)
     for name, value, half in halves:
         assert torch.equal(moved[name][half:], value[half:]), name
         assert (moved[name][:half] != value[:half]).any(), name

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from edgefl import algorithms, optimizers
-from edgefl.algorithms.adaptive.schedules import Constant, Decaying, positive, share
+from edgefl.algorithms.adaptive.schedules import Constant, Decaying, check_positive, check_weight
 from edgefl.algorithms.catalog import ALGORITHMS
 from edgefl.config import parse
 from edgefl.contract.algorithm import Algorithm
-from edgefl.contract.options import above_zero, at_least_zero, below_one, counts
+from edgefl.contract.options import check_above_zero, check_below_one, check_counts, check_not_negative
 from edgefl.contract.tensors import prefixed, select
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.models.zoo.catalog import build_model
@@ -397,10 +397,10 @@ def test_optimizers_take_closed_ends_and_refuse_open_ones(name: str, options: Ma
 @pytest.mark.parametrize(
     ("check", "taken", "refused"),
     [
-        (above_zero, (TINY, 1.0, 1e300), (0.0, -TINY, INFINITE, NOT_A_NUMBER)),
-        (at_least_zero, (0.0, TINY, 1e300), (-TINY, INFINITE, NOT_A_NUMBER)),
-        (below_one, (0.0, 1.0 - 2**-53), (-TINY, 1.0, NOT_A_NUMBER)),
-        (counts, (1, 2), (0, -1, 1.0)),
+        (check_above_zero, (TINY, 1.0, 1e300), (0.0, -TINY, INFINITE, NOT_A_NUMBER)),
+        (check_not_negative, (0.0, TINY, 1e300), (-TINY, INFINITE, NOT_A_NUMBER)),
+        (check_below_one, (0.0, 1.0 - 2**-53), (-TINY, 1.0, NOT_A_NUMBER)),
+        (check_counts, (1, 2), (0, -1, 1.0)),
     ],
 )
 def test_ends_of_the_four_ranges(check: Any, taken: tuple[float, ...], refused: tuple[float, ...]) -> None:
@@ -413,15 +413,15 @@ def test_ends_of_the_four_ranges(check: Any, taken: tuple[float, ...], refused: 
 
 
 def test_the_ends_of_the_ranges_of_schedules() -> None:
-    positive("size", TINY)
-    share("alpha", 1.0)
-    share("alpha", TINY)
+    check_positive("size", TINY)
+    check_weight("alpha", 1.0)
+    check_weight("alpha", TINY)
     for value in (0.0, -1.0, INFINITE, NOT_A_NUMBER):
         with pytest.raises(ConfigError, match="size is a finite number above 0"):
-            positive("size", value)
+            check_positive("size", value)
     for value in (0.0, 1.0 + 2**-52, NOT_A_NUMBER):
         with pytest.raises(ConfigError, match="alpha, the weight of the fresh gradient"):
-            share("alpha", value)
+            check_weight("alpha", value)
     for wrong in ({"size": 0.0, "fresh": 0.5}, {"size": 1.0, "fresh": 0.0}):
         with pytest.raises(ConfigError):
             Constant(**wrong)

@@ -16,13 +16,13 @@ from torch.utils._pytree import tree_leaves
 from edgefl import algorithms
 from edgefl.algorithms.catalog import ALGORITHMS
 from edgefl.codecs import catalog as codecs
-from edgefl.codecs.apply import applied
+from edgefl.codecs.apply import apply_codec
 from edgefl.codecs.binarize import StepSize, draw
 from edgefl.contract.server import state_of
 from edgefl.contract.tensors import Tensors
 from edgefl.models.exits import with_exits
 from edgefl.models.zoo.catalog import build_model
-from edgefl.objective.derivatives import counting
+from edgefl.objective.derivatives import count_derivatives
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from tests.algorithms.users import SEED, Users, Vector, flat, state_vector
@@ -320,7 +320,7 @@ def test_gradients_of_a_device_in_the_exchange_that_trains(name: str, gradients:
     }
     client: Client = users.clients[0]
 
-    with counting() as counts:
+    with count_derivatives() as counts:
         feed = drawn(algorithm, client, 0, 1)
         run_round(algorithm, users.spec.weights | server_state, feed, samples=client.samples)
 
@@ -411,7 +411,7 @@ def test_coding_a_float64_change_rounds_nothing_but_what_travels(codec: str) -> 
     if codec == "fedbat":
         algorithm = algorithms.build(codec, objective, batch=4, steps=4, **OPTIONS[codec])
     else:
-        algorithm = applied(
+        algorithm = apply_codec(
             codecs.build(codec), algorithms.build("fedavg", objective, batch=4, steps=2), objective
         )
     [client, _] = clients()
@@ -439,7 +439,7 @@ def test_a_step_size_at_its_limit_is_the_limit_to_the_last_bit_of_float64() -> N
     pull, lr = torch.full((1,), -1e9, dtype=torch.float64), torch.ones((), dtype=torch.float64)
     step_size = StepSize(rho, (1e-3, 0.05))
 
-    moved, _ = step_size.descended(size, torch.zeros_like(size), size, pull, lr)
+    moved, _ = step_size.descend(size, torch.zeros_like(size), size, pull, lr)
 
     torch.testing.assert_close(
         step_size.of(size, moved), torch.tensor([0.05], dtype=torch.float64), rtol=1e-14, atol=0

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl import algorithms
-from edgefl.algorithms.quantized.swat import Top, sparsely
+from edgefl.algorithms.quantized.swat import TopSelection, make_sparse
 from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, select
 from edgefl.errors import ModelError
@@ -84,7 +84,7 @@ def _small() -> ModelSpec:
 def test_gradients_are_those_of_swat_written_out(activations: bool) -> None:
     spec = _small()
     x, y = samples(spec, 7)
-    objective = sparsely(Objective(spec.module, spec.sample, spec.loss), Top(0.1, activations))
+    objective = make_sparse(Objective(spec.module, spec.sample, spec.loss), TopSelection(0.1, activations))
     found = gradient(objective, spec.weights, {"batch.0.x": x, "batch.0.y": y})[2]
     expected = _by_hand(spec.weights, x, y, 0.1, activations=activations)
     assert found.keys() == expected.keys()
@@ -97,7 +97,7 @@ def test_sparse_activations_change_weight_gradients_and_nothing_else() -> None:
     x, y = samples(spec, 7)
     full, thin = (
         gradient(
-            sparsely(Objective(spec.module, spec.sample, spec.loss), Top(0.1, activations)),
+            make_sparse(Objective(spec.module, spec.sample, spec.loss), TopSelection(0.1, activations)),
             spec.weights,
             {"batch.0.x": x, "batch.0.y": y},
         )
@@ -121,7 +121,7 @@ def test_any_padding_of_a_convolution_keeps_its_gradients(padding: str) -> None:
     plain = Objective(spec.module, spec.sample, spec.loss)
     data = {"batch.0.x": x, "batch.0.y": y}
     expected = gradient(plain, spec.weights, data)[2]
-    for name, value in gradient(sparsely(plain, Top(1.0)), spec.weights, data)[2].items():
+    for name, value in gradient(make_sparse(plain, TopSelection(1.0)), spec.weights, data)[2].items():
         torch.testing.assert_close(value, expected[name], msg=name)
 
 
@@ -133,13 +133,13 @@ def test_any_padding_of_a_convolution_keeps_its_gradients(padding: str) -> None:
 )
 def test_the_top_has_the_ceiling_of_its_share_and_at_least_one(entries: int, share: float, kept: int) -> None:
     tensor = torch.randn(entries, generator=torch.Generator().manual_seed(entries))
-    top = Top(share).of(tensor)
+    top = TopSelection(share).of(tensor)
     assert int(top.ne(0).sum()) == kept
     assert torch.equal(top, _top(tensor, kept))
 
 
 def test_ties_of_the_last_kept_entry_are_kept() -> None:
-    assert Top(0.25).of(torch.tensor([1.0, -2.0, 2.0, 0.5])).tolist() == [0.0, -2.0, 2.0, 0.0]
+    assert TopSelection(0.25).of(torch.tensor([1.0, -2.0, 2.0, 0.5])).tolist() == [0.0, -2.0, 2.0, 0.0]
 
 
 def test_without_sparsity_a_round_is_that_of_sgd() -> None:
@@ -158,7 +158,7 @@ def test_norms_biases_and_layers_without_trained_weights_stay_dense() -> None:
     net = nn.Sequential(nn.Linear(6, 5), nn.LayerNorm(5), nn.Linear(5, 5), nn.Linear(5, 3))
     net[2].requires_grad_(False)
     spec = split(net, sample=TensorSpec((6,)), classes=3)
-    made = sparsely(Objective(spec.module, spec.sample, spec.loss), Top(0.1))
+    made = make_sparse(Objective(spec.module, spec.sample, spec.loss), TopSelection(0.1))
     names = [type(layer).__name__ for layer in made.suffix]
     assert names == ["SparseLinear", "LayerNorm", "Linear", "SparseLinear"]
 
@@ -185,7 +185,7 @@ def test_steps_reduce_the_loss_and_move_weights_outside_the_top() -> None:
     )
     losses, after = _trained(spec, algorithm, x, y)
     assert losses[-1] < 0.5 * losses[0]
-    outside = Top(0.2).of(before["3.weight"]) == 0
+    outside = TopSelection(0.2).of(before["3.weight"]) == 0
     assert (after["3.weight"] - before["3.weight"])[outside].abs().max() > 0
 
 

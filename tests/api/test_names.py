@@ -11,7 +11,7 @@ import pytest
 import edgefl
 from edgefl.algorithms.catalog import ALGORITHMS
 from edgefl.codecs.catalog import CODECS
-from edgefl.contract.choice import Named
+from edgefl.contract.choice import CatalogEntry
 from edgefl.errors import ConfigError
 from edgefl.models.losses import LOSSES
 from edgefl.optimizers.catalog import OPTIMIZERS
@@ -58,7 +58,7 @@ def test_objects_take_the_options_of_their_factories() -> None:
         thing
         for space in spaces
         for thing in map(partial(getattr, space), space.__all__)
-        if isinstance(thing, Named)
+        if isinstance(thing, CatalogEntry)
     ]
     factories = {
         **ALGORITHMS,

@@ -22,7 +22,7 @@ from edgefl.errors import ConfigError, ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels import catalog
-from edgefl.submodels.cost import cost, whole
+from edgefl.submodels.cost import cost, model_cost
 from edgefl.wire import tensors
 from tests.benchmarks.commands import invoke
 from tests.rings.rows import mostly_slow
@@ -323,7 +323,7 @@ def test_one_that_cannot_be_measured_does_not_lose_the_others() -> None:
 @pytest.mark.parametrize("kind", ["width", "importance", "importance_structured", "output_side"])
 def test_sizes_can_be_matched_by_their_multiplications(kind: str) -> None:
     spec = build_model("resnet8", size=8)
-    macs = whole(spec)[1]
+    macs = model_cost(spec)[1]
     by_macs, by_parameters = (
         cost(matched(spec, kind, 0.25, match).of(spec)) for match in ("macs", "parameters")
     )

@@ -12,7 +12,7 @@ import torch
 
 from edgefl.algorithms import catalog as algorithms
 from edgefl.codecs import catalog as codecs
-from edgefl.codecs.apply import applied
+from edgefl.codecs.apply import apply_codec
 from edgefl.codecs.codec import Codec
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
@@ -56,7 +56,7 @@ class Coding:
     def algorithm(self) -> Algorithm:
         training = self.codec.training
         name, options = (training.algorithm, dict(training.options)) if training else ("sgd", {})
-        return applied(
+        return apply_codec(
             self.codec, algorithms.build(name, self.objective, batch=2, steps=2, **options), self.objective
         )
 

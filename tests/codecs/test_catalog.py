@@ -13,7 +13,7 @@ from torch import nn
 
 from edgefl import algorithms
 from edgefl.codecs import catalog as codecs
-from edgefl.codecs.apply import applied
+from edgefl.codecs.apply import apply_codec
 from edgefl.codecs.catalog import CODECS
 from edgefl.codecs.packing import UpdateParts, bfloat16_bits, pack_codes
 from edgefl.contract.algorithm import Function
@@ -127,23 +127,23 @@ def test_an_algorithm_that_sends_or_keeps_more_than_weights_is_refused(algorithm
     made = algorithms.build(algorithm, _objective(), **TRAINING)
 
     with pytest.raises(ConfigError, match=f"codec '{codec}'.*{algorithm!r} sends or keeps more.*codec dense"):
-        applied(codecs.build(codec), made, _objective())
+        apply_codec(codecs.build(codec), made, _objective())
 
 
 def test_only_a_fresh_device_optimizer_is_coded() -> None:
     fresh = algorithms.build("adamw", _objective(), **TRAINING)
     kept = algorithms.build("adamw", _objective(), **TRAINING, keep=True)
 
-    assert applied(codecs.build("signsgd"), fresh, _objective()).form.sections
+    assert apply_codec(codecs.build("signsgd"), fresh, _objective()).form.sections
     with pytest.raises(ConfigError, match=r"'carry\.adam\.m"):
-        applied(codecs.build("signsgd"), kept, _objective())
+        apply_codec(codecs.build("signsgd"), kept, _objective())
 
 
 @pytest.mark.parametrize("algorithm", OWN)
 def test_the_dense_codec_leaves_every_algorithm_as_it_is(algorithm: str) -> None:
     made = algorithms.build(algorithm, _objective(), **TRAINING)
 
-    assert applied(codecs.build("dense"), made, _objective()) is made
+    assert apply_codec(codecs.build("dense"), made, _objective()) is made
 
 
 @pytest.mark.parametrize("optimizer", ["none", "fedams"])
@@ -151,7 +151,7 @@ def test_the_dense_codec_leaves_every_algorithm_as_it_is(algorithm: str) -> None
 def test_algorithms_that_send_weights_alone_are_coded(algorithm: str, optimizer: str) -> None:
     made = with_optimizer(algorithms.build(algorithm, _objective(), **TRAINING), optimizer)
 
-    coded = applied(codecs.build("signsgd"), made, _objective())
+    coded = apply_codec(codecs.build("signsgd"), made, _objective())
 
     assert coded.server is made.server
     assert coded.personalize is made.personalize

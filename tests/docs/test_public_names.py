@@ -17,7 +17,7 @@ import pytest
 from pydantic import BaseModel
 
 import edgefl
-from edgefl.contract.choice import Named
+from edgefl.contract.choice import CatalogEntry
 from tests.docs.documents import DOCS
 
 NO_PAPER = {"Dense", "Float16", "BFloat16", "Int8", "LocalOnly"}
@@ -32,7 +32,7 @@ NAMES = {
     for name in space.__all__
     if inspect.isclass(getattr(space, name))
     or inspect.isroutine(getattr(space, name))
-    or type(getattr(space, name)) is Named
+    or type(getattr(space, name)) is CatalogEntry
 }
 
 _ARRAYS = re.compile(r"\b(Array|Arrays|Tensor|Tensors|NDArray|ndarray)\b")
@@ -44,7 +44,7 @@ _ERROR = re.compile(r"\b\w+Error\b")
 
 def text_of(thing: Any) -> str:
     """Its own description, and that of its kind; none that Python or pydantic wrote."""
-    if isinstance(thing, Named):
+    if isinstance(thing, CatalogEntry):
         return f"{thing.__doc__ or ''}\n{inspect.getdoc(type(thing()))}"
     own = thing.__dict__.get("__doc__") if inspect.isclass(thing) else thing.__doc__
     own = inspect.cleandoc(own or "")
@@ -68,7 +68,7 @@ def mentions(text: str, name: str) -> bool:
 
 
 def raises(thing: Any) -> bool:
-    function = thing.factory if isinstance(thing, Named) else thing
+    function = thing.factory if isinstance(thing, CatalogEntry) else thing
     return (
         inspect.isroutine(function)
         and re.search(r"^\s+raise \w", inspect.getsource(function), re.M) is not None
@@ -93,7 +93,7 @@ def gaps(name: str, thing: Any) -> Iterator[str]:
         yield "errors"
     if _ARRAYS.search(annotations(thing)) and not (_SHAPE.search(text) and _DTYPE.search(text)):
         yield "shapes and types of its arrays"
-    if isinstance(thing, Named) and name not in NO_PAPER and not _SOURCE.search(thing.__doc__ or ""):
+    if isinstance(thing, CatalogEntry) and name not in NO_PAPER and not _SOURCE.search(thing.__doc__ or ""):
         yield "source"
 
 

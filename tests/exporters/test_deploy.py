@@ -249,7 +249,7 @@ def test_structured_cuts_take_the_counts_of_trained_weights(tmp_path: Path) -> N
     fixed = catalog.build(spec, "importance_structured", gamma=0.25)
 
     free = deployed_submodel(federation, spec, kind="importance_structured", gamma=0.25, weights=weights)
-    assert free.identity == fixed.replanned(weights).identity != fixed.identity
+    assert free.identity == fixed.replan(weights).identity != fixed.identity
     assert deployed_submodel(federation, spec, tier="thin", weights=weights).identity == fixed.identity
     numbers = list(fixed.numbers)
     told = deployed_submodel(

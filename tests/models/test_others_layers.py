@@ -19,7 +19,7 @@ from edgefl.models.split import split
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.submodels.statistics import by_batch
+from edgefl.submodels.statistics import use_batch
 from tests.support.gradients import assert_trains_as_torch
 
 SAMPLE = TensorSpec((2, 4, 4))
@@ -101,7 +101,7 @@ def test_a_batch_norm_with_code_of_its_own_keeps_it() -> None:
     assert set(spec.global_names) == {n for n in module.state_dict() if "num_batches" not in n}
     x = torch.randn(2, *SAMPLE.shape)
     torch.testing.assert_close(spec.module.eval()(x), module.eval()(x))
-    torch.testing.assert_close(by_batch(spec.module)(x), module.train()(x))
+    torch.testing.assert_close(use_batch(spec.module)(x), module.train()(x))
 
 
 class Hooked(nn.BatchNorm2d):

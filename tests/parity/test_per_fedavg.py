@@ -19,7 +19,7 @@ from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.basic import mlp
 from edgefl.models.zoo.resnet import resnet8
 from edgefl.models.zoo.transformer import vit
-from edgefl.objective.derivatives import product
+from edgefl.objective.derivatives import hvp
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import step_ports
 from edgefl.submodels import catalog
@@ -141,7 +141,7 @@ def test_a_product_by_itself_is_the_same_on_the_engine(model_name: str, form: st
 
     def fn(tensors: Tensors) -> Tensors:
         weights, along = select(tensors, "state.weights"), select(tensors, "state.along")
-        return prefixed("update", product(objective, weights, tensors, along))
+        return prefixed("update", hvp(objective, weights, tensors, along))
 
     along = {name: objective.weights[name] for name in objective.trainable}
     ports = step_ports(objective, BATCH) | prefixed("state.along", along)

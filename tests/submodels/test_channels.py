@@ -27,7 +27,7 @@ from edgefl.submodels.channels.axes import (
     unify,
 )
 from edgefl.submodels.channels.selection import Channels, Selection, indices, kept, regions
-from edgefl.submodels.channels.trace import watch
+from edgefl.submodels.channels.trace import trace_axes
 from edgefl.submodels.cost import macs
 from edgefl.submodels.width.submodel import channels_of
 from edgefl.wire.regions import Block, extract
@@ -186,7 +186,7 @@ def test_the_input_the_classes_and_positions_stay_and_say_why() -> None:
 
 
 def test_an_operation_without_a_rule_is_named_with_its_line() -> None:
-    channels = Channels.of(watch(*_unit_of(Sorted())))
+    channels = Channels.of(trace_axes(*_unit_of(Sorted())))
     reason = channels.axes["all.first.weight"][0].reason
     assert channels.atoms == ()
     assert "aten.sort" in reason and "in all" in reason and "nets.py:" in reason

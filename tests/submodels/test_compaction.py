@@ -20,7 +20,7 @@ from edgefl.errors import ModelError
 from edgefl.models.layers.norms import BatchNorm
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.resnet import resnet8
-from edgefl.submodels.compaction.compact import Compacted, compact
+from edgefl.submodels.compaction.compact import CompactedNetwork, compact
 from edgefl.submodels.importance.strategy import maskable
 from edgefl.submodels.importance.submodel import importance
 from edgefl.wire.tensors import Arrays
@@ -96,7 +96,7 @@ def dense(spec: ModelSpec, weights: Arrays, masks: Masks, x: Tensor) -> Tensor:
         return torch.func.functional_call(spec.module.eval(), state, (x,))
 
 
-def on_runtime(small: Compacted, x: Tensor) -> Tensor:
+def on_runtime(small: CompactedNetwork, x: Tensor) -> Tensor:
     """Logits of the exported inference graph, whose weights are inputs, in ONNX Runtime."""
     module, weights = small.spec.module, small.spec.weights
 
@@ -117,7 +117,7 @@ def assert_same(found: Tensor, expected: Tensor) -> None:
     assert float((found - expected).abs().max()) <= 1e-5 * scale
 
 
-def assert_computes(small: Compacted, spec: ModelSpec, weights: Arrays, masks: Masks) -> None:
+def assert_computes(small: CompactedNetwork, spec: ModelSpec, weights: Arrays, masks: Masks) -> None:
     x = rows(spec.sample, 3)
     with torch.no_grad():
         assert_same(small.spec.module(x), dense(spec, weights, masks, x))
@@ -134,7 +134,7 @@ def test_inv29_logits_are_the_same_for_any_mask(name: str, seed: int, density: f
     assert small.report.parameters_after <= small.report.parameters_before + _biases(small)
 
 
-def _biases(small: Compacted) -> int:
+def _biases(small: CompactedNetwork) -> int:
     """What folding may add."""
     return sum(array.size for name, array in small.weights.items() if name.endswith(("_bias", "_constant")))
 

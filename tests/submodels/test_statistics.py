@@ -24,7 +24,7 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import scores, standalone
-from edgefl.submodels.statistics import StatisticsMode, by_batch, collect, frozen, norms, unknown_statistics
+from edgefl.submodels.statistics import StatisticsMode, collect, freeze, norms, unknown_statistics, use_batch
 from edgefl.wire.tensors import Arrays
 
 
@@ -68,7 +68,7 @@ def test_they_are_the_cumulative_averages_of_torch() -> None:
     for batch in batches(5):
         reference(batch["x"])
 
-    made = frozen(module, collect(module, batches(5)))
+    made = freeze(module, collect(module, batches(5)))
 
     assert len(norms(module)) == 10 and not norms(made)
     for path in norms(module):
@@ -88,13 +88,13 @@ def test_the_sums_of_clients_are_those_of_all_their_batches() -> None:
 
     x = images(seed=9)
     assert apart != 0 and apart.passes == together.passes  # type: ignore[union-attr]
-    torch.testing.assert_close(frozen(module, apart)(x), frozen(module, together)(x))  # type: ignore[arg-type]
+    torch.testing.assert_close(freeze(module, apart)(x), freeze(module, together)(x))  # type: ignore[arg-type]
 
 
 def test_frozen_statistics_make_an_image_s_logits_its_own() -> None:
     module = standalone(OutputSide(small(), 0), trained(small()))
     x = images()
-    made = frozen(module, collect(module, batches(3)))
+    made = freeze(module, collect(module, batches(3)))
 
     torch.testing.assert_close(made(x[:1]), made(x)[:1])
     assert not torch.allclose(module(x[:2])[:1], module(x)[:1], atol=1e-3), "batches had no say before"
@@ -104,7 +104,7 @@ def test_collecting_changes_nothing() -> None:
     module = standalone(OutputSide(small(), 0), trained(small()))
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     collect(module, batches(2))
-    frozen(module, collect(module, batches(2)))
+    freeze(module, collect(module, batches(2)))
     assert {name: True for name in before} == {
         name: torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items()
     }
@@ -115,7 +115,7 @@ def test_moving_statistics_stay_unless_they_are_collected() -> None:
     spec = small("global")
     weights = trained(spec)
     module = standalone(OutputSide(spec, 0), weights)
-    made = frozen(module, collect(module, batches(2)))
+    made = freeze(module, collect(module, batches(2)))
     assert not norms(module) and len(norms(module, moving=True)) == 10
     for path, part in norms(made, moving=True).items():
         np.testing.assert_array_equal(part.running_mean.numpy(), weights[f"{path}.running_mean"])
@@ -127,9 +127,9 @@ def test_collected_moving_norms_equal_static_ones() -> None:
     moving = standalone(catalog.build(small("global"), "importance", gamma=0.3), weights)
     static = standalone(catalog.build(small(), "importance", gamma=0.3), shared)
 
-    made = frozen(moving, collect(moving, batches(3), moving=True))
+    made = freeze(moving, collect(moving, batches(3), moving=True))
 
-    right = frozen(static, collect(static, batches(3))).state_dict()
+    right = freeze(static, collect(static, batches(3))).state_dict()
     assert made.state_dict().keys() == right.keys()
     for name, tensor in made.state_dict().items():
         assert torch.equal(tensor, right[name]), name
@@ -143,7 +143,7 @@ def test_a_norm_whose_statistics_training_left_alone_keeps_them() -> None:
     mark_inference(model)
     module = copy.deepcopy(model).eval()
     assert list(norms(module, moving=True)) == ["0"]
-    made = frozen(module, collect(module, batches(2), moving=True))
+    made = freeze(module, collect(module, batches(2), moving=True))
     assert torch.equal(made.get_buffer("1.running_mean"), torch.zeros(1))
     assert not torch.equal(made.get_buffer("0.running_mean"), torch.zeros(1))
 
@@ -154,10 +154,10 @@ def test_torch_s_norms_get_statistics_and_lose_them() -> None:
     x = images()
 
     right = copy.deepcopy(module).train()(x)
-    torch.testing.assert_close(by_batch(module)(x), right)
+    torch.testing.assert_close(use_batch(module)(x), right)
     assert list(norms(module)) == ["1"] and list(norms(module, moving=True)) == ["0", "1"]
 
-    made = frozen(module, collect(module, [{"x": x}], moving=True))
+    made = freeze(module, collect(module, [{"x": x}], moving=True))
     torch.testing.assert_close(
         made(x), right, rtol=1e-2, atol=1e-2
     )  # the unbiased variance is a little larger
@@ -167,7 +167,7 @@ def test_torch_s_norms_get_statistics_and_lose_them() -> None:
 def test_by_batch_moving_norms_normalise_like_static_ones() -> None:
     weights = trained(small("global"))
     shared = {name: array for name, array in weights.items() if "running" not in name}
-    module = by_batch(standalone(OutputSide(small("global"), 0), weights))
+    module = use_batch(standalone(OutputSide(small("global"), 0), weights))
     x = images()
     assert torch.equal(module(x), standalone(OutputSide(small(), 0), shared)(x))
 
@@ -240,7 +240,7 @@ def test_without_a_batch_there_are_none() -> None:
 def test_statistics_of_another_model_are_refused() -> None:
     module = standalone(OutputSide(small(), 0), trained(small()))
     with pytest.raises(DataError, match=r"no statistics for batch norm 'stem\.bn'"):
-        frozen(module, collect(nn.Sequential(), batches(1)))
+        freeze(module, collect(nn.Sequential(), batches(1)))
 
 
 # -- submodels on their own ------------------------------------------------------------------------------------

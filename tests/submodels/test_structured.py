@@ -23,9 +23,9 @@ from edgefl.submodels.channels.narrow import channels_of
 from edgefl.submodels.channels.selection import leading
 from edgefl.submodels.cost import cost as cost_of_submodel
 from edgefl.submodels.cost import macs
-from edgefl.submodels.cost import whole as cost_of_whole
+from edgefl.submodels.cost import model_cost as cost_of_whole
 from edgefl.submodels.structured.carrier import THETA
-from edgefl.submodels.structured.counts import Score, cost_of, layouts, search, strongest
+from edgefl.submodels.structured.counts import ChannelScore, cost_of, layouts, search, strongest_indices
 from edgefl.submodels.structured.submodel import Structured, importance_structured
 from edgefl.wire.regions import Block, extract
 from tests.rings.rows import mostly_slow
@@ -125,7 +125,7 @@ def test_slices_are_nested_in_gamma_and_at_one_threshold(seed: int, sizes: list[
     for smaller, larger in pairwise(found):
         assert all(one <= other for one, other in zip(smaller, larger, strict=True))
     for numbers in found:
-        chosen = [strongest(own, count) for own, count in zip(ranked, numbers, strict=True)]
+        chosen = [strongest_indices(own, count) for own, count in zip(ranked, numbers, strict=True)]
         beyond_first = [
             own[list(held)].min() for own, held, n in zip(ranked, chosen, numbers, strict=True) if n > 1
         ]
@@ -138,8 +138,8 @@ def test_slices_are_nested_in_gamma_and_at_one_threshold(seed: int, sizes: list[
 
 
 def test_ties_go_to_the_lowest_index_and_the_first_layer() -> None:
-    assert strongest(np.array([1.0, 2.0, 2.0, 2.0, 1.0]), 2) == (1, 2)
-    assert strongest(np.array([1.0, 2.0, 2.0, 2.0, 1.0]), 4) == (0, 1, 2, 3)
+    assert strongest_indices(np.array([1.0, 2.0, 2.0, 2.0, 1.0]), 2) == (1, 2)
+    assert strongest_indices(np.array([1.0, 2.0, 2.0, 2.0, 1.0]), 4) == (0, 1, 2, 3)
     spec = resnet()
     layout = next(layouts(channels_of(spec)))
     ones = [np.ones(atom.size) for atom in layout.free]
@@ -158,7 +158,7 @@ def test_the_score_of_a_channel_is_the_rms_of_all_kernels_that_make_it() -> None
     expected = np.sqrt(np.square(np.concatenate(made, axis=1)).mean(1))
     np.testing.assert_allclose(part.score.of(group, w), expected, rtol=1e-6)
     np.testing.assert_allclose(
-        Score("kernel", "mean").of(group, w), np.abs(np.concatenate(made, axis=1)).mean(1), rtol=1e-6
+        ChannelScore("kernel", "mean").of(group, w), np.abs(np.concatenate(made, axis=1)).mean(1), rtol=1e-6
     )
     scaled = importance_structured(spec, gamma=0.4, score="norm")
     [group] = [group for group in scaled._groups if group.scored[0].name == "block2.bn2.weight"]
@@ -173,9 +173,9 @@ def test_relative_scores_ask_how_much_a_layer_has_grown() -> None:
     weights["block3.conv1.weight"] *= 1.5
     assert plain.numbers != relative.numbers
     name = "block3.conv1.weight[0]"
-    assert relative.replanned(weights).layers[name][0] > relative.layers[name][0]
+    assert relative.replan(weights).layers[name][0] > relative.layers[name][0]
     grown = {key: value * 3 for key, value in weights_of(spec).items()}
-    assert relative.replanned(grown).numbers == relative.numbers
+    assert relative.replan(grown).numbers == relative.numbers
 
 
 def test_each_round_holds_the_strongest_channels() -> None:
@@ -203,9 +203,9 @@ def test_a_tier_can_be_planned_anew_at_the_cost_of_a_new_bundle() -> None:
     spec = resnet()
     part = importance_structured(spec, gamma=0.4)
     weights = weights_of(spec)
-    assert part.replanned(weights).identity == part.identity, "nothing has changed"
+    assert part.replan(weights).identity == part.identity, "nothing has changed"
     weights["block3.conv1.weight"] *= 4
-    later = part.replanned(weights)
+    later = part.replan(weights)
     assert later.layers["block3.conv1.weight[0]"] == (8, 8)
     assert later.identity != part.identity and size(later) <= 0.4 * sum(
         parameter.numel() for parameter in spec.module.parameters()

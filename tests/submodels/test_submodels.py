@@ -21,9 +21,9 @@ from edgefl.setup.model import submodel_of
 from edgefl.setup.tiers import completed, parse_tiers
 from edgefl.submodels import catalog
 from edgefl.submodels.catalog import GAMMAS, Size, sizes
-from edgefl.submodels.cost import NO_WEIGHT, Forwards, cost, entries, macs, macs_by_weight, whole
+from edgefl.submodels.cost import NO_WEIGHT, Forwards, cost, entries, macs, macs_by_weight, model_cost
 from edgefl.submodels.output_side import accounting
-from edgefl.submodels.output_side.submodel import TIERS, OutputSide, _balanced, output_side, tiers
+from edgefl.submodels.output_side.submodel import TIERS, OutputSide, _balance, output_side, tiers
 from edgefl.wire import bits, tensors
 from edgefl.wire.regions import Block, Entries
 from tests.invariants.embracingfl.tiny import chunkings, tiny
@@ -38,7 +38,7 @@ def test_balanced_chunks_have_the_least_possible_maximum(sizes: list[int], data:
     def largest(groups: list[tuple[str, ...]]) -> int:
         return max(sum(sizes[int(name)] for name in group) for group in groups)
 
-    found = list(_balanced(units, sizes, count))
+    found = list(_balance(units, sizes, count))
     best = min(largest(groups) for groups in chunkings(units) if len(groups) == count)
     assert len(found) == count and tuple(name for group in found for name in group) == units
     assert largest(found) == best
@@ -215,7 +215,7 @@ def header(arrays: dict[str, np.ndarray]) -> int:
 
 
 def test_macs_of_resnet18_are_those_of_the_spec() -> None:
-    parameters, found = whole(build_model("resnet18"))
+    parameters, found = model_cost(build_model("resnet18"))
 
     assert parameters == 11_173_962
     assert round(found / 1e6) == 555, "fiarse.md 8.2 counts 555 M"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from edgefl.algorithms.adaptive.schedules import Constant, Decaying, DecayUnit, Steps, Theory, positive
-from edgefl.algorithms.adaptive.storm import FirstStep, SecondMoment, Storm, known
+from edgefl.algorithms.adaptive.schedules import Constant, Decaying, DecayUnit, Steps, Theory, check_positive
+from edgefl.algorithms.adaptive.storm import FirstStep, SecondMoment, Storm, check_second_moment
 from edgefl.contract.algorithm import Algorithm
 from edgefl.errors import ConfigError
 from edgefl.objective.objective import Objective
@@ -77,8 +77,8 @@ def fafed(
     Raises:
         ConfigError: A number is out of range.
     """
-    positive("fafed: rho", rho)
-    known("fafed", second_moment)
+    check_positive("fafed: rho", rho)
+    check_second_moment("fafed", second_moment)
     if not 0 <= beta < 1:
         raise ConfigError(
             f"fafed: beta, what v keeps of its past, lies in [0, 1), found {beta}; the paper has 0.1 and 0.9",

@@ -6,11 +6,11 @@ import torch
 
 from edgefl.algorithms.baselines.steps import descent, received_state, root, trained_specs, weight_ports
 from edgefl.contract.algorithm import Algorithm, Function, Phase
-from edgefl.contract.options import above_zero, below_one, counts
+from edgefl.contract.options import check_above_zero, check_below_one, check_counts
 from edgefl.contract.server import Scalars, ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.objective import Objective
-from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, held_ports, packed
+from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, held_ports, pack
 
 
 def local_amsgrad(
@@ -51,9 +51,9 @@ def local_amsgrad(
     Raises:
         ConfigError: A number is out of range.
     """
-    counts("algorithm 'local_amsgrad'", batch=batch, steps=steps)
-    above_zero("algorithm 'local_amsgrad'", lr=lr, eps=eps)
-    below_one("algorithm 'local_amsgrad'", beta1=beta1, beta2=beta2)
+    check_counts("algorithm 'local_amsgrad'", batch=batch, steps=steps)
+    check_above_zero("algorithm 'local_amsgrad'", lr=lr, eps=eps)
+    check_below_one("algorithm 'local_amsgrad'", beta1=beta1, beta2=beta2)
     made = _AmsGrad(objective, steps, beta1, beta2, eps)
     return Algorithm(
         name="local_amsgrad",
@@ -62,7 +62,7 @@ def local_amsgrad(
         finish=Function("finish", made.finish, held_ports(objective) | made.moments),
         evaluate=evaluate(objective, eval_batch or batch),
         hyper={"lr": lr},
-        server=ServerOpt("amsgrad", {"m": 0.0, "v": 0.0, "vhat": eps}, _synchronised),
+        server=ServerOpt("amsgrad", {"m": 0.0, "v": 0.0, "vhat": eps}, _server_step),
     )
 
 
@@ -105,11 +105,11 @@ class _AmsGrad:
     def finish(self, tensors: Tensors) -> Tensors:
         """Return ``update.*``, ``update.m/*`` and ``update.v/*``, and m and v as the carry."""
         m, v = select(tensors, "state.m"), select(tensors, "state.v")
-        update = packed(self.objective, tensors) | prefixed("update", beside("m", m) | beside("v", v))
+        update = pack(self.objective, tensors) | prefixed("update", beside("m", m) | beside("v", v))
         return update | prefixed("carry.m", m) | prefixed("carry.v", v)
 
 
-def _synchronised(before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:
+def _server_step(before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:
     """Return the server's step that ends a round.
 
     It sets state m to 0, so that entries which no device sends next do not move.

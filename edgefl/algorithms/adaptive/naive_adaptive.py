@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from edgefl.algorithms.adaptive.schedules import positive
+from edgefl.algorithms.adaptive.schedules import check_positive
 from edgefl.algorithms.baselines.steps import trained_specs, weight_ports
 from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.errors import ConfigError
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports, packed, step_ports
+from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports, pack, step_ports
 
 
 def naive_adaptive(
@@ -44,7 +44,7 @@ def naive_adaptive(
     Raises:
         ConfigError: A number is out of range.
     """
-    positive("naive_adaptive: lr", lr)
+    check_positive("naive_adaptive: lr", lr)
     if not 0 <= beta < 1:
         raise ConfigError(
             f"naive_adaptive: beta, what v keeps of its past, lies in [0, 1), found {beta}", beta=beta
@@ -89,6 +89,6 @@ def _train(objective: Objective, batch: int) -> Function:
 
 def _finish(objective: Objective) -> Function:
     def fn(given: Tensors) -> Tensors:
-        return packed(objective, given) | prefixed("carry.v", select(given, "state.v"))
+        return pack(objective, given) | prefixed("carry.v", select(given, "state.v"))
 
     return Function("finish", fn, held_ports(objective) | prefixed("state.v", trained_specs(objective)))

@@ -35,8 +35,8 @@ class Constant:
     fresh: float
 
     def __post_init__(self) -> None:
-        positive("the step size lr", self.size)
-        share("alpha", self.fresh)
+        check_positive("the step size lr", self.size)
+        check_weight("alpha", self.fresh)
 
     def eta(self, t: int) -> float:
         return self.size
@@ -66,12 +66,12 @@ class Decaying:
     c: float | None = None
 
     def __post_init__(self) -> None:
-        positive("the step size lr", self.size)
-        positive("w", self.w)
-        positive("sigma", self.sigma)
-        share("alpha", self.fresh)
+        check_positive("the step size lr", self.size)
+        check_positive("w", self.w)
+        check_positive("sigma", self.sigma)
+        check_weight("alpha", self.fresh)
         if self.c is not None:
-            positive("c", self.c)
+            check_positive("c", self.c)
         if self.unit == "epoch" and (self.epoch_steps is None or self.epoch_steps < 1):
             raise ConfigError(
                 f"decay by epoch needs epoch_steps, the local steps of one pass over the data, at least 1; found "
@@ -115,7 +115,7 @@ class Theory:
 
     def __post_init__(self) -> None:
         for name in ("smoothness", "devices", "steps", "batch", "rho", "scale", "w"):
-            positive("h" if name == "scale" else name, getattr(self, name))
+            check_positive("h" if name == "scale" else name, getattr(self, name))
         largest = self.c * self.eta(0) ** 2
         if largest >= 1.0:
             raise ConfigError(
@@ -146,7 +146,7 @@ class Theory:
         return self.c * self.eta(t - 1) ** 2
 
 
-def positive(name: str, value: float) -> None:
+def check_positive(name: str, value: float) -> None:
     """Raise ConfigError, with the option's ``name``, unless ``value`` is a finite number above 0."""
     if not (value > 0 and math.isfinite(value)):
         raise ConfigError(
@@ -154,7 +154,7 @@ def positive(name: str, value: float) -> None:
         )
 
 
-def share(name: str, value: float) -> None:
+def check_weight(name: str, value: float) -> None:
     """Raise ConfigError, with the option's ``name``, unless ``value`` lies in (0, 1]."""
     if not 0 < value <= 1:
         raise ConfigError(

@@ -22,15 +22,15 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from edgefl.algorithms.adaptive.schedules import Steps, positive
-from edgefl.algorithms.baselines.steps import clipped, trained_specs, weight_ports
+from edgefl.algorithms.adaptive.schedules import Steps, check_positive
+from edgefl.algorithms.baselines.steps import clip_gradients, trained_specs, weight_ports
 from edgefl.contract.algorithm import Algorithm, CarryRule, Function, Phase
 from edgefl.contract.server import Scalars, ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.errors import ConfigError
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports, packed, step_ports
+from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports, pack, step_ports
 
 SecondMoment = Literal["elementwise", "scalar", "scalar_mean", "adagrad_norm"]
 """Second moment v, with ||g|| over all d trained entries of a device::
@@ -48,7 +48,7 @@ devices is correct for each entry even if they train parts of different size.
 """
 
 
-def known(what: str, value: str) -> None:
+def check_second_moment(what: str, value: str) -> None:
     """Raise ConfigError unless ``value`` is one of :data:`SecondMoment`. ``what`` is the algorithm, for the text."""
     if value not in get_args(SecondMoment):
         raise ConfigError(
@@ -57,7 +57,7 @@ def known(what: str, value: str) -> None:
         )
 
 
-def fresh(kind: SecondMoment, grads: Tensors) -> Tensors:
+def second_moment_term(kind: SecondMoment, grads: Tensors) -> Tensors:
     """Return the term that a gradient adds to v, by name, in the shape of each tensor: its squares, or their sum or mean."""
     squares = {name: grad.square() for name, grad in grads.items()}
     if kind == "elementwise":
@@ -68,7 +68,7 @@ def fresh(kind: SecondMoment, grads: Tensors) -> Tensors:
     return {name: total + torch.zeros_like(square) for name, square in squares.items()}
 
 
-def updated(kind: SecondMoment, v: Tensors, grads: Tensors, beta: Tensor) -> Tensors:
+def update_second_moment(kind: SecondMoment, v: Tensors, grads: Tensors, beta: Tensor) -> Tensors:
     """Return the second moment after one gradient, by name.
 
     Args:
@@ -77,7 +77,7 @@ def updated(kind: SecondMoment, v: Tensors, grads: Tensors, beta: Tensor) -> Ten
         grads: Gradient by name.
         beta: Decay of v, () or unused for "adagrad_norm".
     """
-    new = fresh(kind, grads)
+    new = second_moment_term(kind, grads)
     if kind == "adagrad_norm":
         return {name: v[name] + new[name] for name in new}
     return {name: beta * v[name] + (1 - beta) * new[name] for name in new}
@@ -86,13 +86,13 @@ def updated(kind: SecondMoment, v: Tensors, grads: Tensors, beta: Tensor) -> Ten
 # Device side of STEM and FAFED: recursive momentum, its opening gradient, carry and update.
 
 
-def scaled(v: Tensor, rho: float | Tensor) -> Tensor:
+def divisor(v: Tensor, rho: float | Tensor) -> Tensor:
     """Return A = sqrt(v) + rho by tensor. v is clamped at 0, because rounding may have left it below."""
     return v.clamp_min(0.0).sqrt() + rho
 
 
 @dataclass(frozen=True)
-class Recursion:
+class StormDevice:
     """Device functions of the repeated exchange and of the opening exchange, with the equations of this module.
 
     ``batch``, ``steps`` (q), ``opening_steps``, ``second_moment`` (None: A = 1) and ``clip`` are constants of the graphs.
@@ -125,7 +125,7 @@ class Recursion:
 
     # -- opening ---------------------------------------------------------------------------------------------------
 
-    def open(self) -> Function:
+    def start_opening(self) -> Function:
         """Return the function ``start`` of the opening exchange: its outputs are the weights, and zeros for the sum of
         gradients.
         """
@@ -149,7 +149,7 @@ class Recursion:
         ports = step_ports(self.objective, self.batch) | prefixed("state.m", self.moved)
         return Function("gather", fn, ports)
 
-    def opened(self) -> Function:
+    def finish_opening(self) -> Function:
         """Return the function ``finish`` of the opening exchange.
 
         It sends the mean gradient, and stores x_0 in the carry as x_{t-1}.
@@ -157,8 +157,8 @@ class Recursion:
 
         def fn(given: Tensors) -> Tensors:
             mean = {name: total / self.opening_steps for name, total in select(given, "state.m").items()}
-            (mean,) = clipped(self.clip, mean)
-            return prefixed("update", beside("m", mean)) | self._kept(given)
+            (mean,) = clip_gradients(self.clip, mean)
+            return prefixed("update", beside("m", mean)) | self._carry(given)
 
         ports = prefixed("state.weights", self.moved) | prefixed("state.m", self.moved)
         return Function("finish", fn, ports)
@@ -177,7 +177,7 @@ class Recursion:
                 state |= prefixed(f"state.{name}", state_of(select(given, "weights"), name))
             if self.adaptive:
                 v = select(state, "state.v")
-                state |= prefixed("state.scale", {name: scaled(v[name], given["hyper.rho"]) for name in v})
+                state |= prefixed("state.scale", {name: divisor(v[name], given["hyper.rho"]) for name in v})
             # Once for the round: a step that read 2 q scalars would take as long as feeding them does.
             etas = [given[f"hyper.eta.{k}"] for k in range(1, self.steps)]
             alphas = [given[f"hyper.alpha.{k}"] for k in range(1, self.steps + 1)]
@@ -206,9 +206,9 @@ class Recursion:
             loss, correct, new, statistics = gradient(self.objective, weights, given)
             # The same batch and noise, or the difference of the two would not cancel them.
             _, _, old, _ = gradient(self.objective, weights | previous, given)
-            m, state = self._estimates(given, *clipped(self.clip, new, old))
+            m, state = self._estimate(given, *clip_gradients(self.clip, new, old))
             here = {name: weights[name] for name in self.moved}
-            there = self.objective.carrier.confine(self._moved(given, here, m), weights, gates)
+            there = self.objective.carrier.confine(self._move(given, here, m), weights, gates)
             state |= prefixed("state.weights", weights | there | statistics)
             state |= prefixed("state.previous", here) | {"state.step": given["state.step"] + 1}
             return state | {"metric.loss": loss, "metric.correct": correct}
@@ -219,10 +219,10 @@ class Recursion:
         """Return the function ``finish``. It sends x_t, m and v, and stores x_t in the carry as x_{t-1}."""
 
         def fn(given: Tensors) -> Tensors:
-            update = packed(self.objective, given)
+            update = pack(self.objective, given)
             for name in self.shared:
                 update |= prefixed("update", beside(name, select(given, f"state.{name}")))
-            return update | self._kept(given)
+            return update | self._carry(given)
 
         ports = held_ports(self.objective)
         for name in self.shared:
@@ -231,28 +231,28 @@ class Recursion:
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
-    def _estimates(self, given: Tensors, new: Tensors, old: Tensors) -> tuple[Tensors, Tensors]:
+    def _estimate(self, given: Tensors, new: Tensors, old: Tensors) -> tuple[Tensors, Tensors]:
         """Return m by name, and the new ``state.m.*`` and ``state.v.*``. Only the gradient at the new point enters v."""
         before, ext = select(given, "state.m"), given["hyper.ext"]
-        past = 1 - _picked(given["state.alphas"], given["state.step"])
+        past = 1 - _pick(given["state.alphas"], given["state.step"])
         m = {name: new[name] + past * (before[name] - ext * old[name]) for name in self.moved}
         state = prefixed("state.m", m)
         if self.second_moment is not None:
-            v = updated(self.second_moment, select(given, "state.v"), new, given["hyper.beta"])
+            v = update_second_moment(self.second_moment, select(given, "state.v"), new, given["hyper.beta"])
             state |= prefixed("state.v", v)
         return m, state
 
-    def _moved(self, given: Tensors, here: Tensors, m: Tensors) -> Tensors:
+    def _move(self, given: Tensors, here: Tensors, m: Tensors) -> Tensors:
         """Return x_{t+1} by name. In the last iteration it is x_t."""
         if self.steps == 1:
             return here
-        eta = _picked(given["state.etas"], given["state.step"])
+        eta = _pick(given["state.etas"], given["state.step"])
         scale = select(given, "state.scale")
         return {
             name: here[name] - eta * (m[name] / scale[name] if self.adaptive else m[name]) for name in here
         }
 
-    def _kept(self, given: Tensors) -> Tensors:
+    def _carry(self, given: Tensors) -> Tensors:
         """Return the weights as the carry for the next exchange."""
         return prefixed("carry.previous", {name: given[f"state.weights.{name}"] for name in self.moved})
 
@@ -266,7 +266,7 @@ class Recursion:
         return ports | prefixed("hyper", dict.fromkeys(scalars, SCALAR))
 
 
-def _picked(values: Tensor, step: Tensor) -> Tensor:
+def _pick(values: Tensor, step: Tensor) -> Tensor:
     """Return the entry of ``values`` (q,) at the index ``step`` (), as a scalar ()."""
     return values.gather(0, step.reshape(1)).reshape(())
 
@@ -320,7 +320,7 @@ class Storm:
                     f"{self.name}: {name} is at least 1, found {count}; raise it", name=name, value=count
                 )
         if self.clip is not None:
-            positive(f"{self.name}: clip", self.clip)
+            check_positive(f"{self.name}: clip", self.clip)
         if not 0 <= self.ext <= 1:
             raise ConfigError(
                 f"{self.name}: ext, the weight of the old gradient, lies in [0, 1], found {self.ext}; the paper's method "
@@ -334,13 +334,13 @@ class Storm:
         check = evaluate(self.objective, self.eval_batch or self.batch)
         opening = Algorithm(
             name=self.name,
-            start=device.open(),
+            start=device.start_opening(),
             phases=(Phase("gather", device.gather(), device.opening_steps),),
-            finish=device.opened(),
+            finish=device.finish_opening(),
             evaluate=check,
             hyper={"eta": self.schedule.eta(0), **self.adaptive},
             server=ServerOpt(
-                f"{self.name} opening", state, self._first, self._unfolded, frozenset({"first_step"})
+                f"{self.name} opening", state, self._opening_step, self._unfold, frozenset({"first_step"})
             ),
             carry_rule=CarryRule(exchanges=1),
             whole=True,
@@ -351,22 +351,22 @@ class Storm:
             phases=(Phase("train", device.train(), self.steps),),
             finish=device.finish(),
             evaluate=check,
-            hyper=self._announced(1, 1),
-            schedule=self._announced,
+            hyper=self._scalars(1, 1),
+            schedule=self._scalars,
             announced=self.announced,
-            server=ServerOpt(self.name, state, self._advanced),
+            server=ServerOpt(self.name, state, self._server_step),
             opening=(opening,),
             carry_rule=CarryRule(exchanges=1, needed=True),
             whole=True,
         )
 
     @property
-    def _device(self) -> Recursion:
+    def _device(self) -> StormDevice:
         first = self.steps if self.opening_steps is None else self.opening_steps
         second = self.second_moment if self.adaptive else None
-        return Recursion(self.objective, self.batch, self.steps, first, second, self.clip)
+        return StormDevice(self.objective, self.batch, self.steps, first, second, self.clip)
 
-    def _announced(self, position: int, _rounds: int) -> Scalars:
+    def _scalars(self, position: int, _rounds: int) -> Scalars:
         """Return eta.1 .. eta.q and alpha.1 .. alpha.q of an exchange, and the constant scalars."""
         done = (position - 1) * self.steps  # the opening exchange is iteration 0
         numbers = range(1, self.steps + 1)
@@ -374,23 +374,23 @@ class Storm:
         alphas = {f"alpha.{k}": self.schedule.alpha(done + k) for k in numbers}
         return {**etas, **alphas, "ext": self.ext, **self.adaptive}
 
-    def _unfolded(self, update: Tensors) -> Tensors:
+    def _unfold(self, update: Tensors) -> Tensors:
         """Return the update with v_0 added, because v_0 is the mean of squares and not the square of a mean."""
         if not self.adaptive:
             return update
-        return update | beside("v", fresh(self.second_moment, state_of(update, "m")))
+        return update | beside("v", second_moment_term(self.second_moment, state_of(update, "m")))
 
-    def _first(self, _before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:
-        return stepped(mean, hyper["eta"], hyper.get("rho") if self.first_step == "preconditioned" else None)
+    def _opening_step(self, _before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:
+        return descend(mean, hyper["eta"], hyper.get("rho") if self.first_step == "preconditioned" else None)
 
-    def _advanced(self, _before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:
-        return stepped(mean, hyper[f"eta.{self.steps}"], hyper.get("rho"))
+    def _server_step(self, _before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:
+        return descend(mean, hyper[f"eta.{self.steps}"], hyper.get("rho"))
 
 
-def stepped(mean: Tensors, eta: float, rho: float | None) -> Tensors:
+def descend(mean: Tensors, eta: float, rho: float | None) -> Tensors:
     """Return x - eta m / A for every tensor x that has an m, by name. A = sqrt(v) + rho, or 1 if ``rho`` is None."""
     v = state_of(mean, "v")
     return {
-        name: mean[name] - eta * (m if rho is None else m / scaled(v[name], rho))
+        name: mean[name] - eta * (m if rho is None else m / divisor(v[name], rho))
         for name, m in state_of(mean, "m").items()
     }

@@ -7,10 +7,10 @@ from functools import cached_property
 
 from edgefl.algorithms.baselines.steps import descent, root, trained_specs, weight_ports
 from edgefl.contract.algorithm import Algorithm, Function, Phase
-from edgefl.contract.options import above_zero, at_least_zero, below_one, counts
+from edgefl.contract.options import check_above_zero, check_below_one, check_counts, check_not_negative
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.objective import Objective
-from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, finish, held_ports, packed
+from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, finish, held_ports, pack
 
 
 def adamw(
@@ -52,17 +52,19 @@ def adamw(
     Raises:
         ConfigError: A number is out of range.
     """
-    counts("algorithm 'adamw'", batch=batch)
-    at_least_zero("algorithm 'adamw'", steps=steps, lr=lr, weight_decay=weight_decay)
-    above_zero("algorithm 'adamw'", eps=eps)
-    below_one("algorithm 'adamw'", beta1=beta1, beta2=beta2)
+    check_counts("algorithm 'adamw'", batch=batch)
+    check_not_negative("algorithm 'adamw'", steps=steps, lr=lr, weight_decay=weight_decay)
+    check_above_zero("algorithm 'adamw'", eps=eps)
+    check_below_one("algorithm 'adamw'", beta1=beta1, beta2=beta2)
     made = _AdamW(objective, beta1, beta2, eps, weight_decay)
     plain = finish(objective)
     return Algorithm(
         name="adamw",
         start=Function("start", made.start, weight_ports(objective) | (made.ports("carry") if keep else {})),
         phases=(Phase("train", descent(objective, batch, made.direction, made.ports("state")), steps),),
-        finish=Function("finish", made.kept, held_ports(objective) | made.ports("state")) if keep else plain,
+        finish=Function("finish", made.finish, held_ports(objective) | made.ports("state"))
+        if keep
+        else plain,
         evaluate=evaluate(objective, eval_batch or batch),
         hyper={"lr": lr},
     )
@@ -114,6 +116,6 @@ class _AdamW:
                 along[name] = along[name] + self.weight_decay * weights[name]
         return along, prefixed("state.adam", new)
 
-    def kept(self, tensors: Tensors) -> Tensors:
+    def finish(self, tensors: Tensors) -> Tensors:
         """Return ``update.*``, and the optimizer state as the carry: the function ``finish`` if ``keep`` is set."""
-        return packed(self.objective, tensors) | prefixed("carry.adam", select(tensors, "state.adam"))
+        return pack(self.objective, tensors) | prefixed("carry.adam", select(tensors, "state.adam"))

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.algorithms.baselines.steps import check_clip
-from edgefl.algorithms.personal.personalize import STEP, adapted
+from edgefl.algorithms.personal.personalize import STEP, add_personalize
 from edgefl.contract.algorithm import Algorithm
-from edgefl.contract.options import at_least_zero, counts
+from edgefl.contract.options import check_counts, check_not_negative
 from edgefl.objective.objective import Objective
 
 
@@ -38,8 +38,8 @@ def fedavg(
     Raises:
         ConfigError: A number is out of range.
     """
-    counts("algorithm 'fedavg'", batch=batch)
-    at_least_zero("algorithm 'fedavg'", steps=steps, lr=lr)
+    check_counts("algorithm 'fedavg'", batch=batch)
+    check_not_negative("algorithm 'fedavg'", steps=steps, lr=lr)
     check_clip("algorithm 'fedavg'", clip)
     algorithm = sgd(
         objective,
@@ -83,7 +83,7 @@ def fedavg_update(
         ConfigError: A number is out of range.
     """
     algorithm = fedavg(objective, batch=batch, steps=steps, lr=lr, clip=clip, eval_batch=eval_batch)
-    return replace(adapted(algorithm, objective, alpha=alpha), name="fedavg_update", draws="draw")
+    return replace(add_personalize(algorithm, objective, alpha=alpha), name="fedavg_update", draws="draw")
 
 
 def fedavg_matched(
@@ -115,7 +115,7 @@ def fedavg_matched(
     Raises:
         ConfigError: A number is out of range.
     """
-    counts("algorithm 'fedavg_matched'", factor=factor)
+    check_counts("algorithm 'fedavg_matched'", factor=factor)
     algorithm = fedavg_update(
         objective,
         batch=batch,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgefl.algorithms.baselines.steps import check_clip, descent, trained_specs, weight_ports
 from edgefl.contract.algorithm import Algorithm, Function, Phase
-from edgefl.contract.options import at_least_zero, counts
+from edgefl.contract.options import check_counts, check_not_negative
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import begun, evaluate, finish
@@ -37,8 +37,8 @@ def fedprox(
     Raises:
         ConfigError: A number is out of range.
     """
-    counts("algorithm 'fedprox'", batch=batch)
-    at_least_zero("algorithm 'fedprox'", steps=steps, lr=lr, mu=mu)
+    check_counts("algorithm 'fedprox'", batch=batch)
+    check_not_negative("algorithm 'fedprox'", steps=steps, lr=lr, mu=mu)
     check_clip("algorithm 'fedprox'", clip)
 
     def start(tensors: Tensors) -> Tensors:

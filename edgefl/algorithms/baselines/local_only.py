@@ -6,7 +6,7 @@ import torch
 
 from edgefl.algorithms.baselines.steps import descent, weight_ports
 from edgefl.contract.algorithm import Algorithm, Function, Phase
-from edgefl.contract.options import at_least_zero, counts
+from edgefl.contract.options import check_counts, check_not_negative
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, held_ports
@@ -38,8 +38,8 @@ def local(
     Raises:
         ConfigError: A number is out of range.
     """
-    counts("algorithm 'local'", batch=batch)
-    at_least_zero("algorithm 'local'", steps=steps, lr=lr)
+    check_counts("algorithm 'local'", batch=batch)
+    check_not_negative("algorithm 'local'", steps=steps, lr=lr)
     begun_port = {"carry.begun": SCALAR}
 
     def start(tensors: Tensors) -> Tensors:

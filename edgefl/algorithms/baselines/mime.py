@@ -9,14 +9,14 @@ from torch import Tensor
 
 from edgefl.algorithms.baselines.steps import descent, received_state, root, trained_specs, weight_ports
 from edgefl.contract.algorithm import Algorithm, Function, Phase
-from edgefl.contract.options import above_zero, at_least_zero, below_one, counts
+from edgefl.contract.options import check_above_zero, check_below_one, check_counts, check_not_negative
 from edgefl.contract.server import MEAN, Scalars, ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.models.losses.loss import Loss, among, check_separable, sample_weights
 from edgefl.models.spec import output_spec
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, finish, held_ports, packed, step_ports
+from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, finish, held_ports, pack, step_ports
 
 # The gradient of all local samples, batch by batch.
 
@@ -25,7 +25,7 @@ def accumulate(objective: Objective, batch: int) -> Function:
     """Return the phase function that adds up the per-sample gradients at ``state.weights``, one batch per call.
 
     It adds the gradients of rows whose ``batch.0.mask`` is 1 to ``state.full.*``, and their number or weight to
-    ``state.seen``. After a pass over the data, :func:`mean_of` returns the mean over all samples. Weights and moving
+    ``state.seen``. After a pass over the data, :func:`mean_gradient` returns the mean over all samples. Weights and moving
     statistics do not change. It is a training pass: batch norm normalizes by the batch, including the rows that fill up
     the last one. So with batch norm the result depends on the division into batches.
 
@@ -64,13 +64,13 @@ def full_ports(objective: Objective) -> dict[str, TensorSpec]:
     return prefixed("state.full", trained_specs(objective)) | {"state.seen": SCALAR}
 
 
-def none_yet(objective: Objective, state: Tensors) -> Tensors:
+def zero_sums(objective: Objective, state: Tensors) -> Tensors:
     """Return zeros for the state of :func:`accumulate`, in the dtype of ``state.weights.*``."""
     dtype = dtype_of(objective, state)
     return {name: spec.zeros(dtype) for name, spec in full_ports(objective).items()}
 
 
-def mean_of(tensors: Tensors) -> Tensors:
+def mean_gradient(tensors: Tensors) -> Tensors:
     """Return the mean gradient over the accumulated samples, by name, from ``state.full.*`` and ``state.seen``."""
     return {name: total / tensors["state.seen"] for name, total in select(tensors, "state.full").items()}
 
@@ -132,7 +132,7 @@ def mimeadam(
         ConfigError: A number is out of range.
         ModelError: The loss reduces a batch itself.
     """
-    adam = _checked("mimeadam", objective, batch, steps, lr, beta1, beta2, tau)
+    adam = _checked_adam("mimeadam", objective, batch, steps, lr, beta1, beta2, tau)
     evaluated = evaluate(objective, eval_batch or batch)
     ahead = Algorithm(
         name="mimeadam",
@@ -174,7 +174,7 @@ def mimelite(
 
     Arguments and errors as in :func:`mimeadam`.
     """
-    adam = _checked("mimelite", objective, batch, steps, lr, beta1, beta2, tau)
+    adam = _checked_adam("mimelite", objective, batch, steps, lr, beta1, beta2, tau)
     return Algorithm(
         name="mimelite",
         start=Function("start", adam.start_lite, weight_ports(objective, "m", "v")),
@@ -189,7 +189,7 @@ def mimelite(
     )
 
 
-def _checked(
+def _checked_adam(
     name: str,
     objective: Objective,
     batch: int,
@@ -199,10 +199,10 @@ def _checked(
     beta2: float,
     tau: float,
 ) -> _Adam:
-    counts(f"algorithm {name!r}", batch=batch)
-    at_least_zero(f"algorithm {name!r}", steps=steps, lr=lr)
-    above_zero(f"algorithm {name!r}", tau=tau)
-    below_one(f"algorithm {name!r}", beta1=beta1, beta2=beta2)
+    check_counts(f"algorithm {name!r}", batch=batch)
+    check_not_negative(f"algorithm {name!r}", steps=steps, lr=lr)
+    check_above_zero(f"algorithm {name!r}", tau=tau)
+    check_below_one(f"algorithm {name!r}", beta1=beta1, beta2=beta2)
     return _Adam(objective, beta1, beta2, tau)
 
 
@@ -230,7 +230,7 @@ class _Adam:
     def gathering(self, tensors: Tensors) -> Tensors:
         """Return the state before the full gradient: the weights, and an empty sum of gradients."""
         state = begun(self.objective, tensors)
-        return state | none_yet(self.objective, state)
+        return state | zero_sums(self.objective, state)
 
     def start_corrected(self, tensors: Tensors) -> Tensors:
         """Return the state of the first step: weights, x for the second gradient, and the pull (1 - beta1) c + beta1 m."""
@@ -244,7 +244,7 @@ class _Adam:
         """Return the state of the first step: weights, the pull beta1 m, and an empty sum of gradients."""
         pull = prefixed("state.pull", self._momentum(tensors))
         state = begun(self.objective, tensors)
-        return state | pull | self._scale(tensors) | none_yet(self.objective, state)
+        return state | pull | self._scale(tensors) | zero_sums(self.objective, state)
 
     def corrected(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
         """Return ((1 - beta1) u + beta1 m) / (sqrt(v) + tau)."""
@@ -259,11 +259,11 @@ class _Adam:
 
     def send_gradient(self, tensors: Tensors) -> Tensors:
         """Return ``update.c/*``, the device's full gradient."""
-        return prefixed("update", beside("c", mean_of(tensors)))
+        return prefixed("update", beside("c", mean_gradient(tensors)))
 
     def both(self, tensors: Tensors) -> Tensors:
         """Return ``update.*``, the trained model, and ``update.c/*``, the device's full gradient."""
-        return packed(self.objective, tensors) | self.send_gradient(tensors)
+        return pack(self.objective, tensors) | self.send_gradient(tensors)
 
     def server(self, name: str) -> ServerOpt:
         """Return the server optimizer that updates the states m and v with the round's c. ``name`` is its name."""

@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 from edgefl.algorithms.baselines.steps import check_clip, descent, received_state, trained_specs, weight_ports
 from edgefl.contract.algorithm import Algorithm, Function, Phase
-from edgefl.contract.options import above_zero, counts
+from edgefl.contract.options import check_above_zero, check_counts
 from edgefl.contract.server import Scalars, ServerOpt, beside, state_of
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.objective import Objective
-from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports, packed
+from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports, pack
 
 
 def scaffold(
@@ -52,8 +52,8 @@ def scaffold(
     Raises:
         ConfigError: A number is out of range.
     """
-    counts("algorithm 'scaffold'", batch=batch, steps=steps)
-    above_zero("algorithm 'scaffold'", lr=lr, eta_g=eta_g)
+    check_counts("algorithm 'scaffold'", batch=batch, steps=steps)
+    check_above_zero("algorithm 'scaffold'", lr=lr, eta_g=eta_g)
     check_clip("algorithm 'scaffold'", clip)
     made = _Scaffold(objective, steps)
     correction = prefixed("state.correction", trained_specs(objective))
@@ -98,7 +98,7 @@ class _Scaffold:
         training_gradients = {
             n: (x[n] - left[n]) / (self.steps * tensors["hyper.lr"]) for n in objective.trainable
         }
-        update = packed(objective, tensors) | prefixed("update", beside("c", training_gradients))
+        update = pack(objective, tensors) | prefixed("update", beside("c", training_gradients))
         return update | prefixed("carry.control", {n: own[n] - c[n] + training_gradients[n] for n in c})
 
 

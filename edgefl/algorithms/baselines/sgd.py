@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from edgefl.algorithms.baselines.steps import check_clip, clipped, trained_specs, weight_ports
+from edgefl.algorithms.baselines.steps import check_clip, clip_gradients, trained_specs, weight_ports
 from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.derivatives import gradient
@@ -92,7 +92,7 @@ def _step(
     def fn(tensors: Tensors) -> Tensors:
         weights, velocity = select(tensors, "state.weights"), select(tensors, "state.momentum")
         loss, correct, grads, moved = gradient(objective, weights, tensors)
-        (grads,) = clipped(clip, grads)
+        (grads,) = clip_gradients(clip, grads)
         new = {}
         for name in objective.trainable:
             w, g = weights[name], grads[name]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from edgefl.contract.algorithm import Function
-from edgefl.contract.options import above_zero
+from edgefl.contract.options import check_above_zero
 from edgefl.contract.server import beside
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.derivatives import gradient, norm
@@ -36,13 +36,13 @@ def descent(
         batch: Samples per step.
         direction: Function from the step's inputs and the gradient to the direction and other new state.
         ports: Inputs of ``direction`` besides the weights.
-        clip: Norm to which g is :func:`clipped` first. None: no limit.
+        clip: Norm to which g is :func:`clip_gradients` first. None: no limit.
     """
 
     def fn(tensors: Tensors) -> Tensors:
         weights, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
         loss, correct, grads, moved = gradient(objective, weights, tensors)
-        (grads,) = clipped(clip, grads)
+        (grads,) = clip_gradients(clip, grads)
         along, left = direction(tensors, grads)
         new = {name: weights[name] - tensors["hyper.lr"] * along[name] for name in objective.trainable}
         new = objective.carrier.confine(new, weights, gates)
@@ -52,7 +52,7 @@ def descent(
     return Function("train", fn, step_ports(objective, batch) | (ports or {}) | {"hyper.lr": SCALAR})
 
 
-def clipped(clip: float | None, *gradients: Tensors) -> tuple[Tensors, ...]:
+def clip_gradients(clip: float | None, *gradients: Tensors) -> tuple[Tensors, ...]:
     """Return all ``gradients`` times min(1, clip / ||first||), the norm over all tensors.
 
     If ``clip`` is None, return them unchanged.
@@ -68,7 +68,7 @@ def clipped(clip: float | None, *gradients: Tensors) -> tuple[Tensors, ...]:
 def check_clip(what: str, clip: float | None) -> None:
     """Raise ConfigError unless ``clip``, an option of ``what``, is None or a finite number above 0."""
     if clip is not None:
-        above_zero(what, clip=clip)
+        check_above_zero(what, clip=clip)
 
 
 def weight_ports(objective: Objective, *states: str) -> dict[str, TensorSpec]:

@@ -12,11 +12,11 @@ import torch
 
 from edgefl.algorithms.personal.personalize import personalize
 from edgefl.contract.algorithm import Algorithm, Function, Phase
-from edgefl.contract.options import above_zero, at_least_zero, counts
+from edgefl.contract.options import check_above_zero, check_counts, check_not_negative
 from edgefl.contract.server import Schedule, constant
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.errors import ConfigError
-from edgefl.objective.derivatives import difference, gradient, norm, product, shifted
+from edgefl.objective.derivatives import difference_hvp, gradient, hvp, norm, shift
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import SCALAR, batch_ports, begun, evaluate, finish, held_ports
 
@@ -37,7 +37,7 @@ Curvature = Callable[[Tensors, Tensors, Tensors, int], Tensors]
 
 
 @dataclass(frozen=True)
-class BatchRows:
+class BatchSizes:
     """Numbers of rows of the outer batch D', of each inner batch D and of each Hessian batch D''."""
 
     outer: int
@@ -101,19 +101,19 @@ def per_fedavg(
     Raises:
         ConfigError: A value is out of range.
     """
-    mode = _chosen("mode", mode.lower(), MODES)
-    _chosen("hessian_batch", hessian_batch, HESSIAN_BATCHES)
-    _chosen("schedule", schedule, SCHEDULES)
-    sizes = BatchRows(
+    mode = _check_choice("mode", mode.lower(), MODES)
+    _check_choice("hessian_batch", hessian_batch, HESSIAN_BATCHES)
+    _check_choice("schedule", schedule, SCHEDULES)
+    sizes = BatchSizes(
         batch,
         batch if inner_batch is None else inner_batch,
         batch if hessian_batch_size is None else hessian_batch_size,
     )
-    counts(
+    check_counts(
         WHAT, batch=batch, inner_steps=inner_steps, inner_batch=sizes.inner, hessian_batch_size=sizes.hessian
     )
-    at_least_zero(WHAT, steps=steps, lr=lr, alpha=alpha)
-    reach = _reach(objective, delta, delta0) if mode == "hf" else {}
+    check_not_negative(WHAT, steps=steps, lr=lr, alpha=alpha)
+    reach = _reach_scalar(objective, delta, delta0) if mode == "hf" else {}
     curvature = _curvature(objective, mode, next(iter(reach), ""))
     offset = 2 if hessian_batch == "independent" else 1
     step = _step(objective, sizes, inner_steps, curvature, offset, tuple(reach))
@@ -125,17 +125,17 @@ def per_fedavg(
         evaluate=evaluate(objective, eval_batch or batch),
         personalize=personalize(objective, batch),
         hyper={"lr": lr, "alpha": alpha, **reach},
-        schedule=_diminishing(lr) if schedule == "diminishing" else constant,
+        schedule=_diminishing_schedule(lr) if schedule == "diminishing" else constant,
         announced=frozenset({"schedule"}),
         draws="draw",
     )
 
 
-def _diminishing(lr: float) -> Schedule:
+def _diminishing_schedule(lr: float) -> Schedule:
     return lambda position, _rounds: {"lr": lr / math.sqrt(position + 1)}
 
 
-def _chosen(name: str, value: str, known: tuple[str, ...]) -> str:
+def _check_choice(name: str, value: str, known: tuple[str, ...]) -> str:
     if value not in known:
         raise ConfigError(
             f"{WHAT}: {name} is {value!r}; set it to one of {', '.join(known)}", option=name, value=value
@@ -143,7 +143,7 @@ def _chosen(name: str, value: str, known: tuple[str, ...]) -> str:
     return value
 
 
-def _reach(objective: Objective, delta: float | None, delta0: float | None) -> dict[str, float]:
+def _reach_scalar(objective: Objective, delta: float | None, delta0: float | None) -> dict[str, float]:
     """Return ``delta`` or ``delta0`` by name, the scalar that decides h.
 
     Raises:
@@ -157,11 +157,11 @@ def _reach(objective: Objective, delta: float | None, delta0: float | None) -> d
             delta0=delta0,
         )
     if delta is not None:
-        above_zero(WHAT, delta=delta)
+        check_above_zero(WHAT, delta=delta)
         return {"delta": delta}
     dtype = objective.weights[objective.trainable[0]].dtype
     reach = DEFAULT_REACH.get(dtype, DEFAULT_REACH[torch.float32]) if delta0 is None else delta0
-    above_zero(WHAT, delta0=reach)
+    check_above_zero(WHAT, delta0=reach)
     return {"delta0": reach}
 
 
@@ -170,20 +170,20 @@ def _curvature(objective: Objective, mode: str, reach: str) -> Curvature | None:
     if mode == "fo":
         return None
     if mode == "exact":
-        return lambda weights, given, along, stream: product(objective, weights, given, along, stream)
+        return lambda weights, given, along, stream: hvp(objective, weights, given, along, stream)
 
     def quotient(weights: Tensors, given: Tensors, along: Tensors, stream: int) -> Tensors:
         h = given[f"hyper.{reach}"]
         if reach == "delta0":
             h = h / norm(along).clamp_min(SMALLEST_NORM)
-        return difference(objective, weights, given, along, h, stream)
+        return difference_hvp(objective, weights, given, along, h, stream)
 
     return quotient
 
 
 def _step(
     objective: Objective,
-    sizes: BatchRows,
+    sizes: BatchSizes,
     inner_steps: int,
     curvature: Curvature | None,
     offset: int,
@@ -196,13 +196,13 @@ def _step(
         points = [weights]
         for j in range(inner_steps):
             grads = gradient(objective, points[j], tensors, 2 * j + 1)[2]
-            points.append(weights | shifted(points[j], grads, -alpha))
+            points.append(weights | shift(points[j], grads, -alpha))
         loss, correct, meta, moved = gradient(objective, points.pop(), tensors, OUTER)
         if curvature is not None:
             for j in reversed(range(inner_steps)):
-                meta = shifted(meta, curvature(points[j], tensors, meta, 2 * j + offset), -alpha)
+                meta = shift(meta, curvature(points[j], tensors, meta, 2 * j + offset), -alpha)
         new = objective.carrier.confine(
-            shifted(weights, meta, -tensors["hyper.lr"]), weights, select(tensors, "state.gate")
+            shift(weights, meta, -tensors["hyper.lr"]), weights, select(tensors, "state.gate")
         )
         state = prefixed("state.weights", weights | new | moved)
         return state | {"metric.loss": loss, "metric.correct": correct}
@@ -212,7 +212,9 @@ def _step(
     return Function("train", fn, _ports(objective, sizes, inner_steps, hessians) | scalars)
 
 
-def _ports(objective: Objective, sizes: BatchRows, inner_steps: int, hessians: bool) -> dict[str, TensorSpec]:
+def _ports(
+    objective: Objective, sizes: BatchSizes, inner_steps: int, hessians: bool
+) -> dict[str, TensorSpec]:
     ports = held_ports(objective) | batch_ports(objective, sizes.outer, OUTER)
     for j in range(inner_steps):
         ports |= batch_ports(objective, sizes.inner, 2 * j + 1)

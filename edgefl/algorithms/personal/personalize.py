@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from edgefl.contract.algorithm import Algorithm, Function
-from edgefl.contract.options import at_least_zero
+from edgefl.contract.options import check_not_negative
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.errors import ConfigError
 from edgefl.objective.derivatives import gradient
@@ -55,7 +55,7 @@ STEP = 0.01
 """Default step size of personalization."""
 
 
-def adapted(algorithm: Algorithm, objective: Objective, *, alpha: float = STEP) -> Algorithm:
+def add_personalize(algorithm: Algorithm, objective: Objective, *, alpha: float = STEP) -> Algorithm:
     """Return ``algorithm`` with ``personalize``: one SGD step of size ``hyper.alpha`` on a batch of the training's size.
 
     Training and updates do not change. A bundle gets one more graph.
@@ -70,7 +70,7 @@ def adapted(algorithm: Algorithm, objective: Objective, *, alpha: float = STEP) 
             that a plain step would adapt another model.
     """
     what = f"algorithm {algorithm.name!r}"
-    at_least_zero(what, alpha=alpha)
+    check_not_negative(what, alpha=alpha)
     if algorithm.personalize is not None or ALPHA in algorithm.hyper:
         raise ConfigError(
             f"{what} has a scalar {ALPHA!r} of its own; leave out personal, and set it among the algorithm's options",

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from edgefl.algorithms.baselines.steps import weight_ports
-from edgefl.codecs.binarize import Groups, StepSize, draw, plus, unpack_signs
-from edgefl.codecs.codec import Change, Codec, Coder, parted, spread
-from edgefl.codecs.coders import signs
-from edgefl.codecs.packing import UpdateParts, arrays, form_of, statistics_coder, statistics_codes
+from edgefl.codecs.binarize import StepGroups, StepSize, draw, sign_codes, unpack_signs
+from edgefl.codecs.codec import Change, Codec, Coder, spread, unflatten
+from edgefl.codecs.coders import code_signs
+from edgefl.codecs.packing import UpdateParts, code_statistics, form_of, pack, statistics_coder
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import held_ports
@@ -26,7 +26,7 @@ UploadMode = Literal["resample_final", "last_forward", "det_sign"]
 
 
 @dataclass(frozen=True, eq=False)
-class Binarized:
+class BinarizedUpdate:
     """Binarized tensors of ``objective`` (``parts.coded``) and their step sizes, with the names of the state that holds
     them.
 
@@ -37,7 +37,7 @@ class Binarized:
 
     objective: Objective
     parts: UpdateParts
-    groups: Groups
+    groups: StepGroups
     learned: bool
     bounds: tuple[float, float] | None = None
 
@@ -117,7 +117,7 @@ class Upload:
     It sends the signs of one draw with their step sizes, other trained tensors as float32, and moving statistics.
     """
 
-    update: Binarized
+    update: BinarizedUpdate
     codec: Codec
     mode: UploadMode
     statistics_bits: int
@@ -150,15 +150,15 @@ class Upload:
         left, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
         base = carrier.unpack(select(tensors, "weights"))[0]
         values = {name: left[name] - base[name] for name in parts.statistics}
-        statistics, others = statistics_codes(parts.statistics, values, base, self.statistics)
-        scales, codes = self._drawn(tensors, base)
+        statistics, others = code_statistics(parts.statistics, values, base, self.statistics)
+        scales, codes = self._code_changes(tensors, base)
         packed = carrier.pack(left | select(tensors, "state.change") | codes | statistics, gates)
-        return prefixed("update", arrays(self.form, packed, [scales, *others]))
+        return prefixed("update", pack(self.form, packed, [scales, *others]))
 
-    def _drawn(self, tensors: Tensors, base: Tensors) -> tuple[Tensor, Tensors]:
+    def _code_changes(self, tensors: Tensors, base: Tensors) -> tuple[Tensor, Tensors]:
         """Return alpha [groups], and the codes of each tensor by name: 1.0 for +, 0.0 for -."""
         if self.last_draw:
-            return tensors["state.sent.scales"], self._kept(tensors["state.sent.codes"])
+            return tensors["state.sent.scales"], self._unpack_codes(tensors["state.sent.codes"])
         names, m, alpha = (
             self.update.parts.coded,
             select(tensors, "state.change"),
@@ -166,15 +166,15 @@ class Upload:
         )
         change = Change.of(names, m, base, uniform=select(tensors, "noise"))
         if self.mode == "det_sign":
-            codes = signs(change, "random")
+            codes = code_signs(change, "random")
         else:
             each = self.update.groups.spread(alpha)
-            codes = plus(
+            codes = sign_codes(
                 draw(change.value, spread([each[name] for name in names], change.sizes), change.draws())
             )
-        return alpha, parted(codes, {name: m[name] for name in names})
+        return alpha, unflatten(codes, {name: m[name] for name in names})
 
-    def _kept(self, packed: Tensor) -> Tensors:
+    def _unpack_codes(self, packed: Tensor) -> Tensors:
         """Return the codes of the stored draw, by name, in the shapes of the weights."""
         codes, start = {}, 0
         for name, entries in self.update.entries.items():

@@ -52,7 +52,7 @@ def binary(
     Raises:
         ModelError: The submodel is chosen by importance.
     """
-    trained = binarized(objective, clip=clip)
+    trained = binarize(objective, clip=clip)
     algorithm = sgd(
         trained,
         batch=batch,
@@ -65,7 +65,7 @@ def binary(
     return replace(algorithm, name="binary", inference=inference(trained))
 
 
-def binarized(objective: Objective, *, clip: bool = False) -> Objective:
+def binarize(objective: Objective, *, clip: bool = False) -> Objective:
     """Return ``objective`` with layers that read binary kernels. ``clip``: entries with |W| > 1 get no gradient.
 
     Raises:
@@ -137,8 +137,8 @@ class BinaryCarrier(Carrier):
     def pack(self, weights: Tensors, gates: Tensors) -> Tensors:
         return self.inner.pack(weights, gates)
 
-    def rested(self, moved: Tensors, before: Tensors, noise: Mapping[str, Tensor]) -> Tensors:
-        return self.inner.rested(moved, before, noise)
+    def keep_idle(self, moved: Tensors, before: Tensors, noise: Mapping[str, Tensor]) -> Tensors:
+        return self.inner.keep_idle(moved, before, noise)
 
     def _binary(self, weight: Tensor) -> Tensor:
         made: Tensor = _BinarizeWeights.apply(weight, self.clip)  # type: ignore[no-untyped-call]

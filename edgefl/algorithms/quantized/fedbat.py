@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from edgefl.algorithms.baselines.steps import weight_ports
-from edgefl.algorithms.quantized.binarized_update import Binarized, Upload, UploadMode
-from edgefl.codecs.binarize import Granularity, Groups, draw, inside, pack_signs, slope
+from edgefl.algorithms.quantized.binarized_update import BinarizedUpdate, Upload, UploadMode
+from edgefl.codecs.binarize import Granularity, StepGroups, draw, is_inside, pack_signs, slope
 from edgefl.codecs.codec import STATISTICS_BITS, Codec
 from edgefl.codecs.packing import UpdateParts
 from edgefl.contract.algorithm import Algorithm, Function, Phase
@@ -87,8 +87,8 @@ def fedbat(
             "fedbat has no tensor to binarize here; set binarize_1d, or train this submodel by sgd"
         )
     learned = step_size == "learned"
-    groups = Groups.of(parts.coded, granularity)
-    binarized = Binarized(objective, parts, groups, learned, _bounds(alpha_range))
+    groups = StepGroups.of(parts.coded, granularity)
+    binarized = BinarizedUpdate(objective, parts, groups, learned, _bounds(alpha_range))
     upload = Upload(binarized, Codec("fedbat"), upload_mode, statistics)
     training = _FedBATSteps(binarized, batch, momentum, weight_decay, keeps_draw=upload.last_draw)
     phases = (
@@ -148,7 +148,7 @@ class _FedBATSteps:
     No function returns the trained tensors of ``state.weights``, because they are frozen.
     """
 
-    update: Binarized
+    update: BinarizedUpdate
     batch: int
     momentum: float
     weight_decay: float
@@ -201,13 +201,13 @@ class _FedBATSteps:
         alpha = update.step_sizes(tensors)
         of, signs = update.groups.spread(alpha), self._signs(tensors, m, alpha)
         grads, state = self._gradient(tensors, m | {name: of[name] * sign for name, sign in signs.items()})
-        reached = {name: torch.where(inside(m[name], of[name]), grads[name], 0.0) for name in signs}
+        reached = {name: torch.where(is_inside(m[name], of[name]), grads[name], 0.0) for name in signs}
         state |= self._descended(tensors, m, grads | reached)
         if update.learned:
             pulls = {n: (grads[n] * slope(m[n], of[n], sign)).sum() for n, sign in signs.items()}
             scale, log_scale = tensors["state.scale"], tensors["state.log_scale"]
             size, pull = update.size(tensors), update.groups.sums(pulls)
-            state["state.log_scale"], state["metric.clamped"] = size.descended(
+            state["state.log_scale"], state["metric.clamped"] = size.descend(
                 scale, log_scale, alpha, pull, tensors["hyper.lr"]
             )
             state["metric.alpha_growth"] = size.growth(scale, alpha)

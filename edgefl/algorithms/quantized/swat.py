@@ -74,7 +74,7 @@ def swat(
         raise ModelError(
             f"the sparsity of swat lies in [0, 1), such as 0.97; found {sparsity}", sparsity=sparsity
         )
-    trained = sparsely(objective, Top(1 - sparsity, activations, not dense_inference))
+    trained = make_sparse(objective, TopSelection(1 - sparsity, activations, not dense_inference))
     algorithm = sgd(
         trained,
         batch=batch,
@@ -89,7 +89,7 @@ def swat(
 
 
 @dataclass(frozen=True)
-class Top:
+class TopSelection:
     """Selection of the largest entries.
 
     Attributes:
@@ -164,14 +164,14 @@ class _TopProduct(torch.autograd.Function):
 
 
 class SparseLinear(nn.Linear):
-    top: Top
+    top: TopSelection
 
     def forward(self, x: Tensor) -> Tensor:
         return self.top.apply(F.linear, self, x)
 
 
 class _SparseConv(nn.modules.conv._ConvNd):
-    top: Top
+    top: TopSelection
 
     def forward(self, x: Tensor) -> Tensor:
         return self.top.apply(self._conv_forward, self, x)
@@ -196,7 +196,7 @@ _LAYERS: dict[type[nn.Module], type[SparseLayer]] = {
 }
 
 
-def sparsely(objective: Objective, top: Top) -> Objective:
+def make_sparse(objective: Objective, top: TopSelection) -> Objective:
     """Return ``objective`` with its trained linear and convolution layers replaced by sparse ones.
 
     Raises:

@@ -69,11 +69,11 @@ def multi_exit(
     if not weight:
         return replace(algorithm, name="multi_exit")
     return replace(
-        algorithm, name="multi_exit", hyper={**algorithm.hyper, WEIGHT: weight}, schedule=_late(weight)
+        algorithm, name="multi_exit", hyper={**algorithm.hyper, WEIGHT: weight}, schedule=_schedule(weight)
     )
 
 
-def _late(weight: float) -> Schedule:
+def _schedule(weight: float) -> Schedule:
     """Return the schedule that announces 0 until the share BEGIN of the rounds has passed, and ``weight`` from then on."""
 
     def at(position: int, rounds: int) -> Scalars:

@@ -56,7 +56,7 @@ def tcbgd(
     """
     carrier = objective.carrier
     if isinstance(carrier, Thresholded):
-        switched = carrier.switched(remask=remask, bias=bias, freeze_dropped=freeze_dropped)
+        switched = carrier.with_switches(remask=remask, bias=bias, freeze_dropped=freeze_dropped)
         objective = replace(objective, carried=switched)
     if masked_loss:
         objective = replace(objective, masked=True)

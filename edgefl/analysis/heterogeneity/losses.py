@@ -14,7 +14,7 @@ from torch import Tensor
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed
 from edgefl.data.dataset import Array, Dataset
 from edgefl.errors import DataError, ModelError
-from edgefl.objective.derivatives import difference, gradient, product
+from edgefl.objective.derivatives import difference_hvp, gradient, hvp
 from edgefl.objective.objective import Objective
 from edgefl.wire.bundle.manifest import SAMPLE
 
@@ -143,10 +143,10 @@ class Losses:
         """
         there, inputs, direction = self._all(at), self._given(batch), self._named(vector)
         try:
-            return self._flat(product(self.objective, there, inputs, direction))
+            return self._flat(hvp(self.objective, there, inputs, direction))
         except ModelError:
             h = REACH / vector.norm().clamp_min(1e-12)
-            return self._flat(difference(self.objective, there, inputs, direction, h))
+            return self._flat(difference_hvp(self.objective, there, inputs, direction, h))
 
     def mean(self, of: Callable[[ShardBatch], Tensor], parts: Sequence[ShardBatch]) -> Tensor:
         """Return the mean over all samples of ``parts`` of a function that returns a batch's mean."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from edgefl.algorithms.personal.personalize import ALPHA, STEP, adapted
+from edgefl.algorithms.personal.personalize import ALPHA, STEP, add_personalize
 from edgefl.analysis.personal.evaluate import Adapter, User, evaluate_user
 from edgefl.analysis.personal.report import EvaluationSetting, PersonalReport, UserReport, summed_up
 from edgefl.config import Federation, load
@@ -124,7 +124,7 @@ class FinishedRun:
         made = tier_of(self.federation, self.spec, tier)
         algorithm, submodel = made.algorithm, made.submodel
         if algorithm.personalize is None:
-            algorithm = adapted(algorithm, Objective.of(submodel), alpha=STEP)
+            algorithm = add_personalize(algorithm, Objective.of(submodel), alpha=STEP)
         arrays = {name: array for name, array in self.weights.items() if name in self.spec.weights}
         payload = submodel.place(arrays, FIRST_ROUND).payload or arrays
         weights = {name: torch.from_numpy(array.copy()) for name, array in payload.items()}

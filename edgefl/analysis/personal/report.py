@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from edgefl.analysis.charts import COUNT, FREE, SHARE, AxisRange, html_page, html_table, line_chart
-from edgefl.contract.options import at_least_zero
+from edgefl.contract.options import check_not_negative
 from edgefl.errors import ConfigError, DataError
 from edgefl.wire.text import SHARES, metric_value
 from edgefl_device.data import support
@@ -86,7 +86,7 @@ class EvaluationSetting:
     headline: int = 1
 
     def __post_init__(self) -> None:
-        at_least_zero("personalization", alpha=self.alpha)
+        check_not_negative("personalization", alpha=self.alpha)
         checked_protocol(self.protocol)
         wrong = [q for q in (*self.steps, self.headline) if q < 0]
         if wrong or self.batch < 1 or self.seed < 0:

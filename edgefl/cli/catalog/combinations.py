@@ -8,7 +8,7 @@ from typing import Any
 
 from edgefl.algorithms.catalog import ALGORITHMS
 from edgefl.codecs import catalog as codecs
-from edgefl.codecs.apply import applied
+from edgefl.codecs.apply import apply_codec
 from edgefl.codecs.catalog import CODECS
 from edgefl.contract.algorithm import Algorithm
 from edgefl.errors import ConfigError, ModelError
@@ -92,7 +92,7 @@ def _algorithm_row(name: str, submodels: Mapping[str, list[Submodel]]) -> dict[s
 def _coded(codec: str, name: str, algorithm: Algorithm, submodel: Submodel) -> str:
     made = codecs.build(codec)
     if trained_by(made, name, {})[0] == name:
-        applied(made, algorithm, Objective.of(submodel))
+        apply_codec(made, algorithm, Objective.of(submodel))
     return codec
 
 

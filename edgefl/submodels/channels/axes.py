@@ -144,13 +144,13 @@ def unify(one: Axis, other: Axis) -> None:
 def _join_factors(one: Axis, other: Axis) -> None:
     rests: tuple[Axis, Axis] = (one, other)
     while size(rests[0]) > 1:
-        step = min(size(_last(rest)) for rest in rests)
+        step = min(size(_last_factor(rest)) for rest in rests)
         (outer, inner), (other_outer, other_inner) = (divide(rest, step) for rest in rests)
         unify(inner, other_inner)
         rests = outer, other_outer
 
 
-def _last(axis: Axis) -> Axis:
+def _last_factor(axis: Axis) -> Axis:
     axis = resolve(axis)
     return axis.factors[-1] if isinstance(axis, ProductAxis) else axis
 
@@ -175,7 +175,7 @@ def take(axis: Axis, start: int, stop: int) -> Axis:
     if (start, stop) == (0, size(axis)):
         return axis
     if isinstance(axis, Atom):
-        return _taken(axis, start, stop)
+        return _take_atom(axis, start, stop)
     if isinstance(axis, Concat):
         parts: list[Axis] = []
         for part, (first, last) in zip(axis.parts, pairwise([0, *_ends(axis)]), strict=True):
@@ -191,7 +191,7 @@ def take(axis: Axis, start: int, stop: int) -> Axis:
     return resolve(ProductAxis((take(first_factor, start // step, stop // step), inner)))
 
 
-def _taken(atom: Atom, start: int, stop: int) -> Axis:
+def _take_atom(atom: Atom, start: int, stop: int) -> Axis:
     if atom.reason is not None:
         return resolve(Atom(stop - start, atom.reason))
     lengths = (start, stop - start, atom.size - stop)
@@ -215,9 +215,9 @@ def divide(axis: Axis, inner: int) -> tuple[Axis, Axis]:
     if size(axis) % inner:
         raise UnalignedError
     if isinstance(axis, Atom):
-        return _divided(axis, inner)
+        return _divide_atom(axis, inner)
     if isinstance(axis, Concat):
-        return _divided_parts(axis, inner)
+        return _divide_parts(axis, inner)
     factors, tail = list(axis.factors), list[Axis]()
     while inner > 1:
         last = factors.pop()
@@ -229,7 +229,7 @@ def divide(axis: Axis, inner: int) -> tuple[Axis, Axis]:
     return resolve(ProductAxis(tuple(factors))), resolve(ProductAxis(tuple(tail)))
 
 
-def _divided(atom: Atom, inner: int) -> tuple[Axis, Axis]:
+def _divide_atom(atom: Atom, inner: int) -> tuple[Axis, Axis]:
     if atom.size == inner:
         return ONE, atom
     parts = Atom(atom.size // inner, atom.reason), Atom(inner, atom.reason)
@@ -237,7 +237,7 @@ def _divided(atom: Atom, inner: int) -> tuple[Axis, Axis]:
     return parts
 
 
-def _divided_parts(axis: Concat, inner: int) -> tuple[Axis, Axis]:
+def _divide_parts(axis: Concat, inner: int) -> tuple[Axis, Axis]:
     """Divide each part by ``inner``. If a part ends inside a group, unify the groups and keep all of them."""
     if any(size(part) % inner for part in axis.parts):
         groups = [take(axis, start, start + inner) for start in range(0, size(axis), inner)]
@@ -265,12 +265,12 @@ def regroup(axes: Sequence[Axis], shape: Sequence[int]) -> Axes:
         while whole > 1 and math.prod(map(size, left[:count])) < whole and count < len(left):
             count += 1
         if math.prod(map(size, left[:count])) == whole:
-            new_axes += _regrouped(left[:count], wanted)
+            new_axes += _regroup_group(left[:count], wanted)
             left, wanted = left[count:], []
     return tuple(new_axes)
 
 
-def _regrouped(axes: Sequence[Axis], shape: Sequence[int]) -> list[Axis]:
+def _regroup_group(axes: Sequence[Axis], shape: Sequence[int]) -> list[Axis]:
     if len(axes) == 1 and [length for length in shape if length != 1] == [size(axes[0])]:
         return [axes[0] if length != 1 else ONE for length in shape]
     rest: Axis = ProductAxis(tuple(axes))

@@ -16,7 +16,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.submodels.channels.axes import ONE, Atom, Axes, Axis, Concat, ProductAxis, atoms, resolve
 from edgefl.submodels.channels.resize import adapt, follow, resize, rewrite
 from edgefl.submodels.channels.selection import Channels, Prefer, Selection, counts, kept, leading, regions
-from edgefl.submodels.channels.trace import watch
+from edgefl.submodels.channels.trace import trace_axes
 from edgefl.wire.regions import Block, Region
 
 _WAYS: tuple[Prefer, ...] = ("inner", "always_inner", "outer", "neither")
@@ -29,30 +29,30 @@ def channels_of(spec: ModelSpec) -> Channels:
     sizes do not follow the cut, the dimensions that depend on them are kept whole.
     """
     if spec not in _known:
-        _known[spec] = _found(spec)
+        _known[spec] = _analyze(spec)
     return _known[spec]
 
 
 _known: WeakKeyDictionary[ModelSpec, Channels] = WeakKeyDictionary()
 
 
-def _found(spec: ModelSpec) -> Channels:
-    following = Channels.of(watch(spec.module, spec.sample))
-    if not following.is_loose or _halves(spec, following):
+def _analyze(spec: ModelSpec) -> Channels:
+    following = Channels.of(trace_axes(spec.module, spec.sample))
+    if not following.is_loose or _can_halve(spec, following):
         return following
-    fixed = Channels.of(watch(spec.module, spec.sample, fixed=True))
-    return fixed if _halves(spec, fixed) else following
+    fixed = Channels.of(trace_axes(spec.module, spec.sample, fixed=True))
+    return fixed if _can_halve(spec, fixed) else following
 
 
-def _halves(spec: ModelSpec, channels: Channels) -> bool:
+def _can_halve(spec: ModelSpec, channels: Channels) -> bool:
     try:
-        fitted(spec, channels, lambda size: (size + 1) // 2)
+        fit_cut(spec, channels, lambda size: (size + 1) // 2)
     except ModelError:
         return False
     return True
 
 
-def fitted(
+def fit_cut(
     spec: ModelSpec, channels: Channels, keep: Callable[[int], int]
 ) -> tuple[Mapping[Atom, int], nn.Sequential]:
     """Return (number of kept indices by atom, model of the first indices) for the first of several ways to cut that works.
@@ -95,16 +95,16 @@ def narrow(spec: ModelSpec, channels: Channels, selection: Selection) -> nn.Sequ
             the unit and the line.
     """
     try:
-        return _fitting(spec, channels, selection, adapted=False)
+        return _try_narrow(spec, channels, selection, adapted=False)
     except ModelError as refused:
         try:
-            return _fitting(spec, channels, selection, adapted=True)
+            return _try_narrow(spec, channels, selection, adapted=True)
         except ModelError:
             raise refused from None
 
 
-def _fitting(spec: ModelSpec, channels: Channels, selection: Selection, *, adapted: bool) -> nn.Sequential:
-    made = _copied(spec.module, regions(channels, selection))
+def _try_narrow(spec: ModelSpec, channels: Channels, selection: Selection, *, adapted: bool) -> nn.Sequential:
+    made = _copy_cut(spec.module, regions(channels, selection))
     resize(made)
     rewrite(made, channels.places, selection)
     if adapted:
@@ -115,13 +115,13 @@ def _fitting(spec: ModelSpec, channels: Channels, selection: Selection, *, adapt
             follow(module, args[0])
             follow(made.get_submodule(path), args[0])
 
-    made_channels = Channels.of(watch(made, spec.sample, before))
+    made_channels = Channels.of(trace_axes(made, spec.sample, before))
     for name, axes in made_channels.axes.items():
         _check(name, axes, channels.axes[name], selection)
     return made
 
 
-def _copied(module: nn.Sequential, parts: Mapping[str, Region]) -> nn.Sequential:
+def _copy_cut(module: nn.Sequential, parts: Mapping[str, Region]) -> nn.Sequential:
     """Return a deep copy of ``module`` with the parts ``parts`` of its tensors."""
     memo: dict[int, object] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
@@ -145,8 +145,8 @@ def _check(name: str, found: Axes, whole: Axes, selection: Selection) -> None:
     """Raise ModelError unless the narrow model reads the dimensions of tensor ``name`` in the order of the whole model."""
     made: dict[Atom, Axis] = {}
     for dim, (axis, before) in enumerate(zip(found, whole, strict=True)):
-        wanted = _form(resolve(_left(before, selection, made)))
-        if not selection.keys().isdisjoint(atoms(before)) and _form(axis) != wanted:
+        wanted = _nested_sizes(resolve(_cut_axis(before, selection, made)))
+        if not selection.keys().isdisjoint(atoms(before)) and _nested_sizes(axis) != wanted:
             raise ModelError(
                 f"dimension {dim} of {name!r} would be read in another order: the whole model takes it for "
                 f"{_shape_text(before)}, what is left of it for {_shape_text(axis)}",
@@ -154,16 +154,16 @@ def _check(name: str, found: Axes, whole: Axes, selection: Selection) -> None:
             )
 
 
-def _left(axis: Axis, selection: Selection, made: dict[Atom, Axis]) -> Axis:
+def _cut_axis(axis: Axis, selection: Selection, made: dict[Atom, Axis]) -> Axis:
     """Return ``axis`` in the sizes of the selection. ``made`` caches the new atom of each atom."""
     if isinstance(axis, Atom):
         return made.setdefault(axis, resolve(Atom(kept(axis, selection))))
     if isinstance(axis, ProductAxis):
-        return ProductAxis(tuple(_left(factor, selection, made) for factor in axis.factors))
-    return Concat(tuple(_left(part, selection, made) for part in axis.parts))
+        return ProductAxis(tuple(_cut_axis(factor, selection, made) for factor in axis.factors))
+    return Concat(tuple(_cut_axis(part, selection, made) for part in axis.parts))
 
 
-def _form(axis: Axis) -> Any:
+def _nested_sizes(axis: Axis) -> Any:
     """Return the sizes of an axis and their nesting, for comparison.
 
     Pinned atoms may differ in detail between two analyses.
@@ -173,7 +173,7 @@ def _form(axis: Axis) -> Any:
     if axis == ONE:
         return 1
     inner = axis.factors if isinstance(axis, ProductAxis) else axis.parts
-    return (type(axis).__name__, *map(_form, inner))
+    return (type(axis).__name__, *map(_nested_sizes, inner))
 
 
 def _shape_text(axis: Axis) -> str:

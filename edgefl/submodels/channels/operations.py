@@ -20,18 +20,18 @@ UNITS = "run_units"
 """Name of the function that runs the units."""
 
 
-def whole(shape: Iterable[int], reason: str) -> Axes:
+def pinned_axes(shape: Iterable[int], reason: str) -> Axes:
     """Return the axes of a tensor of this ``shape`` of which all indices must be kept, for ``reason``."""
     return tuple(resolve(Atom(length, reason)) for length in shape)
 
 
-def free(shape: Iterable[int]) -> Axes:
+def unknown_axes(shape: Iterable[int]) -> Axes:
     """Return the axes of a tensor of this ``shape`` whose structure is not known yet."""
     return tuple(resolve(Atom(length)) for length in shape)
 
 
 @dataclass
-class Book:
+class AxisBook:
     """Axes of all tensors of a run. It also holds the tensors, so that no new tensor can get the id of a freed one."""
 
     _known: dict[int, tuple[Tensor, Axes]] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Book:
     def peek(self, tensor: Tensor) -> Axes:
         """Return the axes of ``tensor`` without marking it as read. An unknown tensor is a constant and is pinned."""
         if id(tensor) not in self._known:
-            self.note(tensor, whole(tensor.shape, "a constant of the model"))
+            self.note(tensor, pinned_axes(tensor.shape, "a constant of the model"))
         return self._known[id(tensor)][1]
 
     def note(self, tensor: Tensor, axes: Axes) -> Axes:
@@ -75,14 +75,14 @@ class Book:
 class OpCall:
     """Call of one operation: its arguments by the names of torch's schema, and its result tensors."""
 
-    book: Book
+    book: AxisBook
     func: Any
     given: Mapping[str, Any]
     results: tuple[Tensor, ...]
 
     @classmethod
     def of(
-        cls, book: Book, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Any
+        cls, book: AxisBook, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Any
     ) -> OpCall:
         declared = func._schema.arguments
         arguments = {
@@ -132,7 +132,7 @@ class OpCall:
 
     def whole(self, shape: Iterable[int], what: str) -> Axes:
         """Return pinned axes of this ``shape``. The reason is ``what``, with the operation and its place in the code."""
-        return whole(shape, f"{what} ({self.description})")
+        return pinned_axes(shape, f"{what} ({self.description})")
 
     def given_size(self, length: int) -> Axis:
         """Return the axis of a dimension whose size comes from the code, not from a tensor.
@@ -141,7 +141,7 @@ class OpCall:
         """
         if self.book.fixed:
             return self.whole((length,), "a size that the code gives")[0]
-        (axis,) = free((length,))
+        (axis,) = unknown_axes((length,))
         self.book.loose.append(axis)
         return axis
 

@@ -139,14 +139,14 @@ def adapt(module: nn.Module, channels: Channels, selection: Selection) -> None:
     for path, part in module.named_modules():
         if type(part).__module__.startswith(("torch.", "edgefl.")):
             continue
-        left = _left(path, channels, selection)
+        left = _kept_sizes(path, channels, selection)
         for name, value in list(vars(part).items()):
             if type(value) is int and len(left.get(value, ())) == 1 and not name.startswith("_"):
                 (number,) = left[value]
                 setattr(part, name, number)
 
 
-def _left(path: str, channels: Channels, selection: Selection) -> dict[int, set[int]]:
+def _kept_sizes(path: str, channels: Channels, selection: Selection) -> dict[int, set[int]]:
     """Return the kept sizes by uncut size, for all dimensions of the tensors below ``path`` and for their atoms."""
     sizes_left: dict[int, set[int]] = {}
     for name, axes in channels.axes.items():
@@ -180,14 +180,14 @@ def _rewrite(node: fx.Node, axes: Mapping[fx.Node, Axes], selection: Selection) 
     for position, declared in enumerate(schema.arguments if schema is not None else ()):
         inside = position < len(node.args)
         value = node.args[position] if inside else node.kwargs.get(declared.name)
-        new = _resized(node, declared.name, value, axes, selection)
+        new = _resize_argument(node, declared.name, value, axes, selection)
         if inside and new is not value:
             node.update_arg(position, new)
         elif new is not value:
             node.update_kwarg(declared.name, new)
 
 
-def _resized(
+def _resize_argument(
     node: fx.Node, name: str, value: Argument, axes: Mapping[fx.Node, Axes], selection: Selection
 ) -> Argument:
     """Return ``value``, the argument ``name`` of ``node``, with the sizes that the selection keeps."""
@@ -196,23 +196,23 @@ def _resized(
         first = len(own) - len(value)
         if name == "sizes":  # unflatten: its dim counts in the tensor before, which has one dim for all these
             first = int(node.args[1]) % (first + 1)  # type: ignore[arg-type]
-        return [_size(number, axis, selection) for number, axis in zip(value, own[first:], strict=False)]
+        return [_kept_size(number, axis, selection) for number, axis in zip(value, own[first:], strict=False)]
     base = node.args[0] if node.args else None
     if name in ("start", "end") and isinstance(value, int) and isinstance(base, fx.Node) and base in axes:
         dim = node.args[1] if len(node.args) > 1 else 0
-        return _offset(value, axes[base][int(dim)], selection)  # type: ignore[arg-type]
+        return _kept_offset(value, axes[base][int(dim)], selection)  # type: ignore[arg-type]
     if name in ("split_size", "split_sizes") and not isinstance(value, fx.Node):
-        parts: Argument = _pieces(node, value, axes, selection)
+        parts: Argument = _split_sizes(node, value, axes, selection)
         return parts
     return value
 
 
-def _size(number: Any, axis: Axis, selection: Selection) -> Any:
+def _kept_size(number: Any, axis: Axis, selection: Selection) -> Any:
     left = kept(axis, selection)
     return left if isinstance(number, int) and number > 1 and left != number else number
 
 
-def _offset(index: int, axis: Axis, selection: Selection) -> int:
+def _kept_offset(index: int, axis: Axis, selection: Selection) -> int:
     """Return the position of ``index`` among the kept indices of ``axis``."""
     whole = kept(axis, {})
     if not 0 <= index <= whole:
@@ -220,7 +220,7 @@ def _offset(index: int, axis: Axis, selection: Selection) -> int:
     return sum(1 for kept_index in indices(axis, selection) if kept_index < index)
 
 
-def _pieces(node: fx.Node, value: Any, axes: Mapping[fx.Node, Axes], selection: Selection) -> Any:
+def _split_sizes(node: fx.Node, value: Any, axes: Mapping[fx.Node, Axes], selection: Selection) -> Any:
     """Return the split sizes of ``node`` that the selection keeps."""
     dim = int(node.args[2]) if len(node.args) > 2 else int(node.kwargs.get("dim", 0))  # type: ignore[arg-type]
     lengths: dict[int, int] = {}

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Literal, TypeAlias
 
 from edgefl.submodels.channels.axes import Atom, Axes, Axis, ProductAxis, atoms, is_pinned, resolve, size
-from edgefl.submodels.channels.trace import Place, Watched
+from edgefl.submodels.channels.trace import Place, TracedAxes
 from edgefl.wire.regions import Block, Region
 
 Indices: TypeAlias = range | tuple[int, ...]
@@ -35,7 +35,7 @@ class Channels:
     is_loose: bool
 
     @classmethod
-    def of(cls, watched: Watched) -> Channels:
+    def of(cls, watched: TracedAxes) -> Channels:
         """Return the resolved structure of a traced run."""
         axes = {name: tuple(map(resolve, own)) for name, own in watched.axes.items()}
         places = {place: tuple(map(resolve, own)) for place, own in watched.places.items()}
@@ -142,12 +142,12 @@ def regions(channels: Channels, selection: Selection) -> dict[str, Region]:
     """Return the kept part of every state tensor, by name. None: all of it, in order."""
     parts: dict[str, Region] = {}
     for name, axes in channels.axes.items():
-        block_axes = tuple(_plain(indices(axis, selection), size(axis)) for axis in axes)
+        block_axes = tuple(_as_range(indices(axis, selection), size(axis)) for axis in axes)
         parts[name] = None if all(own is None for own in block_axes) else Block(block_axes)
     return parts
 
 
-def _plain(held: Indices, whole: int) -> Indices | None:
+def _as_range(held: Indices, whole: int) -> Indices | None:
     """Return ``held`` as a range if it is consecutive, and None if it is all of ``whole`` indices."""
     first = held[0]
     if tuple(held) != tuple(range(first, first + len(held))):
@@ -198,7 +198,7 @@ def rolling(counted: Mapping[Atom, int], start: int) -> Selection:
     }
 
 
-def elements(channels: Channels, selection: Selection, names: Sequence[str] | None = None) -> int:
+def count_elements(channels: Channels, selection: Selection, names: Sequence[str] | None = None) -> int:
     """Return the number of entries that a selection keeps of the state tensors ``names``. None: of all state tensors."""
     return sum(
         math.prod(kept(axis, selection) for axis in channels.axes[name])

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import on_meta, run_units, without_values
 from edgefl.submodels.channels.axes import Axes, UnalignedError, pin
-from edgefl.submodels.channels.operations import Book, OpCall, free, whole
+from edgefl.submodels.channels.operations import AxisBook, OpCall, pinned_axes, unknown_axes
 from edgefl.submodels.channels.rules import rule_of
 
 # Two rows: with one, batch statistics of a channel could have a single value, which torch refuses.
@@ -28,7 +28,7 @@ Place = tuple[str, int]
 
 
 @dataclass(frozen=True, eq=False)
-class Watched:
+class TracedAxes:
     """Result of one traced run.
 
     Attributes:
@@ -43,9 +43,9 @@ class Watched:
     loose: Axes
 
 
-def watch(
+def trace_axes(
     module: nn.Sequential, sample: TensorSpec, before: Before | None = None, *, fixed: bool = False
-) -> Watched:
+) -> TracedAxes:
     """Run ``module`` without values, on the meta device and in inference mode, and return the axes of its tensors.
 
     The dimensions of the input and the output are pinned, and so are tensors that no operation reads.
@@ -59,17 +59,17 @@ def watch(
     Raises:
         ModelError: The model cannot run. The error names the unit and the line of the user's code.
     """
-    book, places = Book(fixed=fixed), dict[Place, Axes]()
+    book, places = AxisBook(fixed=fixed), dict[Place, Axes]()
     bare = on_meta(module).eval()
     state = bare.state_dict(keep_vars=True)
-    axes = {name: book.note(tensor, free(tensor.shape)) for name, tensor in state.items()}
+    axes = {name: book.note(tensor, unknown_axes(tensor.shape)) for name, tensor in state.items()}
     x = torch.empty((_ROWS, *sample.shape), dtype=sample.dtype, device="meta")
-    book.note(x, whole(x.shape, "the model's input"))
+    book.note(x, pinned_axes(x.shape, "the model's input"))
     for path, part in bare.named_modules():
         _follow(path, part, book, before)
         if isinstance(part, fx.GraphModule):
-            part.forward = _Recording(path, part, book, places).run
-    with without_values(bare), plain_attention(), _Watching(book):
+            part.forward = _AxisRecorder(path, part, book, places).run
+    with without_values(bare), plain_attention(), _TraceMode(book):
         result = run_units(bare, x)
     for axis in book.axes(result):
         pin(axis, "the model's output")
@@ -77,10 +77,10 @@ def watch(
         if not book.is_read(tensor):
             for axis in axes[name]:
                 pin(axis, "nothing reads it in inference")
-    return Watched(axes, places, tuple(book.loose))
+    return TracedAxes(axes, places, tuple(book.loose))
 
 
-def _follow(path: str, module: nn.Module, book: Book, before: Before | None) -> None:
+def _follow(path: str, module: nn.Module, book: AxisBook, before: Before | None) -> None:
     def enter(part: nn.Module, args: tuple[Any, ...]) -> None:
         book.path.append(path)
         if before is not None:
@@ -93,10 +93,10 @@ def _follow(path: str, module: nn.Module, book: Book, before: Before | None) -> 
     module.register_forward_hook(leave)
 
 
-class _Recording(fx.Interpreter):
+class _AxisRecorder(fx.Interpreter):
     """Interpreter of a submodule that is a graph. It records the axes of every operation's result."""
 
-    def __init__(self, path: str, module: fx.GraphModule, book: Book, places: dict[Place, Axes]) -> None:
+    def __init__(self, path: str, module: fx.GraphModule, book: AxisBook, places: dict[Place, Axes]) -> None:
         super().__init__(module)
         self.extra_traceback = False
         self._order = {node: position for position, node in enumerate(module.graph.nodes)}
@@ -109,10 +109,10 @@ class _Recording(fx.Interpreter):
         return result
 
 
-class _Watching(TorchDispatchMode):
+class _TraceMode(TorchDispatchMode):
     """Dispatch mode that applies the rule of every operation, and notes the axes of its results."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: AxisBook) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._book = book
         self._opened: list[Any] = []

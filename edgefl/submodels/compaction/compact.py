@@ -31,9 +31,9 @@ from edgefl.models.spec import ModelSpec
 from edgefl.submodels.channels.axes import Atom
 from edgefl.submodels.channels.narrow import narrow
 from edgefl.submodels.channels.selection import Channels, Prefer, Selection, indices
-from edgefl.submodels.channels.trace import watch
-from edgefl.submodels.compaction.constants import KnownValues, as_graphs, unknown, values
-from edgefl.submodels.compaction.needs import foldable, is_kernel, needs
+from edgefl.submodels.channels.trace import trace_axes
+from edgefl.submodels.compaction.constants import KnownValues, as_graphs, find_known_values, unknown_input
+from edgefl.submodels.compaction.needs import find_needs, foldable_constants, is_kernel
 from edgefl.submodels.compaction.ops import ADDITIONS, groups_of, packet
 from edgefl.submodels.cost import macs
 from edgefl.submodels.structured.groups import ChannelDim, members, output_dims
@@ -42,7 +42,7 @@ from edgefl.wire.tensors import Array, Arrays
 # Layers whose output is constant are removed from the graph, with all layers that only they read.
 
 
-def without_constants(unit: fx.GraphModule, known: KnownValues) -> fx.GraphModule:
+def extract_constants(unit: fx.GraphModule, known: KnownValues) -> fx.GraphModule:
     """Return the graph of ``unit`` in which constant summands are tensors of the state, without the nodes that computed
     them.
     """
@@ -50,9 +50,9 @@ def without_constants(unit: fx.GraphModule, known: KnownValues) -> fx.GraphModul
     for node in list(graph.nodes):
         if node not in known.carried or not known.is_constant(node):
             continue
-        users = [user for user in node.users if _adds(user, node, known)]
+        users = [user for user in node.users if _is_summand_of(user, node, known)]
         if users:
-            unit.register_buffer(f"{node.name}_constant", _smallest(known.of[node]))
+            unit.register_buffer(f"{node.name}_constant", _shrink(known.of[node]))
             with graph.inserting_before(node):
                 constant = graph.get_attr(f"{node.name}_constant")
             for user in users:
@@ -61,7 +61,7 @@ def without_constants(unit: fx.GraphModule, known: KnownValues) -> fx.GraphModul
     return fx.GraphModule(_targets(unit), graph).eval()
 
 
-def _adds(user: fx.Node, node: fx.Node, known: KnownValues) -> bool:
+def _is_summand_of(user: fx.Node, node: fx.Node, known: KnownValues) -> bool:
     """Return True if ``user`` adds ``node`` to a value of the same shape that is not constant."""
     if packet(user) not in ADDITIONS or known.is_constant(user):
         return False
@@ -69,7 +69,7 @@ def _adds(user: fx.Node, node: fx.Node, known: KnownValues) -> bool:
     return len(others) == 1 and known.of[others[0]].shape == known.of[node].shape
 
 
-def _smallest(value: Tensor) -> Tensor:
+def _shrink(value: Tensor) -> Tensor:
     """Return ``value`` as float32, reduced to size 1 along dimensions with equal values, such as the batch."""
     for dim in range(value.dim()):
         first = value.narrow(dim, 0, 1)
@@ -90,7 +90,7 @@ def _targets(unit: fx.GraphModule) -> dict[str, object]:
 # Constants that kernels read are moved into their biases.
 
 
-def fold(
+def fold_constants(
     name: str,
     made: fx.GraphModule,
     known: KnownValues,
@@ -114,7 +114,7 @@ def fold(
     for node, own in zip(list(whole.graph.nodes), list(made.graph.nodes), strict=True):
         if not is_kernel(node, known):
             continue
-        constants, weight = foldable(node, known), node.args[1]
+        constants, weight = foldable_constants(node, known), node.args[1]
         assert isinstance(weight, fx.Node)
         values = known.of[weight]
         # (outputs, inputs of a group)
@@ -157,7 +157,7 @@ def _add_bias(unit: fx.GraphModule, node: fx.Node, weight: str, added: Tensor) -
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerChannels:
     """Number of output channels of a kernel before and after. ``after`` 0: the layer was removed."""
 
     before: int
@@ -186,7 +186,7 @@ class CompactionReport:
     """
 
     gamma: float
-    layers: Mapping[str, Layer]
+    layers: Mapping[str, LayerChannels]
     parameters_before: int
     parameters_after: int
     nonzero: int
@@ -204,7 +204,7 @@ Known = Mapping[str, KnownValues]
 
 
 @dataclass(frozen=True, eq=False)
-class Compacted:
+class CompactedNetwork:
     """Compacted network of the same units, for inference only, with a report. Remaining tensors keep their names."""
 
     spec: ModelSpec
@@ -215,7 +215,7 @@ class Compacted:
         return {name: tensor.numpy() for name, tensor in self.spec.weights.items()}
 
 
-def compact(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -> Compacted:
+def compact(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -> CompactedNetwork:
     """Return the network of ``spec`` with masked ``weights``, without the channels that the masks emptied.
 
     In inference the output is the same up to rounding. A unit that cannot be traced is not changed.
@@ -228,21 +228,21 @@ def compact(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -> Comp
     Raises:
         ModelError: Weights or masks have other names or shapes than the model.
     """
-    masked = _masked(spec, weights, masks)
-    units = _loaded(as_graphs(spec), masked)
+    masked = _mask_weights(spec, weights, masks)
+    units = _load_masked(as_graphs(spec), masked)
     graphs = replace(masked, module=units)
-    known = _values(graphs)
+    known = _find_values(graphs)
     for name, unit in _graphs(units):
-        setattr(units, name, without_constants(unit, known[name]))
-    known = _values(graphs)
-    made, channels, selection = _narrowed(graphs, _used(units, known))
+        setattr(units, name, extract_constants(unit, known[name]))
+    known = _find_values(graphs)
+    made, channels, selection = _narrow_unused(graphs, _find_used(units, known))
     for (name, unit), (_, whole) in zip(_graphs(made), _graphs(units), strict=True):
-        fold(name, unit, known[name], whole, channels, selection)
+        fold_constants(name, unit, known[name], whole, channels, selection)
     small = replace(spec, module=made.eval())
-    return Compacted(small, _report(masked, small, masks))
+    return CompactedNetwork(small, _report(masked, small, masks))
 
 
-def _masked(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -> ModelSpec:
+def _mask_weights(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -> ModelSpec:
     """Return ``spec`` with ``weights``, set to 0 outside ``masks``."""
     shapes = {name: tuple(tensor.shape) for name, tensor in spec.weights.items()}
     for what, arrays in (("weights", weights), ("masks", masks)):
@@ -265,7 +265,7 @@ def _masked(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -> Mode
     return replace(spec, module=module)
 
 
-def _loaded(units: nn.Sequential, masked: ModelSpec) -> nn.Sequential:
+def _load_masked(units: nn.Sequential, masked: ModelSpec) -> nn.Sequential:
     """Return a copy of ``units`` with the weights of ``masked``. Graphs lack the state tensors that nothing reads."""
     copied = copy_module(units)
     copied.load_state_dict(masked.weights, strict=False)
@@ -276,20 +276,20 @@ def _graphs(units: nn.Sequential) -> list[tuple[str, fx.GraphModule]]:
     return [(name, unit) for name, unit in units.named_children() if isinstance(unit, fx.GraphModule)]
 
 
-def _values(spec: ModelSpec) -> dict[str, KnownValues]:
+def _find_values(spec: ModelSpec) -> dict[str, KnownValues]:
     """Return the known values of each unit that is a graph, by unit name."""
     unit_values: dict[str, KnownValues] = {}
-    x = unknown(spec.sample)
+    x = unknown_input(spec.sample)
     for position, (name, unit) in enumerate(spec.module.named_children()):
         if isinstance(unit, fx.GraphModule):
-            unit_values[name] = values(unit, x)
+            unit_values[name] = find_known_values(unit, x)
             x = unit_values[name].result
         else:
-            x = unknown(spec.boundary(position + 1))
+            x = unknown_input(spec.boundary(position + 1))
     return unit_values
 
 
-def _used(units: nn.Sequential, known: Known) -> Used:
+def _find_used(units: nn.Sequential, known: Known) -> Used:
     """Return the needed positions (bool) of every dimension of a state tensor, by (global name, dimension).
 
     A unit that is no graph needs all its input and all its tensors, which are not listed.
@@ -301,7 +301,7 @@ def _used(units: nn.Sequential, known: Known) -> Used:
             needed = None
             continue
         everything = torch.ones(known[name].result.shape, dtype=torch.bool)
-        backward = needs(unit, known[name], everything if needed is None else needed)
+        backward = find_needs(unit, known[name], everything if needed is None else needed)
         positions |= {(f"{name}.{own}", dim): used for (own, dim), used in backward.used.items()}
         needed = backward.source
     return positions
@@ -310,12 +310,12 @@ def _used(units: nn.Sequential, known: Known) -> Used:
 # -- channels --------------------------------------------------------------------------------------------------
 
 
-def _narrowed(spec: ModelSpec, used: Used) -> tuple[nn.Sequential, Channels, Selection]:
+def _narrow_unused(spec: ModelSpec, used: Used) -> tuple[nn.Sequential, Channels, Selection]:
     """Return (narrow model, dimensions of the whole model, selection) without the channels that ``used`` does not need."""
-    channels = Channels.of(watch(spec.module, spec.sample))
+    channels = Channels.of(trace_axes(spec.module, spec.sample))
     ways: tuple[Prefer, ...] = ("inner", "outer")
     for prefer in ways:
-        selection = {atom: _kept(channels, atom, used) for atom in channels.cut(prefer)}
+        selection = {atom: _kept_indices(channels, atom, used) for atom in channels.cut(prefer)}
         selection = {atom: indices for atom, indices in selection.items() if len(indices) < atom.size}
         if not selection:
             break
@@ -326,7 +326,7 @@ def _narrowed(spec: ModelSpec, used: Used) -> tuple[nn.Sequential, Channels, Sel
     return copy_module(spec.module), channels, {}
 
 
-def _kept(channels: Channels, atom: Atom, used: Used) -> tuple[int, ...]:
+def _kept_indices(channels: Channels, atom: Atom, used: Used) -> tuple[int, ...]:
     """Return the needed indices of ``atom``, at least one."""
     mask = np.zeros(atom.size, np.bool_)
     for name, dim in channels.holders[atom]:
@@ -342,7 +342,7 @@ def _report(masked: ModelSpec, small: ModelSpec, masks: Masks) -> CompactionRepo
     before, after = dict(masked.module.named_parameters()), dict(small.module.named_parameters())
     dims = output_dims(masked)
     layers = {
-        name: Layer(before[name].shape[dim], after[name].shape[dim] if name in after else 0)
+        name: LayerChannels(before[name].shape[dim], after[name].shape[dim] if name in after else 0)
         for name, dim in dims.items()
     }
     entries = sum(mask.size for mask in masks.values())

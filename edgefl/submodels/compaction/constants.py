@@ -75,7 +75,7 @@ class KnownValues:
         return isinstance(value, Tensor) and value.is_floating_point() and not bool(value.isnan().any())
 
 
-def unknown(sample: TensorSpec) -> Tensor:
+def unknown_input(sample: TensorSpec) -> Tensor:
     """Return an input tensor all of whose float entries are unknown (NaN). Integers are 0."""
     shape = (_ROWS, *sample.shape)
     if sample.dtype.is_floating_point:
@@ -83,7 +83,7 @@ def unknown(sample: TensorSpec) -> Tensor:
     return torch.zeros(shape, dtype=sample.dtype)
 
 
-def values(graph: fx.GraphModule, x: Tensor) -> KnownValues:
+def find_known_values(graph: fx.GraphModule, x: Tensor) -> KnownValues:
     """Run ``graph`` on ``x``, whose unknown entries are NaN, and return the known values. Integers are never known."""
     runner = _Runner(copy.deepcopy(graph).double(), graph)
     with torch.no_grad():

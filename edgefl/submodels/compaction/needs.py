@@ -26,7 +26,7 @@ class Needs:
     source: Tensor
 
 
-def needs(graph: fx.GraphModule, known: KnownValues, result: Tensor) -> Needs:
+def find_needs(graph: fx.GraphModule, known: KnownValues, result: Tensor) -> Needs:
     """Return the positions that a graph needs, found backwards, operation by operation.
 
     Args:
@@ -37,7 +37,7 @@ def needs(graph: fx.GraphModule, known: KnownValues, result: Tensor) -> Needs:
     return _Walk(graph, known).back(result)
 
 
-def foldable(node: fx.Node, known: KnownValues) -> Tensor:
+def foldable_constants(node: fx.Node, known: KnownValues) -> Tensor:
     """Return the constants (features,) that the kernel ``node`` can fold into its bias. NaN: it must read the feature.
 
     Zeros beyond the borders are not constant, so with padding only 0 can be folded. A kernel whose weight is used twice
@@ -176,7 +176,7 @@ class _Walk:
     def _kernel(self, node: fx.Node, needed: Tensor) -> None:
         x, weight = _argument(node, 0), _argument(node, 1)
         dim = 1 if ops.packet(node) in ops.CONVOLUTIONS else needed.dim() - 1
-        read = foldable(node, self.known).isnan().double()
+        read = foldable_constants(node, self.known).isnan().double()
         nonzero = (self.known.of[weight] != 0).double()
         across = [-1 if at == dim else 1 for at in range(needed.dim())]
         leaf = torch.ones(self.needed[x].shape, dtype=torch.float64, requires_grad=True)

@@ -30,7 +30,7 @@ class _AllExits(BranchedUnits):
         return self.all_exits(x)
 
 
-def branching(spec: ModelSpec) -> ExitSpec:
+def require_exits(spec: ModelSpec) -> ExitSpec:
     """Return ``spec`` if it is a model with early exits.
 
     Raises:
@@ -65,7 +65,7 @@ class EarlyExit(Submodel):
     rounding: Rounding = "ceil"
 
     def __post_init__(self) -> None:
-        branching(self.spec)
+        require_exits(self.spec)
         _ = self._sliced if self.width != 1.0 else self._whole
 
     @property
@@ -164,7 +164,7 @@ def early_exit(
     Raises:
         ModelError: The model has no exits, or nothing fits. The error names the smallest level.
     """
-    model = branching(spec)
+    model = require_exits(spec)
     deepest = len(model.exits) + 1
     if gamma is None:
         return EarlyExit(model, deepest if exit is None else exit, 1.0 if width is None else width, rounding)
@@ -183,11 +183,11 @@ def early_exit(
         if level.share <= gamma:
             return level
     if width is not None:
-        raise _too_small(level, gamma)
-    return _narrowed(level, gamma)
+        raise _too_small_error(level, gamma)
+    return _narrow_level(level, gamma)
 
 
-def _narrowed(whole: EarlyExit, gamma: float) -> EarlyExit:
+def _narrow_level(whole: EarlyExit, gamma: float) -> EarlyExit:
     """Return the level in the largest width whose :attr:`EarlyExit.share` is at most ``gamma``, by bisection.
 
     Raises:
@@ -205,11 +205,11 @@ def _narrowed(whole: EarlyExit, gamma: float) -> EarlyExit:
         else:
             too_large = middle
     if fits == 0:
-        raise _too_small(sliced(1) if whole.widest > 1 else whole, gamma)
+        raise _too_small_error(sliced(1) if whole.widest > 1 else whole, gamma)
     return sliced(fits)
 
 
-def _too_small(smallest: EarlyExit, gamma: float) -> ModelError:
+def _too_small_error(smallest: EarlyExit, gamma: float) -> ModelError:
     share = smallest.share
     return ModelError(
         f"no level of {smallest.spec.name} is as small as gamma={gamma:g}: exit {smallest.exit} in {smallest.width:.4g} of "

@@ -18,7 +18,7 @@ MASK, VALUES, THETA = "submodel.mask", "submodel.values", "submodel.theta"
 
 
 @dataclass(frozen=True, eq=False)
-class TopK(Carrier):
+class TopEntriesCarrier(Carrier):
     """Carrier of ``kept`` entries of the ``maskable`` tensors, in the order of their names, and of dense tensors.
 
     Payload: MASK (uint8, ceil(d / 8) bytes, bit j of byte i is entry 8 i + j), VALUES (float32, ``kept``), THETA (float32,
@@ -44,7 +44,7 @@ class TopK(Carrier):
     freeze_dropped: bool = True
     frozen: frozenset[str] = frozenset()
 
-    def switched(self, *, remask: bool, bias: bool, freeze_dropped: bool) -> TopK:
+    def with_switches(self, *, remask: bool, bias: bool, freeze_dropped: bool) -> TopEntriesCarrier:
         return replace(self, remask=remask, bias=bias, freeze_dropped=freeze_dropped)
 
     @cached_property

@@ -68,7 +68,7 @@ class Liveness:
         return f"{failure_text} ({names} keep nothing)" if names else failure_text
 
 
-def liveness(
+def check_liveness(
     spec: ModelSpec, submodel: ImportanceCut, weights: Mapping[str, Array] | None = None, *, seed: int = 0
 ) -> Liveness:
     """Check whether ``submodel`` can learn, on random inputs and labels.
@@ -81,7 +81,7 @@ def liveness(
         weights: Weights from which it was cut. None: those of ``spec``.
         seed: Seed of inputs and labels.
     """
-    whole = own_weights(spec) if weights is None else weights
+    whole = spec_arrays(spec) if weights is None else weights
     tensors = {name: torch.from_numpy(array.copy()) for name, array in submodel.apply(whole).items()}
     module = _trainable_copy(spec)
     generator = torch.Generator().manual_seed(seed)
@@ -97,11 +97,11 @@ def liveness(
         guards=submodel.guards,
         reads_input=reads_input,
         trains_below=not below
-        or _moves(spec, module, tensors, submodel, below, first, _rows(spec.label, generator)),
+        or _has_gradient(spec, module, tensors, submodel, below, first, _rows(spec.label, generator)),
     )
 
 
-def remedies(
+def find_remedies(
     spec: ModelSpec, gamma: float, weights: Mapping[str, Array] | None = None
 ) -> tuple[tuple[Strategy, Guards], ...]:
     """Return the (strategy, guards) pairs with which the submodel of size ``gamma`` can learn.
@@ -116,11 +116,11 @@ def remedies(
         gamma: Share of the entries, in (0, 1].
         weights: Weights to cut. None: those of ``spec``.
     """
-    whole = own_weights(spec) if weights is None else weights
+    whole = spec_arrays(spec) if weights is None else weights
     working: list[tuple[Strategy, Guards]] = []
     for strategy, guards in _candidates(maskable(spec), whole):
         done = guards.min_keep and any(earlier_guards.min_keep for _, earlier_guards in working)
-        if not done and _revives(spec, gamma, whole, strategy, guards):
+        if not done and _is_alive_with(spec, gamma, whole, strategy, guards):
             working.append((strategy, guards))
     return tuple(working)
 
@@ -139,13 +139,13 @@ def as_options(strategy: Strategy, guards: Guards, *, named: bool = False) -> st
     return ", ".join(f"{key} = {json.dumps(value)}" for key, value in options.items() if value is not None)
 
 
-def own_weights(spec: ModelSpec) -> Arrays:
+def spec_arrays(spec: ModelSpec) -> Arrays:
     """Return the state of ``spec`` as arrays by name, which share its memory."""
     return {name: tensor.numpy() for name, tensor in spec.weights.items()}
 
 
 def _candidates(names: tuple[str, ...], weights: Mapping[str, Array]) -> Iterator[tuple[Strategy, Guards]]:
-    """Yield the pairs of strategy and guards that :func:`remedies` tries."""
+    """Yield the pairs of strategy and guards that :func:`find_remedies` tries."""
     kernels = [name for name in names if weights[name].ndim > 1]
     ends = tuple(dict.fromkeys((layer_of(kernels[0]), layer_of(kernels[-1])))) if kernels else ()
     for least in _MIN_KEEPS:
@@ -157,7 +157,7 @@ def _candidates(names: tuple[str, ...], weights: Mapping[str, Array]) -> Iterato
     yield Strategy("layer"), NO_GUARDS
 
 
-def _revives(
+def _is_alive_with(
     spec: ModelSpec,
     gamma: float,
     weights: Mapping[str, Array],
@@ -171,7 +171,7 @@ def _revives(
         submodel = cut(weights, gamma, groups, guards, spreads)
     except ModelError:
         return False
-    return liveness(spec, submodel, weights).alive
+    return check_liveness(spec, submodel, weights).alive
 
 
 def _trainable_copy(spec: ModelSpec) -> nn.Module:
@@ -189,7 +189,7 @@ def _logits(module: nn.Module, tensors: Tensors, x: Tensor) -> Tensor:
     return out
 
 
-def _moves(
+def _has_gradient(
     spec: ModelSpec,
     module: nn.Module,
     tensors: Tensors,

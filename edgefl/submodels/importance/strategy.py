@@ -125,7 +125,7 @@ def stages(spec: ModelSpec) -> Shards:
     for position, unit in enumerate(spec.units):
         sample = output_spec(spec.part(position, position + 1), sample)
         shapes[unit] = sample.shape
-    first, *others = _holders(spec)
+    first, *others = _maskable_units(spec)
     return ((first,), *(tuple(run) for _, run in groupby(others, shapes.__getitem__)))
 
 
@@ -137,7 +137,7 @@ def consecutive(spec: ModelSpec, shards: int) -> Shards:
     Raises:
         ModelError: There are fewer units than shards, or ``shards`` is below 1.
     """
-    units = _holders(spec)
+    units = _maskable_units(spec)
     if not 1 <= shards <= len(units):
         raise ModelError(
             f"{spec.name} has {len(units)} units with weights, so 1..{len(units)} shards; found {shards}",
@@ -149,7 +149,7 @@ def consecutive(spec: ModelSpec, shards: int) -> Shards:
     return tuple(units[starts[number] : starts[number + 1]] for number in range(shards))
 
 
-def _holders(spec: ModelSpec) -> tuple[str, ...]:
+def _maskable_units(spec: ModelSpec) -> tuple[str, ...]:
     """Return the names of the units with maskable tensors."""
     holding = {name.partition(".")[0] for name in maskable(spec)}
     return tuple(unit for unit in spec.units if unit in holding)

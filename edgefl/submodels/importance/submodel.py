@@ -12,8 +12,8 @@ import torch
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
-from edgefl.submodels.importance.carrier import MASK, THETA, VALUES, TopK
-from edgefl.submodels.importance.learnable import as_options, liveness, remedies
+from edgefl.submodels.importance.carrier import MASK, THETA, VALUES, TopEntriesCarrier
+from edgefl.submodels.importance.learnable import as_options, check_liveness, find_remedies
 from edgefl.submodels.importance.strategy import Kind, Strategy, dense, frozen, maskable
 from edgefl.submodels.importance.thresholds import (
     NO_GUARDS,
@@ -21,8 +21,8 @@ from edgefl.submodels.importance.thresholds import (
     Guards,
     ImportanceCut,
     check_gamma,
-    count,
     cut,
+    kept_count,
     scales,
 )
 from edgefl.submodels.submodel import Submodel, units_with_tensors
@@ -82,12 +82,12 @@ class Importance(Submodel):
         }
 
     @cached_property
-    def carrier(self) -> TopK | None:
+    def carrier(self) -> TopEntriesCarrier | None:
         if self.gamma == 1:
             return None
         state = self.spec.module.state_dict(keep_vars=True)
         specs = {name: TensorSpec.holding(state[name]) for name in self.spec.weights}
-        return TopK(
+        return TopEntriesCarrier(
             maskable={name: specs[name] for name in maskable(self.spec)},
             dense={name: specs[name] for name in dense(self.spec)},
             kept=self.kept,
@@ -99,7 +99,7 @@ class Importance(Submodel):
         """Number of entries of maskable tensors that the tier holds: k, summed over the groups."""
         sizes = {name: tensor.numel() for name, tensor in self.spec.weights.items()}
         entries = [sum(sizes[name] for name in group) for group in self._groups]
-        return sum(entries) if self.gamma == 1 else sum(count(self.gamma, number) for number in entries)
+        return sum(entries) if self.gamma == 1 else sum(kept_count(self.gamma, number) for number in entries)
 
     def cut_of(self, weights: Mapping[str, Array]) -> ImportanceCut:
         """Return the masks and thresholds of this submodel for the global ``weights``."""
@@ -133,7 +133,7 @@ class Importance(Submodel):
             return ()
         size = f"importance at gamma {self.gamma:g}"
         try:
-            report = liveness(self.spec, self.cut_of(weights), weights)
+            report = check_liveness(self.spec, self.cut_of(weights), weights)
             return () if report.alive else (f"{size} is dead: {report.verdict}; {self._cure(weights)}",)
         except ModelError as error:
             return (f"{size} could not be checked for whether it can learn: {error.message}",)
@@ -143,7 +143,7 @@ class Importance(Submodel):
         named = self.strategy.kind != "model"
         ways = [
             f"{{ {as_options(strategy, guards, named=named)} }}"
-            for strategy, guards in remedies(self.spec, self.gamma, weights)
+            for strategy, guards in find_remedies(self.spec, self.gamma, weights)
         ]
         if not ways:
             return "no guard on its own revives it at the initial weights: take a larger gamma"

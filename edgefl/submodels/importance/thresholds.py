@@ -158,7 +158,7 @@ class ImportanceCut:
         }
 
 
-def count(gamma: float, entries: int) -> int:
+def kept_count(gamma: float, entries: int) -> int:
     """Return the number of entries to keep, k = max(1, floor(gamma * entries)), corrected for rounding of the product.
 
     For example, 0.29 of 100 is 29, although the product is 28.999999999999996. gamma and the product are each rounded by
@@ -183,8 +183,8 @@ def cut(
     """Return the masks and thresholds of the ``gamma`` share of the tensors in ``groups``. gamma need not have been
     trained.
 
-    Each group keeps exactly :func:`count` entries, guarded ones first. A tensor guarded by ``min_keep`` may keep entries
-    below its group's threshold; its own threshold is then its smallest kept |x|.
+    Each group keeps exactly :func:`kept_count` entries, guarded ones first. A tensor guarded by ``min_keep`` may keep
+    entries below its group's threshold; its own threshold is then its smallest kept |x|.
 
     Args:
         weights: Tensors by global name.
@@ -208,7 +208,9 @@ def cut(
     for group in groups:
         arrays = {name: weights[name] for name in group}
         outcome = (
-            _everything(arrays) if gamma == 1.0 else _by_rank(arrays, gamma, whole, guards.min_keep, divisors)
+            _keep_all(arrays)
+            if gamma == 1.0
+            else _keep_by_rank(arrays, gamma, whole, guards.min_keep, divisors)
         )
         masks.update(outcome[1])
         ranked.append(outcome[0])
@@ -222,7 +224,7 @@ def cut(
     )
 
 
-def top(importance: Array, k: int) -> Mask:
+def top_mask(importance: Array, k: int) -> Mask:
     """Return a mask of the k largest entries of a flat array without NaN, ties by lowest index; 1 <= k <= size."""
     smallest = np.partition(importance, importance.size - k)[importance.size - k]
     mask: Mask = importance > smallest
@@ -231,14 +233,14 @@ def top(importance: Array, k: int) -> Mask:
     return mask
 
 
-def _everything(arrays: Mapping[str, Array]) -> tuple[RankedGroup, dict[str, Mask]]:
+def _keep_all(arrays: Mapping[str, Array]) -> tuple[RankedGroup, dict[str, Mask]]:
     """Return the group and the masks that keep all entries."""
     entries = sum(array.size for array in arrays.values())
     masks: dict[str, Mask] = {name: np.ones(array.shape, np.bool_) for name, array in arrays.items()}
     return RankedGroup(tuple(arrays), entries, entries, 0.0), masks
 
 
-def _by_rank(
+def _keep_by_rank(
     arrays: Mapping[str, Array],
     gamma: float,
     whole: frozenset[str],
@@ -249,15 +251,15 @@ def _by_rank(
     importance = np.concatenate(
         [_importance(array, divisors.get(name)) for name, array in arrays.items()], dtype=None
     )
-    k = count(gamma, importance.size)
-    guarded = _guarded(arrays, whole, min_keep)
+    k = kept_count(gamma, importance.size)
+    guarded = _guarded_mask(arrays, whole, min_keep)
     if guarded is None:
-        mask = top(importance, k)
+        mask = top_mask(importance, k)
     else:
-        _check_budget(tuple(arrays), gamma, k, guarded, _guarded(arrays, whole, 0))
-        mask = top(np.where(guarded, np.inf, importance), k)
-    group = RankedGroup(tuple(arrays), importance.size, k, _down(_threshold(importance, mask)))
-    return group, _apart(mask, arrays)
+        _check_budget(tuple(arrays), gamma, k, guarded, _guarded_mask(arrays, whole, 0))
+        mask = top_mask(np.where(guarded, np.inf, importance), k)
+    group = RankedGroup(tuple(arrays), importance.size, k, _round_down(_threshold(importance, mask)))
+    return group, _split_mask(mask, arrays)
 
 
 def _importance(array: Array, scale: float | None) -> Array:
@@ -278,16 +280,16 @@ def _threshold(importance: Array, kept: Mask) -> float:
 
 def _tensor_theta(array: Array, mask: Mask, theta: float) -> float:
     """Return the threshold of a tensor: ``theta``, but at most its smallest kept magnitude."""
-    return _down(min(theta, float(np.min(np.abs(array), where=mask, initial=np.inf))))
+    return _round_down(min(theta, float(np.min(np.abs(array), where=mask, initial=np.inf))))
 
 
-def _down(value: float) -> float:
+def _round_down(value: float) -> float:
     """Return the largest float32 number that is not above ``value``."""
     rounded = np.float32(value)
     return float(rounded if float(rounded) <= value else np.nextafter(rounded, np.float32(-np.inf)))
 
 
-def _apart(flat: Mask, arrays: Mapping[str, Array]) -> dict[str, Mask]:
+def _split_mask(flat: Mask, arrays: Mapping[str, Array]) -> dict[str, Mask]:
     """Return the flat mask split into the shapes of ``arrays``, by name."""
     ends = np.cumsum([array.size for array in arrays.values()])
     parts = np.split(flat, ends[:-1])
@@ -296,14 +298,14 @@ def _apart(flat: Mask, arrays: Mapping[str, Array]) -> dict[str, Mask]:
     }
 
 
-def _guarded(arrays: Mapping[str, Array], whole: frozenset[str], min_keep: int) -> Mask | None:
+def _guarded_mask(arrays: Mapping[str, Array], whole: frozenset[str], min_keep: int) -> Mask | None:
     """Return a flat mask of the entries that are held regardless of rank, or None if there are none."""
     if not min_keep and whole.isdisjoint(arrays):
         return None
     parts: list[Mask] = []
     for name, array in arrays.items():
         least = array.size if name in whole else min(min_keep, array.size)
-        parts.append(top(np.abs(array.reshape(-1)), least) if least else np.zeros(array.size, np.bool_))
+        parts.append(top_mask(np.abs(array.reshape(-1)), least) if least else np.zeros(array.size, np.bool_))
     return np.concatenate(parts)
 
 

@@ -73,7 +73,7 @@ class OutputSide(Submodel):
         """Names of the frozen units of each chunk. Empty for the strong tier."""
         frozen = self.spec.units[: self.cut]
         if isinstance(self.chunks, int):
-            return _balanced(frozen, self._sizes(frozen), self.chunks)
+            return _balance(frozen, self._sizes(frozen), self.chunks)
         groups = tuple(tuple(group) for group in self.chunks)
         if tuple(name for group in groups for name in group) != frozen or not all(groups):
             raise ModelError(
@@ -176,7 +176,7 @@ def output_side(
     return OutputSide(spec, cut, chunks, int(skip * length))
 
 
-def _balanced(units: Names, sizes: Sequence[int], count: int) -> tuple[Names, ...]:
+def _balance(units: Names, sizes: Sequence[int], count: int) -> tuple[Names, ...]:
     """Split ``units`` into ``count`` consecutive groups such that the largest sum of ``sizes`` is least.
 
     Ties: early splits.

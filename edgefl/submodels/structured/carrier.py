@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.objective.carrier import Whole
+from edgefl.objective.carrier import WholeCarrier
 from edgefl.submodels.structured.groups import ChannelDim, ChannelGroup
 
 Measure = Literal["rms", "mean"]
@@ -54,7 +54,7 @@ THETA = "submodel.theta"
 
 
 @dataclass(frozen=True, eq=False)
-class Channelwise(Whole):
+class ChannelCarrier(WholeCarrier):
     """Carrier of dense slices, and of a threshold for each of ``groups``, whose parts are in these slices.
 
     An update has the slices only.
@@ -75,7 +75,7 @@ class Channelwise(Whole):
     bias: bool = False
     freeze_dropped: bool = True
 
-    def switched(self, *, remask: bool, bias: bool, freeze_dropped: bool) -> Channelwise:
+    def with_switches(self, *, remask: bool, bias: bool, freeze_dropped: bool) -> ChannelCarrier:
         return replace(self, remask=remask, bias=bias, freeze_dropped=freeze_dropped)
 
     @cached_property

@@ -19,7 +19,7 @@ from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.channels.axes import Atom
 from edgefl.submodels.channels.narrow import narrow
-from edgefl.submodels.channels.selection import Channels, Prefer, elements, leading
+from edgefl.submodels.channels.selection import Channels, Prefer, count_elements, leading
 from edgefl.submodels.cost import macs
 from edgefl.submodels.structured.carrier import Measure
 from edgefl.submodels.structured.groups import ChannelGroup, Source
@@ -29,7 +29,7 @@ ChannelValues = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Score:
+class ChannelScore:
     """Measure of a channel's importance (fiarse.md 8.3, R5).
 
     Attributes:
@@ -94,7 +94,7 @@ class Score:
         return float(whole) or 1.0
 
 
-def strongest(values: ChannelValues, count: int) -> tuple[int, ...]:
+def strongest_indices(values: ChannelValues, count: int) -> tuple[int, ...]:
     """Return the indices of the ``count`` largest ``values``, ascending. Of equal values, the lowest indices."""
     return tuple(sorted(int(index) for index in np.argsort(-values, kind="stable")[:count]))
 
@@ -172,7 +172,7 @@ def cost_of(spec: ModelSpec, channels: Channels, budget: Budget) -> Callable[[Co
     names = [name for name, _ in spec.module.named_parameters()]
 
     def parameters(counted: Counts) -> int:
-        return elements(channels, leading(counted), names)
+        return count_elements(channels, leading(counted), names)
 
     def multiplications(counted: Counts) -> int:
         return macs(narrow(spec, channels, leading(counted)), spec.sample)
@@ -180,7 +180,7 @@ def cost_of(spec: ModelSpec, channels: Channels, budget: Budget) -> Callable[[Co
     return parameters if budget == "parameters" else multiplications
 
 
-def staying(spec: ModelSpec, channels: Channels) -> dict[str, str]:
+def uncuttable_reasons(spec: ModelSpec, channels: Channels) -> dict[str, str]:
     """Return the reason of each parameter that cannot be cut, by name, the largest parameter first.
 
     Parameters below a hundredth of the model are left out, such as the biases of the classes.
@@ -231,6 +231,6 @@ def search(
     return first(fitting)
 
 
-def even(layout: ChannelLayout) -> list[ChannelValues]:
+def even_ranking(layout: ChannelLayout) -> list[ChannelValues]:
     """Return importances by which all layers keep the same share of their channels, independently of the weights."""
     return [1.0 - np.arange(atom.size) / atom.size for atom in layout.free]

@@ -83,7 +83,7 @@ class ChannelGroup:
         )
 
 
-def groups(
+def channel_groups(
     spec: ModelSpec, channels: Channels, cut: Iterable[Atom], selection: Selection, source: Source
 ) -> tuple[ChannelGroup, ...]:
     """Return the channel groups of the atoms ``cut``.

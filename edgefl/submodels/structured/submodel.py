@@ -4,7 +4,7 @@ R5).
 A bundle is compiled once with fixed shapes, but importance changes with the weights. So *how many* channels of each layer a
 tier holds is fixed at export, by one threshold over all channels of the initial weights. *Which* ones is decided in each
 round, and the dense slices of any selection fit the same graphs. As layers gain and lose importance the numbers age.
-:meth:`Structured.replanned` returns a tier with the numbers for today's weights, at the cost of a new bundle for every
+:meth:`Structured.replan` returns a tier with the numbers for today's weights, at the cost of a new bundle for every
 device of the tier.
 """
 
@@ -25,19 +25,19 @@ from edgefl.models.spec import ModelSpec
 from edgefl.submodels.channels.narrow import channels_of, narrow
 from edgefl.submodels.channels.selection import Selection, leading, regions
 from edgefl.submodels.importance.thresholds import check_gamma
-from edgefl.submodels.structured.carrier import THETA, Channelwise, Measure
+from edgefl.submodels.structured.carrier import THETA, ChannelCarrier, Measure
 from edgefl.submodels.structured.counts import (
     Budget,
     ChannelLayout,
-    Score,
+    ChannelScore,
     cost_of,
-    even,
+    even_ranking,
     layouts,
     search,
-    staying,
-    strongest,
+    strongest_indices,
+    uncuttable_reasons,
 )
-from edgefl.submodels.structured.groups import ChannelGroup, Source, groups
+from edgefl.submodels.structured.groups import ChannelGroup, Source, channel_groups
 from edgefl.submodels.submodel import Submodel, units_with_tensors
 from edgefl.wire.regions import Placement, Region, extract
 from edgefl.wire.tensors import Array, Arrays
@@ -75,7 +75,7 @@ class Structured(Submodel):
     spec: ModelSpec
     gamma: float
     budget: Budget = "parameters"
-    score: Score = Score()  # noqa: RUF009  frozen
+    score: ChannelScore = ChannelScore()  # noqa: RUF009  frozen
     counts: Policy | tuple[int, ...] = "threshold"
 
     def __post_init__(self) -> None:
@@ -139,23 +139,23 @@ class Structured(Submodel):
         return layers
 
     @cached_property
-    def carrier(self) -> Channelwise | None:
+    def carrier(self) -> ChannelCarrier | None:
         if not self._selected:
             return None
         state = self.suffix.state_dict(keep_vars=True)
         local = {name: TensorSpec.holding(tensor) for name, tensor in state.items()}
         channels = channels_of(self.spec)
-        made = groups(
+        made = channel_groups(
             self.spec, channels, [group.atom for group in self._trained], self._selected, self.score.source
         )
-        return Channelwise(local, made, self.score.measure)
+        return ChannelCarrier(local, made, self.score.measure)
 
     def select(self, weights: Mapping[str, Array]) -> Selection:
         """Return the held channels for the global ``weights``: the most important ones of each layer, ties by lowest
         index.
         """
         return {
-            group.atom: strongest(self.score.of(group, weights), len(self._selected[group.atom]))
+            group.atom: strongest_indices(self.score.of(group, weights), len(self._selected[group.atom]))
             for group in self._groups
         }
 
@@ -179,7 +179,7 @@ class Structured(Submodel):
             payload[THETA] = (smallest * (1 - _MARGIN)).astype(np.float32)
         return Placement(own_regions, payload)
 
-    def replanned(self, weights: Mapping[str, Array]) -> Structured:
+    def replan(self, weights: Mapping[str, Array]) -> Structured:
         """Return the same tier with the numbers of channels that its threshold gives for ``weights``.
 
         If :attr:`numbers` differ, so do its identity and its graphs. Devices then download a new bundle once.
@@ -187,7 +187,7 @@ class Structured(Submodel):
         policy: Policy = self.counts if isinstance(self.counts, str) else "threshold"
         if self._layout is None:
             return self
-        return replace(self, counts=self._searched(self._layout, policy, weights))
+        return replace(self, counts=self._search(self._layout, policy, weights))
 
     @cached_property
     def _made(self) -> tuple[ChannelLayout | None, tuple[int, ...], nn.Sequential]:
@@ -213,7 +213,7 @@ class Structured(Submodel):
 
     def _numbers(self, layout: ChannelLayout, initial: Mapping[str, Array]) -> tuple[int, ...]:
         if isinstance(self.counts, str):
-            return self._searched(layout, self.counts, initial)
+            return self._search(layout, self.counts, initial)
         sizes = tuple(atom.size for atom in layout.free)
         fits = len(self.counts) == len(sizes) and all(
             1 <= own <= size for own, size in zip(self.counts, sizes, strict=True)
@@ -235,16 +235,14 @@ class Structured(Submodel):
             )
         return self.counts
 
-    def _searched(
-        self, layout: ChannelLayout, policy: Policy, weights: Mapping[str, Array]
-    ) -> tuple[int, ...]:
+    def _search(self, layout: ChannelLayout, policy: Policy, weights: Mapping[str, Array]) -> tuple[int, ...]:
         sizes = tuple(atom.size for atom in layout.free)
         if self.gamma == 1:
             return sizes
         if policy == "even":
-            ranked = even(layout)
+            ranked = even_ranking(layout)
         else:
-            own = groups(self.spec, layout.channels, layout.free, {}, self.score.source)
+            own = channel_groups(self.spec, layout.channels, layout.free, {}, self.score.source)
             ranked = self.score.ranked(own, weights, _arrays(self.spec))
         cost = cost_of(self.spec, layout.channels, self.budget)
         whole = cost(layout.counts(sizes))
@@ -252,7 +250,7 @@ class Structured(Submodel):
             return search(layout, ranked, cost, self.gamma * whole + 1e-9)
         except ModelError as error:
             smallest = float(str(error.details["smallest"])) / whole
-            reasons = staying(self.spec, layout.channels)
+            reasons = uncuttable_reasons(self.spec, layout.channels)
             reason_text = "; ".join(f"{name!r} ({reason})" for name, reason in list(reasons.items())[:_TOLD])
             raise ModelError(
                 f"no slice of {self.spec.name} has {self.gamma:g} of its {whole} {self.budget}: one channel of each layer "
@@ -276,7 +274,7 @@ class Structured(Submodel):
     @cached_property
     def _groups(self) -> tuple[ChannelGroup, ...]:
         """Groups of the layers that are cut, in the whole model's sizes."""
-        return groups(self.spec, channels_of(self.spec), self._selected, {}, self.score.source)
+        return channel_groups(self.spec, channels_of(self.spec), self._selected, {}, self.score.source)
 
     @cached_property
     def _trained(self) -> tuple[ChannelGroup, ...]:
@@ -314,4 +312,4 @@ def importance_structured(
         counts: ``threshold``, ``even``, or the channels of each layer.
     """
     numbers = counts if isinstance(counts, str) else tuple(counts)
-    return Structured(spec, gamma, budget, Score(score, measure, relative), numbers)
+    return Structured(spec, gamma, budget, ChannelScore(score, measure, relative), numbers)

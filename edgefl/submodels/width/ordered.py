@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec, skeleton
-from edgefl.objective.carrier import Specs, Whole
+from edgefl.objective.carrier import Specs, WholeCarrier
 from edgefl.wire.regions import Block, Region
 
 WIDTHS = (0.2, 0.4, 0.6, 0.8, 1.0)
@@ -26,7 +26,7 @@ _SEED = 0
 
 
 @dataclass(frozen=True)
-class Narrower:
+class NarrowerWidth:
     """Width below a tier's own: its ratio, the regions of its tensors in the global model, and its modules."""
 
     ratio: float
@@ -34,7 +34,7 @@ class Narrower:
     module: nn.Sequential
 
 
-def narrower(ratio: float, widths: Sequence[float]) -> tuple[float, ...]:
+def widths_below(ratio: float, widths: Sequence[float]) -> tuple[float, ...]:
     """Return those of ``widths`` that are below a tier's own ``ratio``, ascending.
 
     Raises:
@@ -49,8 +49,8 @@ def narrower(ratio: float, widths: Sequence[float]) -> tuple[float, ...]:
     return tuple(sorted({p for p in widths if p < ratio - 1e-9}))
 
 
-def ordered(
-    spec: ModelSpec, module: nn.Sequential, own: Mapping[str, Region], parts: Sequence[Narrower]
+def make_ordered_dropout(
+    spec: ModelSpec, module: nn.Sequential, own: Mapping[str, Region], parts: Sequence[NarrowerWidth]
 ) -> OrderedDropout:
     """Return the carrier that trains one random width per step: one of ``parts``, or the whole ``module``, the largest.
 
@@ -79,7 +79,7 @@ def ordered(
 
 
 @dataclass(frozen=True, eq=False)
-class OrderedDropout(Whole):
+class OrderedDropout(WholeCarrier):
     """Carrier whose weights each training step reads at a random width. Inference reads them unchanged.
 
     Attributes:
@@ -93,7 +93,7 @@ class OrderedDropout(Whole):
 
     @classmethod
     def of(
-        cls, module: nn.Sequential, own: Mapping[str, Region], parts: Sequence[Narrower]
+        cls, module: nn.Sequential, own: Mapping[str, Region], parts: Sequence[NarrowerWidth]
     ) -> OrderedDropout:
         """Return the carrier of ``module``'s tensors, without checking that its widths equal sliced models.
 
@@ -113,27 +113,27 @@ class OrderedDropout(Whole):
 
     def effective(self, weights: Tensors, gates: Tensors, noise: Noise, *, training: bool) -> Tensors:
         """Return the tensors with zeros outside the drawn width in training, and ``weights`` themselves in inference."""
-        return self.narrowed(weights, self._drawn(noise)) if training else weights
+        return self.narrow(weights, self._draw(noise)) if training else weights
 
-    def rested(self, moved: Tensors, before: Tensors, noise: Noise) -> Tensors:
-        return self._selected(moved, self._drawn(noise), lambda name: before[name])
+    def keep_idle(self, moved: Tensors, before: Tensors, noise: Noise) -> Tensors:
+        return self._select(moved, self._draw(noise), lambda name: before[name])
 
-    def narrowed(self, weights: Tensors, index: Tensor) -> Tensors:
+    def narrow(self, weights: Tensors, index: Tensor) -> Tensors:
         """Return ``weights`` with zeros outside width number ``index``."""
-        return self._selected(weights, index, lambda name: torch.zeros(()))
+        return self._select(weights, index, lambda name: torch.zeros(()))
 
-    def _drawn(self, noise: Noise) -> Tensor:
+    def _draw(self, noise: Noise) -> Tensor:
         return (noise[NOISE] * self.count).to(torch.int64).clamp(max=self.count - 1)
 
-    def _selected(self, tensors: Tensors, index: Tensor, other: Callable[[str], Tensor]) -> Tensors:
+    def _select(self, tensors: Tensors, index: Tensor, other: Callable[[str], Tensor]) -> Tensors:
         selected = dict(tensors)
         for name, tensor in tensors.items():
-            mask = self._held(name, index)
+            mask = self._held_mask(name, index)
             if mask is not None:
                 selected[name] = torch.where(mask, tensor, other(name))
         return selected
 
-    def _held(self, name: str, index: Tensor) -> Tensor | None:
+    def _held_mask(self, name: str, index: Tensor) -> Tensor | None:
         """Return the mask of the entries of tensor ``name`` that width number ``index`` holds. None: it holds all."""
         mask: Tensor | None = None
         levels = self.levels[name]
@@ -145,7 +145,7 @@ class OrderedDropout(Whole):
 
 
 def _levels(
-    name: str, dim: int, size: int, own: Mapping[str, Region], parts: Sequence[Narrower]
+    name: str, dim: int, size: int, own: Mapping[str, Region], parts: Sequence[NarrowerWidth]
 ) -> Tensor | None:
     """Return the number of the narrowest width that holds each index of a dimension. None: all widths hold all indices."""
     mine = _indices(own[name], dim, size)
@@ -171,7 +171,9 @@ def _indices(region: Region, dim: int, size: int) -> Sequence[int]:
 
 
 @torch.no_grad()
-def _check(spec: ModelSpec, module: nn.Sequential, part: Narrower, order: OrderedDropout, index: int) -> None:
+def _check(
+    spec: ModelSpec, module: nn.Sequential, part: NarrowerWidth, order: OrderedDropout, index: int
+) -> None:
     """Raise ModelError unless ``module`` without the channels that ``part`` lacks returns the outputs of ``part``."""
     generator = torch.Generator().manual_seed(_SEED)
     weights = {
@@ -180,8 +182,8 @@ def _check(spec: ModelSpec, module: nn.Sequential, part: Narrower, order: Ordere
         else tensor
         for name, tensor in module.state_dict(keep_vars=True).items()
     }
-    masked = order.narrowed(weights, torch.tensor(index))
-    sliced = {name: _sliced(tensor, order.levels[name], index) for name, tensor in weights.items()}
+    masked = order.narrow(weights, torch.tensor(index))
+    sliced = {name: _slice(tensor, order.levels[name], index) for name, tensor in weights.items()}
     x = _rows(spec.sample, generator)
     expected = _output(part.module, sliced, x)
     apart = (_output(module, masked, x) - expected).abs().max() / expected.abs().max().clamp_min(1e-12)
@@ -196,7 +198,7 @@ def _check(spec: ModelSpec, module: nn.Sequential, part: Narrower, order: Ordere
         )
 
 
-def _sliced(tensor: Tensor, levels: tuple[Tensor | None, ...], index: int) -> Tensor:
+def _slice(tensor: Tensor, levels: tuple[Tensor | None, ...], index: int) -> Tensor:
     for dim, level in enumerate(levels):
         if level is not None:
             tensor = tensor.index_select(dim, torch.nonzero(level <= index).reshape(-1))

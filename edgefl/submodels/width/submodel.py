@@ -18,20 +18,20 @@ from torch.nn.utils import parametrizations, parametrize
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
-from edgefl.objective.carrier import Whole
+from edgefl.objective.carrier import WholeCarrier
 from edgefl.submodels.channels.axes import Atom, atoms
-from edgefl.submodels.channels.narrow import channels_of, fitted
+from edgefl.submodels.channels.narrow import channels_of, fit_cut
 from edgefl.submodels.channels.selection import (
     Channels,
     Selection,
+    count_elements,
     counts,
-    elements,
     leading,
     regions,
     rolling,
 )
 from edgefl.submodels.submodel import Submodel
-from edgefl.submodels.width.ordered import WIDTHS, Narrower, narrower, ordered
+from edgefl.submodels.width.ordered import WIDTHS, NarrowerWidth, make_ordered_dropout, widths_below
 from edgefl.wire.regions import Placement, Region, extract
 from edgefl.wire.tensors import Array
 
@@ -53,14 +53,14 @@ def check_share(model: str, channels: Channels, ratio: float, keep: Keep) -> Non
 
     The error names the operations and the smallest gamma that works.
     """
-    stuck = _stuck(channels)
+    stuck = _find_stuck(channels)
     if not stuck or not _is_bloated(channels, stuck, ratio, keep):
         return
     selection = leading(counts(channels, partial(keep, ratio)))
-    every = elements(channels, {})
-    share = elements(channels, selection) / every
-    smallest = elements(channels, leading(counts(channels, lambda _: 1))) / every
-    largest = sorted(stuck, key=lambda name: -elements(channels, selection, [name]))
+    every = count_elements(channels, {})
+    share = count_elements(channels, selection) / every
+    smallest = count_elements(channels, leading(counts(channels, lambda _: 1))) / every
+    largest = sorted(stuck, key=lambda name: -count_elements(channels, selection, [name]))
     reasons = {name: _counts_text(stuck[name]) for name in largest}
     reason_text = "; ".join(f"{name!r}: {reason}" for name, reason in list(reasons.items())[:_NAMED])
     fits = _smallest_gamma(channels, stuck, ratio, keep)
@@ -77,7 +77,7 @@ def check_share(model: str, channels: Channels, ratio: float, keep: Keep) -> Non
     )
 
 
-def _stuck(channels: Channels) -> _Stuck:
+def _find_stuck(channels: Channels) -> _Stuck:
     """Return the atoms of each state tensor that no rule can cut, with their dimension."""
     stuck: dict[str, Mapping[Atom, int]] = {}
     for name, axes in channels.axes.items():
@@ -104,11 +104,11 @@ def _is_bloated(channels: Channels, stuck: _Stuck, ratio: float, keep: Keep) -> 
     """
     selection = leading(counts(channels, partial(keep, ratio)))
     freed = leading({atom: keep(ratio, atom.size) for own in stuck.values() for atom in own})
-    every, slice_size = elements(channels, {}), elements(channels, selection)
-    meant = max(ratio**2, elements(channels, {**selection, **freed}) / every)
+    every, slice_size = count_elements(channels, {}), count_elements(channels, selection)
+    meant = max(ratio**2, count_elements(channels, {**selection, **freed}) / every)
     # Twice as much as was meant or, where that is much already, more than halfway to the whole model.
     is_large = slice_size / every > min(2 * meant, (1 + meant) / 2)
-    return is_large and 2 * elements(channels, selection, list(stuck)) > slice_size
+    return is_large and 2 * count_elements(channels, selection, list(stuck)) > slice_size
 
 
 def _smallest_gamma(channels: Channels, stuck: _Stuck, ratio: float, keep: Keep) -> float:
@@ -127,7 +127,7 @@ Hidden = Callable[[str, int], bool]
 
 
 @dataclass(frozen=True, eq=False)
-class Scaler(Whole):
+class Scaler(WholeCarrier):
     """Carrier that divides the output of each hidden convolution and dense layer by ``ratio``, in training only
     (HeteroFL).
 
@@ -147,7 +147,7 @@ class Scaler(Whole):
             ModelError: A layer computes its weight from other tensors, or shares it with another layer.
         """
         specs = {name: TensorSpec.of(tensor) for name, tensor in module.state_dict().items()}
-        return cls(specs, ratio, frozenset(_divided(module, hidden)))
+        return cls(specs, ratio, frozenset(_divided_names(module, hidden)))
 
     def effective(
         self, weights: Tensors, gates: Tensors, noise: Mapping[str, Tensor], *, training: bool
@@ -157,7 +157,7 @@ class Scaler(Whole):
         return {name: w / self.ratio if name in self.divided else w for name, w in weights.items()}
 
 
-def _divided(module: nn.Sequential, hidden: Hidden) -> Iterator[str]:
+def _divided_names(module: nn.Sequential, hidden: Hidden) -> Iterator[str]:
     """Yield the names of the state tensors to divide."""
     for path, layer in module.named_modules():
         start = f"{path}." if path else ""
@@ -165,14 +165,14 @@ def _divided(module: nn.Sequential, hidden: Hidden) -> Iterator[str]:
             outside = bias in layer.state_dict() and not hidden(start + bias, 0)
             if outside or getattr(layer, weight) is None:
                 continue
-            scaled, shaped = _stored(path, layer, weight)
+            scaled, shaped = _stored_names(path, layer, weight)
             if hidden(start + shaped, outputs):
                 yield start + scaled
                 if getattr(layer, bias) is not None:
-                    yield start + _stored(path, layer, bias)[0]
+                    yield start + _stored_names(path, layer, bias)[0]
 
 
-def _stored(path: str, layer: nn.Module, name: str) -> tuple[str, str]:
+def _stored_names(path: str, layer: nn.Module, name: str) -> tuple[str, str]:
     """Return two names in the state of ``layer``: the tensor that is proportional to ``name``, and one of its shape.
 
     Raises:
@@ -266,11 +266,11 @@ class Width(Submodel):
         return cls(spec, math.sqrt(gamma))
 
     @cached_property
-    def carrier(self) -> Whole | None:
+    def carrier(self) -> WholeCarrier | None:
         """Carrier that transforms the slice's tensors in training (ordered dropout or scaler), or None."""
         if self.widths:
-            parts = [self._narrower(ratio) for ratio in narrower(self.ratio, self.widths)]
-            return ordered(self.spec, self.suffix, self.regions(), parts) if parts else None
+            parts = [self._narrower(ratio) for ratio in widths_below(self.ratio, self.widths)]
+            return make_ordered_dropout(self.spec, self.suffix, self.regions(), parts) if parts else None
         return Scaler.of(self.suffix, self.ratio, self._hidden) if self.scaler and self.ratio < 1.0 else None
 
     @property
@@ -307,9 +307,9 @@ class Width(Submodel):
         """Return the number of kept channels out of ``size``."""
         return _kept(self.ratio, size, self.rounding)
 
-    def _narrower(self, ratio: float) -> Narrower:
+    def _narrower(self, ratio: float) -> NarrowerWidth:
         part = replace(self, ratio=ratio, widths=())
-        return Narrower(ratio, part.regions(), part.suffix)
+        return NarrowerWidth(ratio, part.regions(), part.suffix)
 
     def _hidden(self, name: str, dim: int) -> bool:
         axis = channels_of(self.spec).axes[name][dim]
@@ -319,7 +319,7 @@ class Width(Submodel):
     def _made(self) -> tuple[Mapping[Atom, int], nn.Sequential]:
         """Number of kept indices by atom, and the resulting model."""
         try:
-            return fitted(self.spec, channels_of(self.spec), self.keep)
+            return fit_cut(self.spec, channels_of(self.spec), self.keep)
         except ModelError as refused:
             raise ModelError(
                 f"{self.spec.name} cannot be cut to {self.ratio:g} of its width: {refused.message}. Code must take sizes "
@@ -392,7 +392,7 @@ def width(
     if ratio is None:
         ratio = Width.of_gamma(spec, 1.0 if gamma is None else gamma).ratio
     if ordered:
-        narrower(ratio, widths)  # which refuses wrong ones, and none at all
+        widths_below(ratio, widths)  # which refuses wrong ones, and none at all
     part = Width(spec, ratio, rounding, rolling, scaler, tuple(widths) if ordered else ())
     _ = part.carrier  # which may refuse the model
     return part

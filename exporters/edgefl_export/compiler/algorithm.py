@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from edgefl.algorithms import catalog
 from edgefl.codecs import catalog as codecs
-from edgefl.codecs.apply import applied
+from edgefl.codecs.apply import apply_codec
 from edgefl.codecs.codec import Codec
 from edgefl.contract import server_state
 from edgefl.contract.algorithm import Algorithm
@@ -86,7 +86,7 @@ def coded_algorithm(
     algorithm = with_optimizer(algorithm, optimizer, **(optimizer_options or {}))
     _check_server_state(algorithm, submodel)
     _check_carry(algorithm, submodel)
-    return applied(codec, algorithm, objective)
+    return apply_codec(codec, algorithm, objective)
 
 
 def with_shorter(algorithm: Algorithm, others: Mapping[int, Algorithm]) -> Algorithm:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from edgefl.codecs.growth import warning
+from edgefl.codecs.growth import runaway_warning
 from edgefl.errors import StoreError, UpdateRejected
 from edgefl.system.memory import most_bytes
 from edgefl.wire.limits import Limits
@@ -452,7 +452,7 @@ class UpdateReceiver:
 
     def _warn_once(self, update: Update) -> None:
         """Emit a warning, once per tier, if the metrics of an update show that training may diverge."""
-        text = warning(update.metrics)
+        text = runaway_warning(update.metrics)
         if text and update.tier not in self._warned_tiers:
             self._warned_tiers.add(update.tier)
             self._events.emit(Warned(tier=update.tier, text=f"tier {update.tier!r}: {text}"))

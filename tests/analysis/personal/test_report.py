@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from edgefl.algorithms.personal.personalize import personalize
-from edgefl.algorithms.quantized.binary import binarized
+from edgefl.algorithms.quantized.binary import binarize
 from edgefl.analysis.heterogeneity.losses import Losses, Shard, batches
 from edgefl.analysis.personal.evaluate import User
 from edgefl.analysis.personal.finished import FinishedRun
@@ -33,7 +33,7 @@ from edgefl.data.groups import groups
 from edgefl.errors import ConfigError, DataError
 from edgefl.models.split import split
 from edgefl.models.zoo.basic import bilstm
-from edgefl.objective.derivatives import counting
+from edgefl.objective.derivatives import count_derivatives
 from edgefl.objective.objective import Objective
 from edgefl.submodels.catalog import build
 from edgefl_device.data.support import SampleShards
@@ -248,7 +248,7 @@ def test_one_gradient_is_taken() -> None:
     given, weights = _given("mlp")
     assert algorithm.personalize is not None
 
-    with counting() as counts:
+    with count_derivatives() as counts:
         algorithm.personalize(given | prefixed("weights", weights))
 
     assert (counts.gradients, counts.products) == (1, 0)
@@ -304,7 +304,7 @@ def test_binary_weights_are_adapted_as_they_are_read() -> None:
     given, weights = _given("mlp")
     tensors = given | prefixed("weights", weights)
 
-    plain, binary = (personalize(each, BATCH)(tensors) for each in (objective, binarized(objective)))
+    plain, binary = (personalize(each, BATCH)(tensors) for each in (objective, binarize(objective)))
 
     assert not torch.equal(plain["metric.loss"], binary["metric.loss"])
     assert set(plain) == set(binary)

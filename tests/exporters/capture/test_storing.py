@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from edgefl import algorithms
-from edgefl.algorithms.activations import stored
+from edgefl.algorithms.activations import store_activations
 from edgefl.contract.algorithm import Function
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
@@ -37,7 +37,7 @@ SHARE = {"resnet8": 0.51, "vit": 0.42}
 def step(model: str, activations: str) -> Function:
     options, batch = MODELS[model]
     objective = Objective.of(OutputSide(build_model(model, **options), 0))
-    return stored(algorithms.build("sgd", objective, batch=batch), activations).phases[0].function
+    return store_activations(algorithms.build("sgd", objective, batch=batch), activations).phases[0].function
 
 
 @functools.cache

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from edgefl.algorithms.activations import stored
+from edgefl.algorithms.activations import store_activations
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.codecs import catalog as codecs
 from edgefl.contract.algorithm import CarryRule, Function
@@ -94,7 +94,7 @@ def test_every_part_of_a_tier_counts(other: dict[str, Any]) -> None:
 
 def test_how_values_wait_counts_even_where_none_is_large_enough() -> None:
     made = tier()
-    assert digest(replace(made, algorithm=stored(made.algorithm, "float16"))) != digest(made)
+    assert digest(replace(made, algorithm=store_activations(made.algorithm, "float16"))) != digest(made)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.server import MEAN
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ConfigError
-from edgefl.objective.derivatives import counting
+from edgefl.objective.derivatives import count_derivatives
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import finish
 from edgefl.optimizers import OPTIMIZERS, with_optimizer
@@ -194,10 +194,10 @@ def test_18_a_round_takes_as_many_gradients_as_the_table_says(name: str) -> None
     algorithm = built(name, loss)
     openings = len(algorithm.opening)
 
-    with counting() as before:
+    with count_derivatives() as before:
         rounds_of(algorithm, openings + 1)
     loss.seen.clear()
-    with counting() as after:
+    with count_derivatives() as after:
         rounds_of(algorithm, openings + 2)
 
     wanted = GRADIENTS[name] * STEPS * CLIENTS

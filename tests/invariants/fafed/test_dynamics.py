@@ -14,7 +14,7 @@ from torch import Tensor
 from edgefl.algorithms.adaptive.fafed import fafed
 from edgefl.algorithms.adaptive.naive_adaptive import naive_adaptive
 from edgefl.algorithms.adaptive.stem import stem
-from edgefl.algorithms.adaptive.storm import scaled
+from edgefl.algorithms.adaptive.storm import divisor
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.server import state_of
@@ -362,7 +362,7 @@ def test_11_without_rho_the_scale_of_the_loss_does_not_matter(k: float) -> None:
 
 
 def test_11_rho_stands_outside_the_root() -> None:
-    assert abs(float(scaled(torch.tensor(0.04, dtype=torch.float64), 0.01)) - 0.21) < 1e-12
+    assert abs(float(divisor(torch.tensor(0.04, dtype=torch.float64), 0.01)) - 0.21) < 1e-12
     opening = run(fafed(SPECIAL_CASES_PROBLEM.objective, **COMMON), rounds=2)
     v = opening.rounds[0].server_state[f"v/{X}"]
     assert close(opening.steps[0][0].A, v.sqrt() + 0.01, 1e-14)

@@ -25,7 +25,7 @@ from edgefl.codecs.coders import (
     StochasticLevels,
     StochasticSign,
 )
-from edgefl.codecs.packing import largest
+from edgefl.codecs.packing import top_k
 from edgefl.contract.tensors import Tensors
 from edgefl.wire.update.form import Codes, Sparse
 from tests.codecs.coding import Coding, difference
@@ -265,7 +265,7 @@ def test_i26_fedpaq_has_at_most_two_to_the_b_codes(bits: int) -> None:
 @given(entries=st.integers(1, 400), seed=st.integers(0, 2**32 - 1))
 def test_i26_zerofl_keeps_the_largest_entries_and_exactly_three_percent(entries: int, seed: int) -> None:
     x = torch.from_numpy(np.random.default_rng(seed).normal(size=entries).astype(np.float32))
-    kept = largest(x, Sparse(1 - 0.97).kept(entries))
+    kept = top_k(x, Sparse(1 - 0.97).kept(entries))
 
     assert kept.tolist() == sorted(set(kept.tolist()))
     assert len(kept) == -(-3 * entries // 100)

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from edgefl.codecs.binarize import EPS, LIMIT, Groups, StepSize, draw, inside, slope
+from edgefl.codecs.binarize import EPS, LIMIT, StepGroups, StepSize, draw, is_inside, slope
 from edgefl.codecs.codec import Change
-from edgefl.codecs.coders import signs
+from edgefl.codecs.coders import code_signs
 from tests.invariants.fedbat.tiny import algorithm_of, floor_form, golden_spec, other_tail, step
 
 LARGEST_ZETA = 1 - 2.0**-24
@@ -105,7 +105,7 @@ def test_i5_scaling_x_and_alpha_scales_s(x: float, zeta: float, power: int) -> N
 def test_i6_with_the_largest_as_alpha_nothing_is_clipped() -> None:
     m = torch.randn(2000, generator=torch.Generator().manual_seed(3))
     alpha = m.abs().max()
-    assert bool(inside(m, alpha).all())
+    assert bool(is_inside(m, alpha).all())
     drawn = alpha * draw(m.expand(500, -1), alpha, uniform(500, 2000))
     error = float((drawn - m).double().square().sum(1).mean())
     expected = float(m.numel() * alpha.square() - m.square().sum())
@@ -125,10 +125,10 @@ def test_i7_errors_at_mean_size_are_the_published_ones(
 ) -> None:
     m = sample(law)
     alpha, energy = m.abs().mean(), m.double().square().sum()
-    out = ~inside(m, alpha)
+    out = ~is_inside(m, alpha)
     share = {
         "stochastic": (alpha * draw(m, alpha, uniform(len(m))) - m).double().square().sum() / energy,
-        "nearest": (alpha * (2 * signs(Change(m, m), "plus") - 1) - m).double().square().sum() / energy,
+        "nearest": (alpha * (2 * code_signs(Change(m, m), "plus") - 1) - m).double().square().sum() / energy,
         "bias": torch.where(out, m.abs() - alpha, 0.0).double().square().sum() / energy,
         "clipped": out.double().mean(),
     }
@@ -143,7 +143,7 @@ def test_i7_errors_at_mean_size_are_the_published_ones(
 def test_i7_the_error_is_variance_inside_and_bias_outside() -> None:
     m, alpha = sample("gaussian", 3000), scalar(0.8)
     drawn = alpha * draw(m.expand(500, -1), alpha, uniform(500, 3000, seed=5))
-    within = inside(m, alpha)
+    within = is_inside(m, alpha)
     expected = torch.where(within, alpha.square() - m.square(), (m.abs() - alpha).square()).double().sum()
     assert float((drawn - m).double().square().sum(1).mean()) == pytest.approx(float(expected), rel=0.01)
 
@@ -153,7 +153,7 @@ def test_i7_the_error_is_variance_inside_and_bias_outside() -> None:
 
 def test_i8_dx_is_one_up_to_alpha_and_zero_beyond() -> None:
     x = torch.tensor([0.0, 0.5, -0.5, 1.0, -1.0, 1.0 + 2**-23, -1.0 - 2**-23, 9.0])
-    assert inside(x, ONE).tolist() == [True] * 5 + [False] * 3
+    assert is_inside(x, ONE).tolist() == [True] * 5 + [False] * 3
 
 
 @given(x=st.floats(-3, 3), alpha=st.floats(0.25, 2), zeta=ZETAS)
@@ -194,7 +194,7 @@ def test_i10_both_derivatives_are_those_of_autograd() -> None:
     sign = draw(x.detach(), alpha, other_tail(zeta)).double()
 
     assert torch.equal(alpha * sign, s.detach())
-    assert float((inside(x.detach(), alpha).double() - dx).abs().max()) <= 1e-12
+    assert float((is_inside(x.detach(), alpha).double() - dx).abs().max()) <= 1e-12
     assert float((slope(x.detach(), alpha, sign) - dalpha).abs().max()) <= 1e-12
     another = draw(x.detach(), alpha, zeta).double()
     assert float((slope(x.detach(), alpha, another) - dalpha).abs().max()) > 1  # the draw is shared
@@ -206,7 +206,7 @@ def test_i10_both_derivatives_are_those_of_autograd() -> None:
 def test_i11_the_gradient_of_alpha_e_is_rho_alpha_times_the_sum() -> None:
     size, scale, e = StepSize(6.0), torch.tensor([0.5, 2e-3]), torch.tensor([0.1, -0.3])
     alpha, pull = size.of(scale, e), torch.tensor([0.7, -40.0])
-    moved, held_back = size.descended(scale, e, alpha, pull, scalar(0.1))
+    moved, held_back = size.descend(scale, e, alpha, pull, scalar(0.1))
     assert torch.allclose(alpha, scale * torch.exp(6 * e), rtol=1e-6)
     assert torch.allclose(moved, e - 0.1 * 6 * alpha * pull, rtol=1e-6)
     assert held_back == 0
@@ -215,7 +215,7 @@ def test_i11_the_gradient_of_alpha_e_is_rho_alpha_times_the_sum() -> None:
 def test_i11_without_rho_alpha_stays_to_the_last_bit() -> None:
     size, scale, e = StepSize(0.0), torch.tensor([0.123, 4e-5]), torch.zeros(2)
     for _ in range(5):
-        e, _ = size.descended(scale, e, size.of(scale, e), torch.tensor([1e3, -7.0]), scalar(0.1))
+        e, _ = size.descend(scale, e, size.of(scale, e), torch.tensor([1e3, -7.0]), scalar(0.1))
         assert torch.equal(size.of(scale, e), scale)
 
 
@@ -228,7 +228,7 @@ def test_i11_alpha_is_above_zero_and_finite_for_any_alpha_e(scale: float, e: flo
 def test_i12_a_step_moves_log_alpha_by_rho_squared(pull: float, e: float) -> None:
     size, scale, rho, lr = StepSize(6.0), torch.tensor([0.5]), 6.0, 0.1
     old = size.of(scale, torch.tensor([e]))
-    moved, _ = size.descended(scale, torch.tensor([e]), old, torch.tensor([pull]), scalar(lr))
+    moved, _ = size.descend(scale, torch.tensor([e]), old, torch.tensor([pull]), scalar(lr))
     found = math.log(float(size.of(scale, moved)) / float(old))
     wanted = -lr * rho**2 * float(old) * pull
     if abs(rho * float(moved)) < LIMIT - 1e-3:
@@ -249,7 +249,7 @@ def test_i13_golden_operator(x: float, zeta: float, s: float, dx: float, dalpha:
     assert float(floor_form(scalar(x), ONE, scalar(zeta))) == s  # as printed
     sign = draw(scalar(x), ONE, other_tail(scalar(zeta)))
     assert float(sign) == s
-    assert float(inside(scalar(x), ONE)) == dx
+    assert float(is_inside(scalar(x), ONE)) == dx
     assert float(slope(scalar(x), ONE, sign)) == pytest.approx(dalpha, abs=1e-6)
 
 
@@ -282,12 +282,12 @@ def test_alpha_of_zero_gives_no_nan() -> None:
     sign = draw(m, zero, uniform(4))
     assert bool((zero * sign == 0).all())
     assert bool(torch.isfinite(slope(m, zero, sign)).all())
-    assert bool(inside(m, zero).all())
+    assert bool(is_inside(m, zero).all())
 
 
 def test_alpha_e_stops_at_the_limit_and_is_counted() -> None:
     size, scale = StepSize(6.0), torch.tensor([0.5, 0.5, 0.0])
-    moved, held_back = size.descended(
+    moved, held_back = size.descend(
         scale, torch.zeros(3), size.of(scale, torch.zeros(3)), torch.tensor([-1e6, 1e6, 1.0]), scalar(0.1)
     )
     assert float(held_back) == 2
@@ -309,13 +309,13 @@ def test_bounds_hold_alpha_whatever_pulls(pull: float) -> None:
     size, scale = StepSize(6.0, (5e-4, 5e-2)), torch.tensor([1e-3, 1e-7, 3.0])
     e = torch.zeros(3)
     for _ in range(3):
-        e, held_back = size.descended(scale, e, size.of(scale, e), torch.full((3,), pull), scalar(0.1))
+        e, held_back = size.descend(scale, e, size.of(scale, e), torch.full((3,), pull), scalar(0.1))
         alpha = size.of(scale, e)
         assert 5e-4 * (1 - 1e-6) <= float(alpha.min()) <= float(alpha.max()) <= 5e-2 * (1 + 1e-6)
     if pull:
         assert float(held_back) == 3  # at a bound, though the last step did not cross it
     # One step leads back from a bound: nothing has piled up behind it.
-    back, _ = size.descended(scale, e, alpha, torch.full((3,), -math.copysign(50.0, pull)), scalar(0.1))
+    back, _ = size.descend(scale, e, alpha, torch.full((3,), -math.copysign(50.0, pull)), scalar(0.1))
     if pull:
         assert bool((size.of(scale, back) != alpha).all())
 
@@ -323,7 +323,7 @@ def test_bounds_hold_alpha_whatever_pulls(pull: float) -> None:
 @pytest.mark.parametrize(("granularity", "count"), [("tensor", 5), ("module", 3), ("global", 1)])
 def test_groups_are_tensors_modules_or_all(granularity: str, count: int) -> None:
     names = ("a.bias", "a.weight", "b.c.bias", "b.c.weight", "head")
-    groups = Groups.of(names, granularity)  # type: ignore[arg-type]
+    groups = StepGroups.of(names, granularity)  # type: ignore[arg-type]
     each = {name: scalar(10.0**number) for number, name in enumerate(names)}
     assert groups.count == count
     assert float(groups.sums(each).sum()) == pytest.approx(11111)

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from edgefl import algorithms
 from edgefl.algorithms.baselines.sgd import sgd
-from edgefl.codecs.binarize import StepSize, draw, inside, slope
-from edgefl.codecs.growth import warning
+from edgefl.codecs.binarize import StepSize, draw, is_inside, slope
+from edgefl.codecs.growth import runaway_warning
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.errors import ConfigError, ModelError
@@ -150,7 +150,7 @@ def test_i18_clipped_entries_do_not_move() -> None:
         alpha = StepSize(6.0).of(before["scale"], before["log_scale"])
         for number, name in enumerate(TRAINED):
             old, new = before[f"change.{name}"], after[f"change.{name}"]
-            out = ~inside(old, alpha[number])
+            out = ~is_inside(old, alpha[number])
             assert torch.equal(old[out], new[out])
             clipped += int(out.sum())
     assert clipped > 100
@@ -168,7 +168,7 @@ def test_i19_the_gradient_of_m_is_the_mask_times_that_of_the_weights() -> None:
     grads = gradient(_objective(), at, batch)[2]
     for number, name in enumerate(TRAINED):
         m = before[f"change.{name}"]
-        expected = m - 0.1 * grads[name] * inside(m, alpha[number])
+        expected = m - 0.1 * grads[name] * is_inside(m, alpha[number])
         assert close(after[f"change.{name}"], expected), name
 
 
@@ -456,7 +456,7 @@ def test_on_356_parameters_step_sizes_run_away(seed: int) -> None:
     assert sum(p.numel() for p in regression(0).module.parameters()) == 356
     trace = runaway(seed)
     told = float(np.mean(trace.metric("alpha_growth")))
-    assert warning({"alpha_growth": told}) is not None, told
+    assert runaway_warning({"alpha_growth": told}) is not None, told
     assert trace.metric("clamped")[-1] > 0, "and a step size is at its limit in the end"
 
 
@@ -474,13 +474,13 @@ def test_the_range_of_the_public_code_ends_the_runaway() -> None:
 def test_a_classifier_does_not_set_off_the_alarm() -> None:
     trace = walk(algorithm_of(SPEC, steps=40, batch=32), SPEC.weights, Feed.of(SPEC))
     told = float(np.mean(trace.metric("alpha_growth")))
-    assert told < 5 and warning({"alpha_growth": told}) is None
+    assert told < 5 and runaway_warning({"alpha_growth": told}) is None
     assert not any(trace.metric("clamped"))
 
 
 def test_a_warning_names_the_remedy_and_other_codecs_have_none() -> None:
-    assert "alpha_range" in (warning({"loss": 1.0, "alpha_growth": 1e4}) or "")
-    assert warning({"loss": 1.0}) is None and warning({"alpha_growth": 1.0}) is None
+    assert "alpha_range" in (runaway_warning({"loss": 1.0, "alpha_growth": 1e4}) or "")
+    assert runaway_warning({"loss": 1.0}) is None and runaway_warning({"alpha_growth": 1.0}) is None
 
 
 # -- what is random in a round comes from streams of their own -------------------------------------------------

@@ -18,7 +18,7 @@ from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.importance.diagnostics import Exploration, global_metric, local_metric, per_size
-from edgefl.submodels.importance.learnable import liveness, own_weights, remedies
+from edgefl.submodels.importance.learnable import check_liveness, find_remedies, spec_arrays
 from edgefl.submodels.importance.strategy import Strategy, maskable
 from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.importance.thresholds import (
@@ -45,7 +45,7 @@ def masks_of(x: np.ndarray) -> dict[float, dict[str, Mask]]:
 def cut_model(
     spec: ModelSpec, gamma: float, guards: Guards = NO_GUARDS, kind: str = "model"
 ) -> ImportanceCut:
-    weights = own_weights(spec)
+    weights = spec_arrays(spec)
     groups = Strategy(kind).groups(spec)  # type: ignore[arg-type]
     return cut(weights, gamma, groups, guards, scales(weights))
 
@@ -114,17 +114,17 @@ def test_inv28_rounds_that_do_not_match_are_refused() -> None:
 
 def test_inv30_evaluation_never_writes_to_the_global_model() -> None:
     spec = framework_default(build_model("resnet8", size=8, widths=(4, 6, 8)))
-    before = {name: array.tobytes() for name, array in own_weights(spec).items()}
+    before = {name: array.tobytes() for name, array in spec_arrays(spec).items()}
     found = cut_model(spec, 1 / 4)
     objective = Objective.of(OutputSide(spec, 0))
-    masked = as_tensors(found.apply(own_weights(spec)))
+    masked = as_tensors(found.apply(spec_arrays(spec)))
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(6, *spec.sample.shape, generator=generator)
     whole = objective.predict(spec.weights, x)
     assert not torch.equal(objective.predict(masked, x), whole)
     objective.evaluate(masked, x, torch.zeros(6, dtype=torch.int64), torch.ones(6))
-    liveness(spec, found)
-    assert {name: array.tobytes() for name, array in own_weights(spec).items()} == before
+    check_liveness(spec, found)
+    assert {name: array.tobytes() for name, array in spec_arrays(spec).items()} == before
 
 
 def test_inv30_local_is_the_mean_of_per_size_means() -> None:
@@ -163,7 +163,7 @@ def fan_in(shape: tuple[int, ...]) -> int:
 
 def test_inv31_resnet18_at_1_64_keeps_what_a9_says_and_is_alive(resnet) -> None:
     found = cut_model(resnet, 1 / 64)
-    report = liveness(resnet, found)
+    report = check_liveness(resnet, found)
     deep = [n for n, m in found.masks.items() if m.ndim == 4 and m.shape[2] == 3 and fan_in(m.shape) >= 2304]
     assert len(deep) == 7
     assert all(report.kept[name] == 0.0 for name in deep)
@@ -189,7 +189,7 @@ def test_inv31_the_mac_fraction_at_initialisation(resnet, gamma: float, fraction
 
 @pytest.mark.parametrize("gamma", [1 / 64, 1 / 16])
 def test_inv31_an_mlp_s_first_layer_keeps_nothing_so_it_is_dead(mlp, gamma: float) -> None:
-    report = liveness(mlp, cut_model(mlp, gamma))
+    report = check_liveness(mlp, cut_model(mlp, gamma))
     assert report.kept["dense1.dense.weight"] == report.kept["dense1.dense.bias"] == 0.0
     assert "dense1.dense.weight" in report.empty
     assert report.keeps_classifier
@@ -209,7 +209,7 @@ def test_inv31_an_mlp_s_first_layer_keeps_nothing_so_it_is_dead(mlp, gamma: floa
 )
 def test_inv31_guards_revive_the_mlp_at_the_same_size(mlp, gamma: float, guards: Guards, kind: str) -> None:
     found = cut_model(mlp, gamma, guards, kind)
-    report = liveness(mlp, found)
+    report = check_liveness(mlp, found)
     assert report.alive, report
     assert report.guards == guards
     # A group loses less than one entry to its floor, and a bias that has too few keeps one all the same.
@@ -223,31 +223,31 @@ def test_inv31_a_dense_first_layer_revives_the_mlp(mlp) -> None:
     smallest = refused.value.details["smallest_gamma"]
     assert smallest == pytest.approx(202_250 / 235_146, abs=2e-6)
     found = cut_model(mlp, 0.9, guards)
-    assert liveness(mlp, found).alive
+    assert check_liveness(mlp, found).alive
 
 
 @pytest.mark.parametrize("gamma", [1 / 64, 1 / 16])
 def test_inv31_a_dense_classifier_revives_he_fan_out(he, gamma: float) -> None:
-    dead = liveness(he, cut_model(he, gamma))
+    dead = check_liveness(he, cut_model(he, gamma))
     assert dead.kept["head.dense.weight"] == 0.0
     assert not dead.keeps_classifier and not dead.trains_below and not dead.alive
     guarded = cut_model(he, gamma, Guards(dense=("stem", "head")))
     assert guarded.kept == math.floor(gamma * sum(he.weights[name].numel() for name in maskable(he)))
-    assert liveness(he, guarded).alive
+    assert check_liveness(he, guarded).alive
 
 
 def test_inv31_remedies_are_the_guards_that_work(mlp) -> None:
-    working = remedies(mlp, 1 / 16)
+    working = find_remedies(mlp, 1 / 16)
     assert Guards(relative=True) in [guards for _, guards in working]
     assert Strategy("shard") in [strategy for strategy, _ in working]
     assert not any(guards.dense for _, guards in working), "the first layer is larger than the submodel"
     assert sum(guards.min_keep > 0 for _, guards in working) == 1, "the smallest that does"
     for strategy, guards in working:
-        assert liveness(mlp, cut_model(mlp, 1 / 16, guards, strategy.kind)).alive
+        assert check_liveness(mlp, cut_model(mlp, 1 / 16, guards, strategy.kind)).alive
 
 
 def test_inv31_a_dead_submodel_warns_with_what_revives_it(mlp) -> None:
-    weights = own_weights(mlp)
+    weights = spec_arrays(mlp)
     (text,) = importance(mlp, gamma=1 / 16).warnings(weights)
     assert "gamma 0.0625" in text and "dense1.dense.weight, dense1.dense.bias keep nothing" in text
     assert "relative = true" in text and 'strategy = "shard"' in text and "dense =" not in text
@@ -260,7 +260,7 @@ def test_inv31_a_dead_submodel_warns_with_what_revives_it(mlp) -> None:
 def test_inv31_a_dead_submodel_that_no_guard_revives_is_told_to_grow() -> None:
     layers = [("first", nn.Linear(6, 5, bias=False)), ("last", nn.Linear(5, 3, bias=False))]
     spec = ModelSpec("linear", sequential(layers), TensorSpec((6,)), 3)
-    weights = {name: np.full(array.shape, 0.1, np.float32) for name, array in own_weights(spec).items()}
+    weights = {name: np.full(array.shape, 0.1, np.float32) for name, array in spec_arrays(spec).items()}
     # The largest entries of the two layers lie on different hidden values.
     weights["first.weight"][0, 0] = weights["last.weight"][0, 1] = 1.0
     (text,) = importance(spec, gamma=1 / 45).warnings(weights)
@@ -271,7 +271,7 @@ def test_inv31_an_unchecked_submodel_is_not_refused() -> None:
     layers = [("positions", Shift()), ("last", nn.LayerNorm(3))]
     spec = ModelSpec("biases", sequential(layers), TensorSpec((3,)), 3)
     spec.module.positions.dense.weight.requires_grad_(False)
-    (text,) = importance(spec, gamma=0.5).warnings(own_weights(spec))
+    (text,) = importance(spec, gamma=0.5).warnings(spec_arrays(spec))
     assert "could not be checked" in text and "no kernel" in text
 
 
@@ -301,9 +301,9 @@ def test_inv31_the_report_is_pure_for_any_model(name: str, options: dict[str, ob
     spec = build_model(name, **options)
     found = cut_model(spec, gamma, kind="layer")
     state = torch.get_rng_state()
-    report = liveness(spec, found)
+    report = check_liveness(spec, found)
     assert torch.equal(torch.get_rng_state(), state)
-    assert liveness(spec, found) == report
+    assert check_liveness(spec, found) == report
     assert report.alive or gamma < 1
     assert set(report.kept) == set(found.masks)
 
@@ -316,11 +316,11 @@ def test_inv31_a_gradient_where_nothing_is_kept_does_not_count() -> None:
         "last.weight": np.eye(3, 5, dtype=np.float32),
     }
     for gamma, trains in ((3 / 45, False), (18 / 45, True)):
-        report = liveness(spec, cut(weights, gamma, Strategy().groups(spec)), weights)
+        report = check_liveness(spec, cut(weights, gamma, Strategy().groups(spec)), weights)
         assert (report.kept["first.weight"] > 0) == report.trains_below == trains
         assert report.keeps_classifier
 
 
 def test_inv31_a_model_that_is_only_a_classifier_has_nothing_below() -> None:
     spec = framework_default(build_model("mlp", size=4, hidden=()))
-    assert liveness(spec, cut_model(spec, 1 / 4)).alive
+    assert check_liveness(spec, cut_model(spec, 1 / 4)).alive

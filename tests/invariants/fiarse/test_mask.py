@@ -15,7 +15,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.catalog import build_model
-from edgefl.submodels.importance.learnable import own_weights
+from edgefl.submodels.importance.learnable import spec_arrays
 from edgefl.submodels.importance.strategy import Strategy, consecutive, dense, maskable, stages
 from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.importance.thresholds import (
@@ -24,10 +24,10 @@ from edgefl.submodels.importance.thresholds import (
     Groups,
     Guards,
     check_gamma,
-    count,
     cut,
+    kept_count,
     scales,
-    top,
+    top_mask,
 )
 from edgefl.wire.regions import extract
 from edgefl.wire.tensors import Arrays
@@ -65,22 +65,22 @@ def test_inv01_each_group_keeps_exactly_its_count(weights, gamma) -> None:
 
 def test_inv01_the_floor_has_a_tolerance() -> None:
     assert math.floor(0.29 * 100) == 28, "what floating point says"
-    assert count(0.29, 100) == 29
-    assert (count(0.001, 5), count(0.999, 5), count(1.0, 5)) == (1, 4, 5)
+    assert kept_count(0.29, 100) == 29
+    assert (kept_count(0.001, 5), kept_count(0.999, 5), kept_count(1.0, 5)) == (1, 4, 5)
 
 
 @pytest.mark.parametrize("entries", [7, 100, 999, 12_345, 11_164_362, 10**8, 3 * 10**9])
 def test_inv01_a_size_in_percent_is_exact_for_models_of_any_size(entries: int) -> None:
     assert math.floor(0.29 * 10**8 + 1e-9) == 28_999_999, "what an absolute tolerance says"
-    assert [count(0.29, 10**8), count(0.57, 10**8), count(0.58, 10**8)] == [
+    assert [kept_count(0.29, 10**8), kept_count(0.57, 10**8), kept_count(0.58, 10**8)] == [
         29 * 10**6,
         57 * 10**6,
         58 * 10**6,
     ]
     for percent in range(1, 101):
-        assert count(percent / 100, entries) == max(1, percent * entries // 100), percent
-    assert count(1 / 3, 3 * entries) == entries
-    assert count(math.nextafter(1.0, 0.0), entries) <= entries
+        assert kept_count(percent / 100, entries) == max(1, percent * entries // 100), percent
+    assert kept_count(1 / 3, 3 * entries) == entries
+    assert kept_count(math.nextafter(1.0, 0.0), entries) <= entries
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_inv01_a_size_in_percent_is_exact_for_models_of_any_size(entries: int) -
 def test_inv01_the_k_table_of_resnet18(classes: int, kept: tuple[int, ...]) -> None:
     entries = {10: 11_164_362, 100: 11_210_532}[classes]
     sizes = (1 / 64, 0.04, 1 / 16, 0.16, 1 / 4, 0.36, 0.64)
-    assert tuple(count(gamma, entries) for gamma in sizes) == kept
+    assert tuple(kept_count(gamma, entries) for gamma in sizes) == kept
 
 
 def test_inv01_the_paper_s_sizes_are_squares_of_the_widths_of_slices() -> None:
@@ -119,7 +119,7 @@ def test_inv02_nothing_kept_is_smaller_than_anything_dropped(weights, gamma) -> 
 
 
 def test_inv02_the_parts_of_resnet18_hold_its_k_largest_entries_(resnet) -> None:
-    weights, groups = own_weights(resnet), Strategy().groups(resnet)
+    weights, groups = spec_arrays(resnet), Strategy().groups(resnet)
     found = cut(weights, 1 / 64, groups)
     assert found.kept == len(found.entries.positions) == 174_443
     flat = np.concatenate([np.abs(weights[name]).ravel() for name in groups[0]])
@@ -213,7 +213,7 @@ def test_inv06_the_full_size_keeps_everything_at_threshold_zero() -> None:
 def test_inv07_each_layer_keeps_its_own_share_and_one_group_is_model_wise(weights, gamma) -> None:
     layers = cut(weights, gamma, tuple((name,) for name in weights))
     for name, array in weights.items():
-        assert int(layers.masks[name].sum()) == count(gamma, array.size)
+        assert int(layers.masks[name].sum()) == kept_count(gamma, array.size)
         alone = cut({name: array}, gamma, ((name,),))
         assert np.array_equal(alone.masks[name], layers.masks[name])
         assert alone.theta[name] == layers.theta[name]
@@ -226,7 +226,7 @@ def test_inv07_strategies_group_the_tensors_of_a_model(resnet) -> None:
     shards = Strategy("shard").groups(resnet)
     assert tuple(name for shard in shards for name in shard) == names
     # The authors' six groups, with the parameter counts of fiarse.md 4.1.
-    weights = own_weights(resnet)
+    weights = spec_arrays(resnet)
     sizes = [sum(weights[name].size for name in shard) for shard in shards]
     assert sizes == [1_728, 147_456, 524_288, 2_097_152, 8_388_608, 5_130]
 
@@ -261,11 +261,11 @@ def test_inv07_shards_that_do_not_partition_the_model_are_refused(shards, messag
     "gamma", mostly_slow([1 / 256, 1 / 128, 1 / 32, 0.123456, 0.5, 0.99, 1.0], [1 / 256, 0.123456, 0.99])
 )
 def test_inv08_any_size_can_be_cut(resnet, gamma: float) -> None:
-    found = cut(own_weights(resnet), gamma, Strategy("layer").groups(resnet))
+    found = cut(spec_arrays(resnet), gamma, Strategy("layer").groups(resnet))
     names = maskable(resnet)
     sizes = [found.masks[name].size for name in names]
     assert sum(sizes) == 11_164_362
-    assert [int(found.masks[name].sum()) for name in names] == [count(gamma, size) for size in sizes]
+    assert [int(found.masks[name].sum()) for name in names] == [kept_count(gamma, size) for size in sizes]
 
 
 @pytest.mark.parametrize("gamma", [0.0, -0.25, 1.0001, math.nan, math.inf])
@@ -330,13 +330,15 @@ def test_inv06_the_whole_group_counts_as_kept() -> None:
 
 @pytest.mark.parametrize("k", [1, 2, 4, 5])
 def test_inv03_ties_of_the_top_come_from_the_left(k: int) -> None:
-    assert np.flatnonzero(top(np.array([1.0, 3.0, 1.0, 2.0, 1.0]), k)).tolist() == sorted([1, 3, 0, 2, 4][:k])
+    assert np.flatnonzero(top_mask(np.array([1.0, 3.0, 1.0, 2.0, 1.0]), k)).tolist() == sorted(
+        [1, 3, 0, 2, 4][:k]
+    )
 
 
 def test_inv01_a_count_just_below_a_whole_number_is_not_rounded_up() -> None:
-    assert count(0.5 - 1e-6, 4) == 1
-    assert count(0.5, 4) == 2
-    assert count(1e-12, 10) == 1
+    assert kept_count(0.5 - 1e-6, 4) == 1
+    assert kept_count(0.5, 4) == 2
+    assert kept_count(1e-12, 10) == 1
     check_gamma(1.0)
     check_gamma(5e-324)
     with pytest.raises(ModelError) as refused:
@@ -594,7 +596,7 @@ def test_a_cut_selects_so_that_nothing_outside_gets_in() -> None:
 @pytest.mark.parametrize(("classes", "entries"), [(10, 11_164_362), (100, 11_210_532)])
 def test_maskable_resnet18_has_the_spec_s_counts(classes: int, entries: int) -> None:
     spec = build_model("resnet18", classes=classes, bn="static")
-    weights = own_weights(spec)
+    weights = spec_arrays(spec)
     assert sum(weights[name].size for name in maskable(spec)) == entries
     assert sum(weights[name].size for name in dense(spec)) == 9_600, "norm scalars"
     assert set(maskable(spec)) | set(dense(spec)) == set(weights)

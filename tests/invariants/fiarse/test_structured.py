@@ -24,7 +24,7 @@ from edgefl.submodels.channels.axes import Atom
 from edgefl.submodels.channels.narrow import channels_of, narrow
 from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.submodels.structured.carrier import THETA, Channelwise, Measure
+from edgefl.submodels.structured.carrier import THETA, ChannelCarrier, Measure
 from edgefl.submodels.structured.groups import ChannelDim, ChannelGroup
 from edgefl.submodels.structured.submodel import Structured, importance_structured
 from edgefl.wire.regions import extract
@@ -63,9 +63,9 @@ def payload_of(part: Structured) -> Tensors:
     return {name: torch.from_numpy(a) for name, a in part.place(arrays_of(part.spec), 1).payload.items()}
 
 
-def carrier_of(part: Structured, **switches: bool) -> Channelwise:
+def carrier_of(part: Structured, **switches: bool) -> ChannelCarrier:
     assert part.carrier is not None
-    return part.carrier.switched(**{"remask": True, "bias": True, "freeze_dropped": True} | switches)
+    return part.carrier.with_switches(**{"remask": True, "bias": True, "freeze_dropped": True} | switches)
 
 
 def raised(part: Structured, share: float = 0.5) -> Tensors:
@@ -85,8 +85,8 @@ def group_gradient(x: Tensor, g: Tensor, theta: Tensor, measure: Measure) -> Ten
     parts = [ChannelDim(name, 0, np.zeros(1, np.int64)) for name in names]
     made = tuple(ChannelGroup(Atom(1), (part,), (part,), (), moving=False) for part in parts)
     weights, grads = (dict(zip(names, every.split(1), strict=True)) for every in (x, g))
-    carrier = Channelwise({name: TensorSpec.of(row) for name, row in weights.items()}, made, measure)
-    flow = carrier.switched(remask=True, bias=True, freeze_dropped=True).descent(
+    carrier = ChannelCarrier({name: TensorSpec.of(row) for name, row in weights.items()}, made, measure)
+    flow = carrier.with_switches(remask=True, bias=True, freeze_dropped=True).descent(
         grads, weights, {"theta": theta}
     )
     return torch.cat([flow[name] for name in names])

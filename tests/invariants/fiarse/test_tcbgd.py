@@ -22,7 +22,7 @@ from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
-from edgefl.submodels.importance.carrier import MASK, THETA, VALUES, TopK
+from edgefl.submodels.importance.carrier import MASK, THETA, VALUES, TopEntriesCarrier
 from edgefl.submodels.importance.submodel import Importance, importance
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx
@@ -49,7 +49,7 @@ ONE = "x"
 def factors(x: list[float], theta: float, *, remask: bool = True) -> Tensor:
     """f * M of one tensor, every entry of which is held: what a gradient of ones becomes."""
     weights = {ONE: torch.tensor(x)}
-    carrier = TopK({ONE: TensorSpec.of(weights[ONE])}, {}, len(x), remask=remask, bias=True)
+    carrier = TopEntriesCarrier({ONE: TensorSpec.of(weights[ONE])}, {}, len(x), remask=remask, bias=True)
     gates = {f"mask.{ONE}": torch.ones(len(x), dtype=torch.bool), "theta": torch.tensor([theta])}
     return carrier.descent({ONE: torch.ones(len(x))}, weights, gates)[ONE]
 
@@ -117,7 +117,7 @@ def test_inv11_the_reference_steps(engine: str) -> None:
     module = sequential([("dot", nn.Linear(3, 1, bias=False))])
     spec = ModelSpec("dot", module, TensorSpec((3,)), 1, loss=HalfSquare())
     weight = TensorSpec((1, 3))
-    everything = TopK({"dot.weight": weight}, {}, 3)
+    everything = TopEntriesCarrier({"dot.weight": weight}, {}, 3)
     # With momentum the buffer after one step from zero is the gradient, which the graph does not show otherwise.
     algorithm = tcbgd(Objective(module, spec.sample, spec.loss, everything), batch=1, momentum=0.9)
     device = Client.of(algorithm, engine)
@@ -171,7 +171,7 @@ def assert_close(found: Tensors, expected: Tensors, submodel: Importance) -> Non
 def test_inv12_a_residual_networks_gradient_has_the_factor() -> None:
     submodel = importance(tiny("resnet8 static"), gamma=GAMMA)
     x, y = samples(submodel.spec, 16)
-    carried = submodel.carrier.switched(remask=True, bias=True, freeze_dropped=True)
+    carried = submodel.carrier.with_switches(remask=True, bias=True, freeze_dropped=True)
     objective = Objective(submodel.suffix, submodel.boundary, carried=carried)
     payload = {n: torch.from_numpy(a) for n, a in submodel.place(arrays_of(submodel.spec), 1).payload.items()}
     weights, gates = carried.unpack(payload)
@@ -209,7 +209,7 @@ def test_inv13_training_leaves_every_bit_of_the_thresholds_and_masks(engine: str
 
 def test_inv13_no_gradient_reaches_the_threshold() -> None:
     submodel = importance(small_net(), gamma=GAMMA)
-    carrier = submodel.carrier.switched(remask=True, bias=True, freeze_dropped=True)
+    carrier = submodel.carrier.with_switches(remask=True, bias=True, freeze_dropped=True)
     payload = {n: torch.from_numpy(a) for n, a in submodel.place(arrays_of(submodel.spec), 1).payload.items()}
     weights, gates = carrier.unpack(payload)
     gates["theta"].requires_grad_()

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor, nn
 
 from edgefl.models.spec import ModelSpec, on_meta
-from edgefl.submodels.importance.learnable import own_weights
+from edgefl.submodels.importance.learnable import spec_arrays
 from edgefl.submodels.importance.thresholds import ImportanceCut, Mask, cut
 from edgefl.wire.regions import Entries
 from edgefl.wire.tensors import Arrays
@@ -92,7 +92,7 @@ def positions_per_weight(spec: ModelSpec) -> dict[str, int]:
 
 def mac_fraction(spec: ModelSpec, found: ImportanceCut) -> float:
     """MACs left if every zero is skipped, over all MACs (fiarse.md 8.2)."""
-    uses, weights = positions_per_weight(spec), own_weights(spec)
+    uses, weights = positions_per_weight(spec), spec_arrays(spec)
     kept = sum(int(found.masks[name].sum()) * times for name, times in uses.items())
     return kept / sum(weights[name].size * times for name, times in uses.items())
 

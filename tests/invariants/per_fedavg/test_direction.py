@@ -18,7 +18,7 @@ from edgefl.algorithms.personal.per_fedavg import per_fedavg
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.spec import sequential
-from edgefl.objective.derivatives import Counts, counting, difference, gradient, norm, product, shifted
+from edgefl.objective.derivatives import Counts, count_derivatives, difference_hvp, gradient, hvp, norm, shift
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from tests.invariants.embracingfl.tiny import samples, tiny
@@ -135,7 +135,7 @@ def test_07_exact_with_a_batch_of_its_own_is_the_dense_formula(make: Callable[[]
     outer, inner, hessian = (random_batch(objective, 6, seed) for seed in (2, 3, 4))
     algorithm = per_fedavg(objective, batch=6, mode="exact", alpha=ALPHA)
 
-    wt = shifted(w, gradient(objective, w, batches(inner))[2], torch.tensor(-ALPHA, dtype=torch.float64))
+    wt = shift(w, gradient(objective, w, batches(inner))[2], torch.tensor(-ALPHA, dtype=torch.float64))
     gt = flat(gradient(objective, wt, batches(outer))[2])
     expected = gt - ALPHA * dense_hessian(objective, w, hessian) @ gt
 
@@ -151,7 +151,7 @@ def test_10_hessian_vector_products_are_symmetric_and_linear(make: Callable[[], 
     u, v = (random_weights(objective, seed, scale=1.0) for seed in (3, 4))
 
     def hessian(along: Tensors) -> Tensor:
-        return flat(product(objective, w, given, along))
+        return flat(hvp(objective, w, given, along))
 
     both = alike(2.5 * flat(u) - 0.5 * flat(v), w)
     assert abs(flat(u) @ hessian(v) - flat(v) @ hessian(u)) < 1e-12
@@ -213,7 +213,7 @@ def test_24_several_inner_steps_are_the_product_of_the_factors(mode: str, tolera
 
     points, alpha = [w], torch.tensor(ALPHA, dtype=torch.float64)
     for inner in others[::2]:
-        points.append(shifted(points[-1], gradient(objective, points[-1], batches(inner))[2], -alpha))
+        points.append(shift(points[-1], gradient(objective, points[-1], batches(inner))[2], -alpha))
     expected = flat(gradient(objective, points[3], batches(outer))[2])
     for j in (2, 1, 0):
         expected = expected - ALPHA * dense_hessian(objective, points[j], others[2 * j + 1]) @ expected
@@ -228,7 +228,7 @@ def test_24_first_order_keeps_only_the_last_gradient() -> None:
 
     at, alpha = w, torch.tensor(ALPHA, dtype=torch.float64)
     for inner in (given[1], given[3]):
-        at = shifted(at, gradient(objective, at, batches(inner))[2], -alpha)
+        at = shift(at, gradient(objective, at, batches(inner))[2], -alpha)
 
     expected = flat(gradient(objective, at, batches(given[0]))[2])
     assert relative(flat(direction(algorithm, w, batches(*given))), expected) < 1e-12
@@ -261,10 +261,10 @@ class At:
         )
 
     def central(self, delta: float) -> Tensor:
-        return flat(difference(self.objective, self.w, self.given, self.v, scalar(delta)))
+        return flat(difference_hvp(self.objective, self.w, self.given, self.v, scalar(delta)))
 
     def exact(self) -> Tensor:
-        return flat(product(self.objective, self.w, self.given, self.v))
+        return flat(hvp(self.objective, self.w, self.given, self.v))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -309,7 +309,7 @@ def test_the_default_reach_is_where_the_weights_type_has_most_digits() -> None:
 
     def error(delta0: float) -> float:
         h = scalar(delta0, torch.float32) / norm(at.v)
-        found = flat(difference(at.objective, at.w, at.given, at.v, h))
+        found = flat(difference_hvp(at.objective, at.w, at.given, at.v, h))
         return relative(found.double(), single.exact())
 
     assert error(1e-2) < 1e-3
@@ -348,7 +348,7 @@ def test_05_the_bound_is_reached_at_a_kink_of_the_hessian() -> None:
     v = {"only.w": torch.tensor([3.0], dtype=torch.float64)}
     w = {"only.w": torch.zeros(1, dtype=torch.float64)}
 
-    quotient = difference(objective, w, given, v, scalar(0.2))["only.w"]
+    quotient = difference_hvp(objective, w, given, v, scalar(0.2))["only.w"]
 
     assert float(quotient) == pytest.approx(0.5 * 1.0 * 0.2 * 3.0**2, rel=1e-12)
 
@@ -377,11 +377,11 @@ def test_the_scale_free_reach_is_divided_by_the_norm() -> None:
     objective, alpha, delta0 = elu_net(), 0.5, 0.5
     w = random_weights(objective, 1)
     outer, inner, hessian = (random_batch(objective, 8, seed) for seed in (2, 3, 4))
-    wt = shifted(w, gradient(objective, w, batches(inner))[2], scalar(-alpha))
+    wt = shift(w, gradient(objective, w, batches(inner))[2], scalar(-alpha))
     gt = gradient(objective, wt, batches(outer))[2]
 
     def expected(h: float) -> Tensor:
-        return flat(gt) - alpha * flat(difference(objective, w, batches(hessian), gt, scalar(h)))
+        return flat(gt) - alpha * flat(difference_hvp(objective, w, batches(hessian), gt, scalar(h)))
 
     algorithm = per_fedavg(objective, batch=8, mode="hf", delta0=delta0, alpha=alpha)
     found = flat(direction(algorithm, w, batches(outer, inner, hessian)))
@@ -422,7 +422,7 @@ def read(algorithm: Algorithm, loss: Watched, tensors: Tensors) -> tuple[list[in
     """The streams whose batches a step read, in order, and the derivatives that it took."""
     places = {y.data_ptr(): int(name.split(".")[1]) for name, y in tensors.items() if name.endswith(".y")}
     loss.seen.clear()
-    with counting() as counts:
+    with count_derivatives() as counts:
         stepped(algorithm, {"only.w": normal((CALLS_D,), 9)}, tensors)
     return [places[place] for place in loss.seen], counts
 

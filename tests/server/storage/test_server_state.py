@@ -62,16 +62,16 @@ def test_memory_lies_in_an_update_where_the_weights_lie() -> None:
 
 def test_what_is_averaged_may_hold_more_than_what_travelled() -> None:
     opening = ServerOpt("opening", {"m": 0.0, "v": 0.0}, unfold=_squares)
-    assert server_state.states_given(opening, ("m",), sorted(TRAINED)) == ("m", "v")
+    assert server_state.unfolded_states(opening, ("m",), sorted(TRAINED)) == ("m", "v")
     found = opening.unfolded({"m/head.weight": np.array([1.0, -3.0], np.float32)})
     np.testing.assert_array_equal(found["v/head.weight"], [1.0, 9.0])
-    assert server_state.states_given(MEAN, ("", "m"), sorted(TRAINED)) == ("", "m")
+    assert server_state.unfolded_states(MEAN, ("", "m"), sorted(TRAINED)) == ("", "m")
 
 
 def test_the_step_replaces_what_it_names_and_leaves_the_mean_elsewhere() -> None:
     before = WEIGHTS | server_state.initial({"m": 0.0}, WEIGHTS, TRAINED)
     mean = before | {"m/head.weight": np.ones(4, np.float32), "conv.running_mean": np.ones(2, np.float32)}
-    after = server_state.stepped(ServerOpt("sgd", {"m": 0.0}, _step), before, mean, {"eta": 0.5})
+    after = server_state.apply_server_step(ServerOpt("sgd", {"m": 0.0}, _step), before, mean, {"eta": 0.5})
     np.testing.assert_array_equal(after["head.weight"], np.full(4, 1.5))
     np.testing.assert_array_equal(after["conv.running_mean"], np.ones(2))
     np.testing.assert_array_equal(before["head.weight"], np.full(4, 2.0), "the step changed its input")
@@ -80,7 +80,7 @@ def test_the_step_replaces_what_it_names_and_leaves_the_mean_elsewhere() -> None
 def test_a_step_that_diverges_is_an_error_and_no_model() -> None:
     broken = ServerOpt("broken", step=lambda before, *_: {"head.weight": before["head.weight"] * torch.inf})
     with pytest.raises(StepError, match=r"'broken' made head.weight NaN, infinite or larger than 1048576"):
-        server_state.stepped(broken, WEIGHTS, WEIGHTS, {})
+        server_state.apply_server_step(broken, WEIGHTS, WEIGHTS, {})
 
 
 @pytest.mark.parametrize(
@@ -94,12 +94,12 @@ def test_a_step_that_diverges_is_an_error_and_no_model() -> None:
 )
 def test_a_step_that_gives_what_is_no_model_is_an_error(step: Any, told: str) -> None:
     with pytest.raises(StepError, match=told):
-        server_state.stepped(ServerOpt("wrong", step=step), WEIGHTS, WEIGHTS, {})
+        server_state.apply_server_step(ServerOpt("wrong", step=step), WEIGHTS, WEIGHTS, {})
 
 
 def test_a_step_in_double_precision_leaves_the_model_as_it_was_stored() -> None:
     wide = ServerOpt("wide", step=lambda before, *_: {"head.weight": before["head.weight"].double() / 3})
-    assert server_state.stepped(wide, WEIGHTS, WEIGHTS, {})["head.weight"].dtype == np.float32
+    assert server_state.apply_server_step(wide, WEIGHTS, WEIGHTS, {})["head.weight"].dtype == np.float32
 
 
 def test_an_update_is_unfolded_also_where_the_names_stay() -> None:

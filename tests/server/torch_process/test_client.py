@@ -105,7 +105,7 @@ def test_a_share_that_is_chosen_anew_each_round_is_the_same(run: Pair, number: i
 
 def step(spec: RunSpec, seed: int) -> dict[str, Any]:
     before, mean = moved(spec.initial, seed), moved(spec.initial, seed + 1)
-    return server_state.stepped(spec.server, before, mean, {**spec.hyper, "share": 1.0})
+    return server_state.apply_server_step(spec.server, before, mean, {**spec.hyper, "share": 1.0})
 
 
 def test_a_step_with_a_state_and_an_evaluation_are_the_same(run: Pair) -> None:
