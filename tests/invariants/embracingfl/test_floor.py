@@ -89,7 +89,7 @@ def test_i19_over_all_sets_the_mean_stays_below_the_bound(strong: int) -> None:
 def _bound(
     strong: int, *, lr: float = 0.01, rounds: int = 100, apart: float = 1.0, noise: float = 1.0
 ) -> float:
-    y, z = theory.Part(2.0, noise, apart), theory.Part(1.0, 1.0, 1.0)
+    y, z = theory.BlockConstants(2.0, noise, apart), theory.BlockConstants(1.0, 1.0, 1.0)
     return theory.bound(y, z, strong=strong, clients=8, tau=5, lr=lr, rounds=rounds, gap=1.0)
 
 

@@ -49,7 +49,7 @@ def test_it_is_asked_for_in_a_file_and_refused_where_it_cannot_be() -> None:
     tables = {"data": {"name": "digits", "partition": "dirichlet_clients", "alpha": 0.5}}
     federation = parse(tables, source="a test")
     assert sorted({*map(len, partition(federation, open_data(federation), 10))}) == [143, 144]
-    with pytest.raises(DataError, match="3 samples cannot give 4 clients one each: take fewer clients"):
+    with pytest.raises(DataError, match="3 samples cannot give 4 clients 1 each: take fewer clients"):
         dirichlet_clients(np.arange(3), 4, alpha=1.0, seed=0)
     with pytest.raises(DataError, match="alpha must be positive"):
         dirichlet_clients(np.arange(3), 2, alpha=0.0, seed=0)

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from edgefl.cli.federation.web import DEFAULT, page_beside, with_place
+from edgefl.cli.federation.web import page_beside, with_place
 from edgefl.errors import ConfigError, StoreError
 from edgefl_server.dashboard.state.fleet import Fleet
 from edgefl_server.dashboard.state.source import FolderSource
@@ -171,11 +171,11 @@ def test_this_machine_alone_is_known() -> None:
 
 
 def test_the_address_may_be_left_out() -> None:
-    assert with_place(["run", "--dashboard"]) == ["run", "--dashboard", DEFAULT]
+    assert with_place(["run", "--dashboard"]) == ["run", "--dashboard", "127.0.0.1:8090"]
     assert with_place(["run", "--dashboard", "a.toml", "--json"]) == [
         "run",
         "--dashboard",
-        DEFAULT,
+        "127.0.0.1:8090",
         "a.toml",
         "--json",
     ]
