@@ -85,4 +85,5 @@ class CarryStore:
         )
 
     def close(self) -> None:
+        """Close the file. Changes that were not committed are lost."""
         self._db.close()

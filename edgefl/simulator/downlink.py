@@ -77,12 +77,12 @@ class Downloads:
         nbytes = 0
         for name in dict.fromkeys(names):
             first, *patches = self._downlink.units.get(name, ())
-            whole = to_float32(tensors.load(self._unpacked(first)))
+            whole = to_float32(tensors.load(self._unpack(first)))
             for patch in patches:
-                whole = apply_patch(whole, self._unpacked(patch))
+                whole = apply_patch(whole, self._unpack(patch))
             arrays |= whole
             nbytes += first.size + sum(ref.size for ref in patches)
         return FetchedWeights(arrays, nbytes)
 
-    def _unpacked(self, ref: BlobRef) -> bytes:
+    def _unpack(self, ref: BlobRef) -> bytes:
         return decompress(ref, self._blobs.encoded(ref.sha256), self._limit)

@@ -44,12 +44,14 @@ from edgefl_server.run_spec import RunSpec
 Call = Callable[..., tuple[Tensor, ...]]
 
 
-def compiled(module: fx.GraphModule) -> Call:
+def compile_list(module: fx.GraphModule) -> Call:
     """Return ``module`` as a Python function of its placeholders, in order. It frees each value after its last use."""
     return _Writer(module).function()
 
 
 class _Writer:
+    """Writer of a Python function that runs a recorded list of operations."""
+
     def __init__(self, module: fx.GraphModule) -> None:
         self._module = module
         self._known: dict[str, Any] = {}
@@ -165,6 +167,9 @@ class Functions:
         wanted: int,
         table: SimulationTable,
     ) -> Functions:
+        """Return the functions of ``exchange`` for ``tier``. ``bundle`` has the manifest; ``wanted`` and ``table`` are
+        the attributes.
+        """
         manifest = bundle.manifest
         named = {function.name: function for function in exchange.algorithm.functions}
         named |= {
@@ -180,6 +185,7 @@ class Functions:
 
     @property
     def manifest(self) -> Manifest:
+        """Manifest of the bundle."""
         return self.bundle.manifest
 
     def steps(self, rows: int, most: int) -> int:
@@ -194,7 +200,7 @@ class Functions:
 
     def features(self, name: str) -> Callable[[Array], Array]:
         """Return a function that converts the contents of files to samples, by the recorded function ``name``."""
-        run = self.recorded(name, 1)
+        run = self.record_function(name, 1)
         return lambda rows: (
             run({"batch.0.x": torch.from_numpy(rows).to(self.device)})["record.x"].cpu().numpy()
         )
@@ -214,7 +220,7 @@ class Functions:
             return 1
         try:
             for each in graphs:
-                self.recorded(each.name, size)
+                self.record_function(each.name, size)
         except ConfigError:  # an op that vmap does not know
             return 1
         return size
@@ -228,18 +234,18 @@ class Functions:
         shorter = {bucket.graph for phase in phases for bucket in phase.shorter}
         return frozenset({phase.graph for phase in phases} | shorter)
 
-    def recorded(self, name: str, clients: int) -> Recorded:
+    def record_function(self, name: str, clients: int) -> Recorded:
         """Return the recording of function ``name`` for ``clients`` clients at once; 1 has no client dimension. It is
         cached.
         """
         key = name, clients
         if key not in self._recorded:
             exact = name not in self._steps or self.table.precision == "float32"
-            self._recorded[key] = recorded(self.named[name], clients, device=self.device, exact=exact)
+            self._recorded[key] = record_function(self.named[name], clients, device=self.device, exact=exact)
         return self._recorded[key]
 
 
-def recorded(
+def record_function(
     function: Function, clients: int, *, device: torch.device = _HERE, exact: bool = True
 ) -> Recorded:
     """Record a function as a list of operations.
@@ -273,7 +279,7 @@ def recorded(
     own_results(module, [role_of(name) == "state" for name in outputs])
     in_place(module, _find_replaced(inputs, outputs))
     move(module, device)
-    call = compiled(module)
+    call = compile_list(module)
 
     def run(given: Mapping[str, Tensor]) -> Tensors:
         with torch.no_grad():

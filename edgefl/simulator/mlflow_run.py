@@ -84,15 +84,18 @@ class MlflowRun:
             ) from error
 
     def begin(self, rows: Sequence[RoundRow]) -> None:
+        """Queue and send the rounds of earlier processes that the server lacks."""
         self.waiting.extend(row for row in rows if row.round > self.last)
         self._send()
 
     def take(self, row: RoundRow) -> None:
+        """Queue a round, and send all queued rounds unless an attempt failed recently."""
         self.waiting.extend([row] if row.round > self.last else [])
         if time.monotonic() >= self.again:
             self._send()
 
     def close(self, *, finished: bool) -> None:
+        """Send the queued rounds and end the run. If that fails, emit a warning."""
         self._send()
         if self.waiting:
             self._warn(f"{self.uri} lacks {len(self.waiting)} rounds: `resume` sends them when it is back")

@@ -170,7 +170,7 @@ class ClientTraining:
                 common = not many or port.role == "hyper"
                 whole = np.asarray(arrays[0]) if common else np.stack(arrays)
                 inputs[port.name] = torch.from_numpy(whole).to(self._functions.device)
-        return self._functions.recorded(graph.name, len(own))(inputs)
+        return self._functions.record_function(graph.name, len(own))(inputs)
 
 
 def _state(out: Tensors) -> Tensors:

@@ -64,11 +64,13 @@ def compose(
         federation: The federation.
         dataset: Data that the server evaluates models on.
         out: Folder of the run.
-        listener: Receiver of progress events and warnings; None for none.
+        listener: Receiver of progress events and warnings, or None.
         device: Device of the server's computations: ``cpu``, ``cuda`` or ``auto``.
 
     Raises:
-        ConfigError, ModelError, ExportError: Each text contains a remedy.
+        ConfigError: If the configuration is invalid.
+        ModelError: If the model cannot be divided into tiers.
+        ExportError: If a tier cannot be compiled.
     """
     made = _Bundles(federation, dataset, out / BUNDLES, listener)
     other = made
@@ -171,6 +173,7 @@ class _Bundles:
         self._all: list[CompiledBundle] = []
 
     def of(self, tier: TierTraining, exchange: Exchange, format: str) -> BundleArchive:
+        """Compile the bundle of a tier, or take it from the cache, and write it to the run's folder. Returns the bundle."""
         found = bundle_of(
             self._federation,
             self._dataset,

@@ -220,9 +220,9 @@ class LeanBroker(Broker):
         """Run ``work`` as a task. A failure is logged at debug level only, because lost connections are common."""
         task = asyncio.ensure_future(work)
         self._sending.add(task)
-        task.add_done_callback(self._settled)
+        task.add_done_callback(self._discard_task)
 
-    def _settled(self, task: asyncio.Task[Any]) -> None:
+    def _discard_task(self, task: asyncio.Task[Any]) -> None:
         self._sending.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self.logger.debug("a message was not delivered: %r", error)

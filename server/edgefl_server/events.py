@@ -14,7 +14,8 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=st
 class EventListener(Protocol):
     """Receiver of events."""
 
-    def emit(self, event: Event) -> None: ...
+    def emit(self, event: Event) -> None:
+        """Handle an event. Called on any thread."""
 
 
 class Started(Event, frozen=True, kw_only=True):

@@ -175,7 +175,7 @@ class LabBroker:
                 path.parent.mkdir(mode=0o700, exist_ok=True)
                 path.touch(mode=0o600)
                 path.write_text(secrets.token_urlsafe(_PASSWORD_BYTES) + "\n", encoding="ascii")
-            lines.append(f"{user}:{_hashed(read_secret(path))}")
+            lines.append(f"{user}:{_hash_password(read_secret(path))}")
         found = self.folder / "passwords.hashed"
         found.touch(mode=0o600)
         write_text(found, "\n".join(lines) + "\n")
@@ -183,7 +183,7 @@ class LabBroker:
         return found
 
 
-def _hashed(password: str) -> str:
+def _hash_password(password: str) -> str:
     """Return the hash of ``password`` in the format of mosquitto_passwd: PBKDF2 with SHA-512."""
     salt = secrets.token_bytes(12)
     digest = hashlib.pbkdf2_hmac("sha512", password.encode(), salt, _ROUNDS)

@@ -16,7 +16,7 @@ from edgefl.wire.mqtt.topics import PublishTraffic, Topics
 from edgefl.wire.text import MOST_TEXT, printable
 from edgefl_server import events
 from edgefl_server.coordinator import roster, states
-from edgefl_server.coordinator.claims import addressed
+from edgefl_server.coordinator.claims import find_task
 from edgefl_server.coordinator.fleet import Assignment, Devices
 from edgefl_server.coordinator.states import Rules, State
 from edgefl_server.identity.authenticator import Authenticator, VerifiedMessage
@@ -111,7 +111,7 @@ class MessageHandler:
         Devices for which there is no place any more are removed. Devices without a valid key become offline without
         grace.
         """
-        admitted = self._admission.admitted(state, state.devices)
+        admitted = self._admission.select_admitted(state, state.devices)
         devices = {
             name: roster.gone(device) if self._authenticator.is_barred(name) else device
             for name, device in state.devices.items()
@@ -335,7 +335,7 @@ class MessageHandler:
         if current.buffered and current.assignments[device].nonce != decline.nonce:
             return online  # the declined task is over, and the device has another one
         try:
-            task = addressed(state, device, decline.round, decline.nonce)
+            task = find_task(state, device, decline.round, decline.nonce)
         except UpdateRejected as refusal:
             if self._rate_limiter.allow("answer", device):
                 text = printable(refusal.message)

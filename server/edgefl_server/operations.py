@@ -40,6 +40,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag_field="order", tag=st
 
     @property
     def name(self) -> str:
+        """Name of the order, as in its JSON."""
         return type(self).__name__.lower()
 
 
@@ -151,9 +152,11 @@ class RunControl(Protocol):
     """Interface to the run that orders change."""
 
     @property
-    def state(self) -> State: ...
+    def state(self) -> State:
+        """Current state of the coordinator."""
 
-    def dispatch(self, event: states.Event) -> None: ...
+    def dispatch(self, event: states.Event) -> None:
+        """Pass an event to the coordinator."""
 
     def halt(self) -> None:
         """Stop the service. The run can be resumed by another process."""
@@ -162,9 +165,15 @@ class RunControl(Protocol):
 class Models(Protocol):
     """Models of the run. ``rollback_refusal`` returns the reason why a model cannot be restored; empty if it can."""
 
-    def rollback_refusal(self, number: int) -> str: ...
+    def rollback_refusal(self, number: int) -> str:
+        """Return the reason why the model after round ``number`` cannot be restored; an empty text if it can."""
 
-    def roll_back(self, number: int) -> None: ...
+    def roll_back(self, number: int) -> None:
+        """Restore the model after round ``number``.
+
+        Raises:
+            StoreError: If its checkpoint cannot be read.
+        """
 
 
 class Operator:
@@ -280,7 +289,8 @@ class LatencyProbe:
 class PendingDelivery(Protocol):
     """Message without an acknowledgement of the broker."""
 
-    def wait(self, timeout_s: float) -> bool: ...
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the acknowledgement. Return False on timeout."""
 
 
 class OrderWatcher:
@@ -304,6 +314,7 @@ class OrderWatcher:
         self._thread.start()
 
     def stop(self) -> None:
+        """End the thread and wait for it."""
         self._ended.set()
         self._wake.set()
         if self._thread.is_alive():

@@ -290,7 +290,7 @@ class EventReporter:
             round=ended.number,
             outcome=outcome,
             reports=ended.count("accepted"),
-            missing=attendance.missing(self._spec.rules, state, ended, now),
+            missing=attendance.find_missing(self._spec.rules, state, ended, now),
             seconds=now - ended.opened,
             text=text,
         )

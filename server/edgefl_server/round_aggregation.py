@@ -102,6 +102,7 @@ class RoundAggregation:
 
     @property
     def number(self) -> int:
+        """Number of the round."""
         return self.spec.number
 
     @property

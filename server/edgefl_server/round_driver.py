@@ -187,13 +187,14 @@ class RoundDriver:
         return ModelVersion.of(self._spec, number, self._checkpoints.load(number))
 
     def journaled_state(self, *, held: bool) -> State:
-        """Return the coordinator's state in the journal.
+        """Return the coordinator's state from the journal.
 
         Args:
             held: True if no round may open before an operator permits it.
 
         Returns:
-            The state. The deadline of an open round begins anew, because no device could report meanwhile.
+            The state. The deadline of an open round is computed from the present, because no device could report
+            meanwhile.
 
         Raises:
             StoreError: If the checkpoint is not the model that the open round began from.

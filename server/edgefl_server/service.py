@@ -258,9 +258,9 @@ class Service:
         """Serve until all rounds are over, or until :meth:`stop`.
 
         Raises:
-            ParticipationError: If an algorithm needs every device, and the run ends because one or its updates are missing.
+            ParticipationError: If the algorithm needs every device, and the run ends because some are missing.
             DivergedError: If training diverged on the devices.
-            BrokerError: If the broker refuses the connection for good.
+            BrokerError: If the broker refuses the connection permanently.
         """
         try:
             self._reporter.report_start(

@@ -18,7 +18,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec, role_of
 from edgefl.errors import ConfigError
 from edgefl.setup.data import open_data
 from edgefl.setup.tiers import completed
-from edgefl.simulator.functions import Functions, SimulationPlan, recorded
+from edgefl.simulator.functions import Functions, SimulationPlan, record_function
 from tests.rings.rows import mostly_slow
 
 
@@ -67,7 +67,7 @@ def test_a_list_gives_what_its_function_gives(model: str, algorithm: str) -> Non
     for function in [function for each in exchanges for function in each.named.values()]:
         given = anything(function)
         wanted = function({name: value.clone() for name, value in given.items()})
-        found = recorded(function, 1)({name: value.clone() for name, value in given.items()})
+        found = record_function(function, 1)({name: value.clone() for name, value in given.items()})
         assert [*found] == [*wanted]
         for name, value in wanted.items():
             scale = max(1.0, float(value.abs().max()))
@@ -80,7 +80,7 @@ def test_statistics_of_batches_are_as_exact_as_those_of_the_function() -> None:
     given = anything(function)
     exact = {name: each.double() if each.is_floating_point() else each for name, each in given.items()}
     wanted = function({name: each.clone() for name, each in exact.items()})
-    found = recorded(function, 1)({name: each.clone() for name, each in given.items()})
+    found = record_function(function, 1)({name: each.clone() for name, each in given.items()})
     apart = function({name: each.clone() for name, each in given.items()})
 
     def error(of: Tensors) -> float:
@@ -116,14 +116,14 @@ def test_dropout_pools_and_dense_layers_keep_their_values_in_other_forms() -> No
     function = Function("train", step, ports)
     given = anything(function) | {f"state.{name}": value.detach() for name, value in weights.items()}
     wanted = step({name: value.clone() for name, value in given.items()})
-    found = recorded(function, 1)({name: value.clone() for name, value in given.items()})
+    found = record_function(function, 1)({name: value.clone() for name, value in given.items()})
     for name, value in wanted.items():
         np.testing.assert_allclose(found[name], value.detach(), atol=2e-6, err_msg=name)
 
 
 def test_a_step_writes_over_its_own_state_and_nothing_else() -> None:
     found = first(federation("mlp", algorithm={"momentum": 0.9}))
-    start, train = (recorded(found.named[name], 1) for name in ("start", "train"))
+    start, train = (record_function(found.named[name], 1) for name in ("start", "train"))
     given = anything(found.named["start"])
     before = {name: value.clone() for name, value in given.items()}
     state = start(given)
@@ -156,7 +156,7 @@ def test_on_another_device_nothing_is_left_on_the_processor(model: str) -> None:
     """``meta`` has no values, and refuses tensors of any other device."""
     function = first(federation(model)).named["train"]
     device = torch.device("meta")
-    found = recorded(function, 1, device=device)(
+    found = record_function(function, 1, device=device)(
         {name: value.to(device) for name, value in anything(function).items()}
     )
     assert {value.device for value in found.values()} == {device}

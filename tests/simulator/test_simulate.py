@@ -16,7 +16,7 @@ from edgefl.config.rounds import SimulationTable
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ConfigError, ParticipationError, StoreError
-from edgefl.simulator.functions import recorded
+from edgefl.simulator.functions import record_function
 from edgefl.simulator.results import RoundRow
 from tests.e2e.inside import edgefl as command
 from tests.rings.rows import mostly_slow
@@ -200,7 +200,7 @@ def test_a_function_for_one_client_says_what_to_set(monkeypatch: pytest.MonkeyPa
     with pytest.raises(
         ConfigError, match=r"'own' cannot run for 4 clients together.*simulation\.together = 1"
     ):
-        recorded(function, 4)
+        record_function(function, 4)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from edgefl.simulator.trainers.local_rounds import Portion
 from edgefl.simulator.trainers.pool import Pool
 from edgefl.simulator.trainers.worker import Collect, Train, TrainingWorker, WorkerFailure
 from edgefl_server.workers.protocol import Died, Stop
-from edgefl_server.workers.shared_memory import SharedMemory, mapped
+from edgefl_server.workers.shared_memory import SharedMemory, map_object
 from tests.rings.rows import mostly_slow
 from tests.simulator.small import federation, stop_after
 
@@ -148,7 +148,7 @@ def test_bad_data_of_a_client_are_the_same_error(tmp_path: Path) -> None:
 def test_arrays_in_shared_memory_are_mapped_and_not_copied() -> None:
     thing = {"x": np.arange(10_000, dtype=np.float32), "empty": np.zeros((0, 3)), "y": [np.int8(3), "text"]}
     memory = SharedMemory.of(thing)
-    found = mapped(os.dup(memory.file.fileno()))
+    found = map_object(os.dup(memory.file.fileno()))
 
     assert isinstance(found, dict)
     np.testing.assert_array_equal(found["x"], thing["x"])

@@ -43,7 +43,7 @@ class TorchEngine:
     thread_counts: tuple[int, ...] = (1,)
 
     def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> _Loaded:
-        return _Loaded(graph, self.functions.recorded(graph.name, 1))
+        return _Loaded(graph, self.functions.record_function(graph.name, 1))
 
     def read_state(self, state: State) -> Arrays:
         return {name: tensor.numpy() for name, tensor in state.items()}

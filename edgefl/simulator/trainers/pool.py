@@ -161,6 +161,7 @@ class Pool:
                 raise failed[min(failed)]
 
     def close(self) -> None:
+        """Kill all workers and release the shared data."""
         for member in self._members:
             member.handle.kill()
         self._launcher.close()

@@ -30,6 +30,7 @@ class CertificatePair:
 
     @property
     def exists(self) -> bool:
+        """Return True if both files exist."""
         return self.certificate.is_file() and self.key.is_file()
 
 

@@ -41,6 +41,7 @@ class Access:
 
     @property
     def root(self) -> str:
+        """Topic level below which all topics of the federation are."""
         return Topics(self.federation).root
 
     def of(self, role: Role) -> Iterator[Rule]:

@@ -38,6 +38,7 @@ class CheckedArrays:
 
     @property
     def nbytes(self) -> int:
+        """Number of bytes of all arrays."""
         return sum(array.nbytes for array in self.arrays)
 
     @property
@@ -59,6 +60,7 @@ def readable(array: Array) -> Array:
 
 
 def addresses_of(arrays: Sequence[Array]) -> npt.NDArray[np.uint64]:
+    """Return the memory addresses of ``arrays``, uint64. The caller must keep the arrays alive."""
     return np.array([array.__array_interface__["data"][0] for array in arrays], np.uint64)
 
 

@@ -28,9 +28,9 @@ from edgefl.wire.update.form import CHANGE_LIMIT, DENSE, VALUE_LIMIT, Form
 from edgefl_server.aggregate.accumulator import Accumulator, CpuAccumulator, Renewal, run_in_threads
 from edgefl_server.aggregate.adders import CheckedArrays
 from edgefl_server.aggregate.averaging import Average, BufferedMean, ChangeMean, HolderMean, PartialAverage
-from edgefl_server.aggregate.checks import checked
+from edgefl_server.aggregate.checks import check_arrays
 from edgefl_server.aggregate.robust import MEAN, MeanRule, change_norm, clip_factor
-from edgefl_server.aggregate.scatter import Floats, Layout, Pieces, compiled, flatten, layout_of
+from edgefl_server.aggregate.scatter import Floats, Layout, Pieces, compile_pieces, flatten, layout_of
 from edgefl_server.aggregate.statistics import Bounds, without_negative_variances
 
 __all__ = ["Aggregator", "CheckedArrays", "Clip", "PartialSum", "layout_of"]
@@ -151,7 +151,7 @@ class Aggregator:
         key = id(regions), id(form)
         known = self._compiled.get(key)
         if known is None:  # the entry keeps both alive, so their ids stay their own
-            made = compiled(self.layout, regions, form)
+            made = compile_pieces(self.layout, regions, form)
             known = self._compiled[key] = (regions, form, made)
         return known[2]
 
@@ -168,7 +168,7 @@ class Aggregator:
         Raises:
             UpdateRejected: If a name, shape, dtype or value is wrong.
         """
-        return checked(arrays, self.pieces(regions, form), self._threads)
+        return check_arrays(arrays, self.pieces(regions, form), self._threads)
 
     def as_change(self, checked: CheckedArrays, began: Mapping[str, Array]) -> CheckedArrays:
         """Return the difference between a checked update of weights and ``began``, the weights that its device started
@@ -182,7 +182,7 @@ class Aggregator:
         pieces = checked.pieces
         if pieces.form.change:
             return checked
-        weights, base = self._decoded(checked).named, extract(began, pieces.regions)
+        weights, base = self._decode(checked).named, extract(began, pieces.regions)
         return self.check({name: weights[name] - base[name] for name in base}, pieces.regions, _CHANGES)
 
     def add(self, checked: CheckedArrays, weight: int, share: float = 1.0) -> None:
@@ -208,7 +208,7 @@ class Aggregator:
         if self._clip is not None:
             checked, part = self._clip_update(checked, self._clip)
             factor *= part
-        average.add(checked if average.packed else self._decoded(checked), weight, factor)
+        average.add(checked if average.packed else self._decode(checked), weight, factor)
         self.total_weight += weight
 
     def partial(self) -> PartialSum | None:
@@ -285,7 +285,7 @@ class Aggregator:
     def _create_average(self) -> Average:
         scale = 2.0**self.fraction_bits
         if self._rule.buffered:
-            return BufferedMean(self.layout, self._rule, scale, self._counted())
+            return BufferedMean(self.layout, self._rule, scale, self._mask_counted())
         if self._base is not None:
             return ChangeMean(self._base, scale, change=self._change)
         if self._sums is None:
@@ -294,7 +294,7 @@ class Aggregator:
             self._sums.reset()
         return HolderMean(self.layout, self._sums, scale)
 
-    def _counted(self) -> npt.NDArray[np.bool_]:
+    def _mask_counted(self) -> npt.NDArray[np.bool_]:
         """Return a mask of the entries that distances between updates use, bool [model]: all except moving statistics."""
         counted = np.ones(self.layout.size, np.bool_)
         for name in self._statistics.names if self._statistics else ():
@@ -315,7 +315,7 @@ class Aggregator:
         if self._released:
             raise RuntimeError("this aggregator has given its sums away; make a new one for the next round")
 
-    def _decoded(self, update: CheckedArrays) -> CheckedArrays:
+    def _decode(self, update: CheckedArrays) -> CheckedArrays:
         """Return the update in dense form."""
         pieces = update.pieces
         if not pieces.form.sections:
@@ -352,7 +352,7 @@ class Aggregator:
         share = clip_factor(norm, clip.limit)
         if form.change or share == 1.0:
             return update, share
-        weights, base = self._decoded(update).named, extract(clip.base, regions)
+        weights, base = self._decode(update).named, extract(clip.base, regions)
         pulled = {n: base[n] + np.float32(share) * (weights[n] - base[n]) for n in base}
         return self._dense(pulled, update.pieces), 1.0
 

@@ -127,7 +127,7 @@ class Average(Protocol):
         """Add ``update`` with ``weight``. ``factor`` multiplies its values to make them fixed-point."""
 
     def added(self) -> PartialAverage:
-        """Return the sums so far. The caller must not change the arrays."""
+        """Return the sums so far. The arrays are not copied, so the caller must not change them."""
 
     def take(self, added: PartialAverage) -> None:
         """Add the :meth:`added` sums of another average."""

@@ -24,7 +24,7 @@ _FETCH = "fetch the tier's bundle again"
 _DIVERGED = f"{DIVERGED}; lower the learning rate"
 
 
-def checked(arrays: Mapping[str, Array], pieces: Pieces, threads: int = 1) -> CheckedArrays:
+def check_arrays(arrays: Mapping[str, Array], pieces: Pieces, threads: int = 1) -> CheckedArrays:
     """Validate an update's arrays against ``pieces`` and return them, ready to add.
 
     Args:
@@ -79,9 +79,7 @@ def _wrong_array(name: str, array: Array, dtype: str, shape: tuple[int, ...]) ->
 
 
 def _largest(update: CheckedArrays, threads: int) -> float:
-    """Return the largest magnitude among the floats of the update: 0 without floats, infinity or NaN if it holds such a
-    value.
-    """
+    """Return the largest magnitude among the floats of the update: infinity or NaN if there is one, 0 without floats."""
     from edgefl_server.aggregate import scans
 
     found = [0.0]

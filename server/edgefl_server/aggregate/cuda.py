@@ -122,7 +122,7 @@ class Batch:
             self._rows[source] = rows
         return self._rows[source]
 
-    def joined(self, used: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def join_arrays(self, used: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the arrays ``used`` concatenated, [updates, entries], and the first entry of each source in them, int64
         [sources].
         """
@@ -162,7 +162,7 @@ class _FloatReader:
     """Reader of floats: multiplies them by the update's factor and rounds half to even."""
 
     def __init__(self, batch: Batch, work: SectionBlocks, factors: Factors, dtype: str) -> None:
-        rows, self._starts = batch.joined(np.unique(work.blocks[:, SOURCE]).tolist())
+        rows, self._starts = batch.join_arrays(np.unique(work.blocks[:, SOURCE]).tolist())
         self._rows = rows.view(torch.bfloat16) if dtype == "bfloat16" else rows
         self._factors = factors.tolist()
 

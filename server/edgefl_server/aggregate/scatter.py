@@ -241,7 +241,7 @@ class Pieces:
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
-def compiled(layout: Layout, regions: Mapping[str, Region], form: Form = DENSE) -> Pieces:
+def compile_pieces(layout: Layout, regions: Mapping[str, Region], form: Form = DENSE) -> Pieces:
     """Return the compiled layout of updates that hold ``regions`` in ``form``.
 
     Raises:

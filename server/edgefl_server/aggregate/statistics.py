@@ -122,12 +122,12 @@ def _part(
         bits = section.encoding.bits
         first = [8 * starts[name] + bits * np.arange(sizes[name]) for name in chosen]
         scales = [_scales(section, name, regions[name], shapes, first_scale) for name in chosen]
-        return _coded(section.encoding, np.concatenate(first), np.concatenate(scales))
+        return _code_reader(section.encoding, np.concatenate(first), np.concatenate(scales))
     where = np.concatenate([starts[name] + np.arange(sizes[name]) for name in chosen])
     return lambda arrays: widen(arrays[key][where]) if where.size else np.empty(0, np.float32)
 
 
-def _coded(encoding: Codes, where: Positions, scales: Positions) -> _Part:
+def _code_reader(encoding: Codes, where: Positions, scales: Positions) -> _Part:
     """Return a reader of the codes that begin at the bits ``where`` and use the scales at the indices ``scales``."""
     levels, known, bits = np.asarray(encoding.levels, np.float32), encoding.scale, encoding.bits
     first, last = (int(where.min()) // 8, (int(where.max()) + bits - 1) // 8 + 1) if where.size else (0, 0)
@@ -214,6 +214,7 @@ class Bounds:
 
     @property
     def names(self) -> frozenset[str]:
+        """Global names of the bounded tensors."""
         return frozenset(self.base)
 
     def clamp(
@@ -332,6 +333,7 @@ def bounds_of(
 
 
 def is_variance(name: str) -> bool:
+    """Return True if ``name`` names a moving variance."""
     return name.rpartition(".")[2] == VARIANCE
 
 

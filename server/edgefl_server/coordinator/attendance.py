@@ -122,7 +122,7 @@ def opens_at(rules: Rules, state: State, now: float) -> float | None:
     return min((grace_ends(rules, state.devices.get(name), since) for name in missing), default=None)
 
 
-def gone(rules: Rules, state: State, now: float) -> dict[str, str]:
+def find_gone(rules: Rules, state: State, now: float) -> dict[str, str]:
     """Return the members that have been missing for longer than the grace, with the reason of each, by name.
 
     The result is empty unless the algorithm needs all devices and ``absent`` is ``refuse``. If not empty, the run
@@ -141,7 +141,7 @@ def gone(rules: Rules, state: State, now: float) -> dict[str, str]:
     }
 
 
-def lacking(rules: Rules, state: State, current: OpenRound, now: float) -> dict[str, str]:
+def find_lacking(rules: Rules, state: State, current: OpenRound, now: float) -> dict[str, str]:
     """Return the devices of the open round that will send no update, with the reason of each, by name."""
     if not _may_lack(rules, state, current, now):
         return {}
@@ -185,7 +185,7 @@ def _find_reason(rules: Rules, state: State, current: OpenRound, name: str, now:
     return ""
 
 
-def unreported(rules: Rules, state: State, current: OpenRound, now: float) -> dict[str, str]:
+def find_unreported(rules: Rules, state: State, current: OpenRound, now: float) -> dict[str, str]:
     """Return every known device with a tier whose update was not accepted in the round, with the reason of each, by
     name.
     """
@@ -195,17 +195,17 @@ def unreported(rules: Rules, state: State, current: OpenRound, now: float) -> di
         if device.tier
     }
     waited = {each.device: "it did not report in time" for each in current.with_status("open")}
-    reasons = elsewhere | waited | lacking(rules, state, current, now)
+    reasons = elsewhere | waited | find_lacking(rules, state, current, now)
     accepted = {assignment.device for assignment in current.with_status("accepted")}
     return {name: why for name, why in reasons.items() if name not in accepted}
 
 
-def missing(rules: Rules, state: State, ended: OpenRound, now: float) -> dict[str, str]:
+def find_missing(rules: Rules, state: State, ended: OpenRound, now: float) -> dict[str, str]:
     """Return the devices of an ended round without an accepted update, with the reason of each, by name.
 
     In asynchronous rounds, open tasks continue in the next round, and their devices are not missing.
     """
-    known = lacking(rules, state, ended, now)
+    known = find_lacking(rules, state, ended, now)
     fine = ("accepted", "open") if ended.buffered else ("accepted",)
     return {
         name: known.get(name) or "the round had enough without it"
@@ -265,7 +265,7 @@ def grace_ends(rules: Rules, device: RosterEntry | None, since: float) -> float:
     return max(since, device.seen if device is not None else since) + rules.offline_grace_s
 
 
-def named(reasons: Mapping[str, str]) -> str:
+def format_devices(reasons: Mapping[str, str]) -> str:
     """Return devices grouped by reason as text: ``strong-0, strong-1 (it declined (no-carry)), weak-1 (...)``.
 
     At most a fixed number of devices is named, followed by the number of further devices.

@@ -68,7 +68,7 @@ def continue_round(rules: Rules, state: State, current: OpenRound, now: float) -
     over = tuple(_find_expired(rules, state, current, now))
     tasks = current.assignments
     for each in over:
-        tasks = tasks.answered(each.device, each.status)
+        tasks = tasks.with_answer(each.device, each.status)
     new = _draw_tasks(rules, state, replace(current, assignments=tasks), now)
     if not over and not new and now < current.deadline:
         return state, ()

@@ -24,8 +24,8 @@ class Claim:
     samples: int
 
 
-def addressed(state: State, device: str, round_number: int, nonce: str) -> Assignment:
-    """Return the task that a chunk answers, whatever its status.
+def find_task(state: State, device: str, round_number: int, nonce: str) -> Assignment:
+    """Return the task that a chunk answers; it may be open or not.
 
     Args:
         state: State of the coordinator.
@@ -84,7 +84,7 @@ def weigh(rules: Rules, state: State, claim: Claim) -> int:
     Raises:
         UpdateRejected: If the claims differ from the task of the device.
     """
-    assignment = addressed(state, claim.device, claim.round, claim.nonce)
+    assignment = find_task(state, claim.device, claim.round, claim.nonce)
     return weight_of(rules, assignment, state.round.version_of(claim.round) if state.round else "", claim)
 
 

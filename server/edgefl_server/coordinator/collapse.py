@@ -24,6 +24,7 @@ class Rollback:
 
     @property
     def on(self) -> bool:
+        """True if one of the bounds is set."""
         return bool(self.accuracy or self.loss)
 
 

@@ -69,13 +69,13 @@ class Devices(Mapping[str, RosterEntry]):
 
     def with_device(self, device: RosterEntry) -> Devices:
         """Return the devices with ``device``, which replaces one of its name."""
-        return self._changed(device.name, device)
+        return self._replace(device.name, device)
 
     def without(self, name: str) -> Devices:
         """Return the devices without the one of that name."""
-        return self._changed(name, None)
+        return self._replace(name, None)
 
-    def _changed(self, name: str, device: RosterEntry | None) -> Devices:
+    def _replace(self, name: str, device: RosterEntry | None) -> Devices:
         before, after = self._all.get(name), Devices.__new__(Devices)
         after.ready, after.left_out, after.members = (
             count + (device is not None and holds(device)) - (before is not None and holds(before))
@@ -137,7 +137,7 @@ class Assignments(Mapping[str, Assignment]):
         for task in tasks.values():
             self._counts[task.status] += 1
 
-    def answered(self, name: str, status: Status, reason: str = "") -> Assignments:
+    def with_answer(self, name: str, status: Status, reason: str = "") -> Assignments:
         """Return the tasks with the answer of device ``name``: its ``status``, and the reason if it was refused or
         declined.
 

@@ -177,7 +177,7 @@ def _apply_answer(state: State, event: states.Answered | states.TaskDeclined | s
 def _with_answer(state: State, device: str, *, status: Status, reason: str = "") -> State:
     if state.round is None or device not in state.round.assignments.open:
         return state
-    tasks = state.round.assignments.answered(device, status, reason)
+    tasks = state.round.assignments.with_answer(device, status, reason)
     return replace(state, round=replace(state.round, assignments=tasks))
 
 
@@ -197,7 +197,7 @@ def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> 
     accepted = current.count("accepted")
     if current.whole:
         if accepted < current.goal:
-            lacking = attendance.lacking(rules, state, current, now)
+            lacking = attendance.find_lacking(rules, state, current, now)
             return _end_incomplete(rules, state, current, lacking, now) if lacking else (state, ())
         return replace(record_participation(state, current, now), phase="closing"), (states.Close(current),)
     given_up = attendance.given_up_at(rules, state, current)
@@ -255,11 +255,11 @@ def _warn_suspended(before: State, after: State) -> Actions:
 
 def _warn_incomplete(rules: Rules, state: State, current: OpenRound, now: float) -> Actions:
     """Return a warning that a round closes without some devices although the algorithm needs all, or no action."""
-    absent = attendance.unreported(rules, state, current, now) if rules.whole else {}
+    absent = attendance.find_unreported(rules, state, current, now) if rules.whole else {}
     if not absent:
         return ()
     text = (
-        f"round {current.number} goes on without {attendance.named(absent)}: the algorithm needs every device in "
+        f"round {current.number} goes on without {attendance.format_devices(absent)}: the algorithm needs every device in "
         f"every round, "
         "so the method's guarantees do not hold"
     )
@@ -270,7 +270,7 @@ def _end_incomplete(
     rules: Rules, state: State, current: OpenRound, lacking: dict[str, str], now: float
 ) -> tuple[State, Actions]:
     """End a round that needs all of its devices but lacks some: try again, begin the algorithm again, or end the run."""
-    count, missing = len(current.assignments), attendance.named(lacking)
+    count, missing = len(current.assignments), attendance.format_devices(lacking)
     text = f"round {current.number} is abandoned and the model unchanged: it needs all {count} devices, and lacks {missing}"
     if rules.absent == "refuse":
         return _refuse_run(state, current, text, round_texts.COME_BACK, now)
@@ -371,7 +371,7 @@ def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]
         return state, ()
     there = attendance.presence(rules, state, now)
     if there.known < there.needed and not state.carried.open:
-        gone = attendance.gone(rules, state, now)
+        gone = attendance.find_gone(rules, state, now)
         return (replace(state, phase="done"), (round_texts.lost(state, gone),)) if gone else (state, ())
     if rules.buffered:
         return buffered.open_round(rules, state, now)

@@ -64,6 +64,7 @@ class Arm(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def lost_share(self) -> float:
+        """Share of the tasks without an update; 0 without tasks."""
         return self.lost / self.tasks if self.tasks else 0.0
 
     def mean(self, name: str) -> float | None:

@@ -48,7 +48,7 @@ def explain_too_few(rules: Rules, current: OpenRound) -> str:
     accepted, pending = current.count("accepted"), current.count("open")
     why = "the deadline passed" if pending else "every device has answered"
     refused, declined = (
-        attendance.named({each.device: each.reason for each in current.with_status(status)})
+        attendance.format_devices({each.device: each.reason for each in current.with_status(status)})
         for status in ("rejected", "declined")
     )
     late = "raise limits.round_deadline_s or " if pending or not (refused or declined) else ""
@@ -103,7 +103,8 @@ def refuse_untrained(rules: Rules, *, diverged: bool, declined: Mapping[str, str
         repair = _REPAIR if WRONG_DATA in reasons else ""
         return Refuse(
             f"none of {rules.rounds} rounds has trained the model: no device sent an update. The last round was declined "
-            f"by {attendance.named(declined)}; {meant + '; ' if meant else ''}{repair}then start over in another `out`"
+            f"by {attendance.format_devices(declined)}; {meant + '; ' if meant else ''}{repair}then start over in another "
+            "`out`"
         )
     begins = f"the first {rules.opening} of them only begin the method; " if rules.opening else ""
     return Refuse(
@@ -116,7 +117,7 @@ def left_out(benched: Mapping[str, int]) -> str:
     """Return the text of the warning about suspended devices. ``benched``: first round that may select each device
     again.
     """
-    names = attendance.named({name: f"until round {until}" for name, until in benched.items()})
+    names = attendance.format_devices({name: f"until round {until}" for name, until in benched.items()})
     return (
         f"left out where there are enough others: {names}; each spoiled its last rounds, by updates that were refused, by "
         "turns to upload that it lost, or by silence until the deadline"
@@ -129,5 +130,5 @@ def lost(state: State, gone: dict[str, str]) -> Refuse:
     """
     return Refuse(
         f"round {state.next_round} cannot open: the algorithm needs all {len(state.members)} devices in every round, and "
-        f"lacks {attendance.named(gone)}; {COME_BACK}"
+        f"lacks {attendance.format_devices(gone)}; {COME_BACK}"
     )

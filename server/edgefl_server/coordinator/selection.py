@@ -45,7 +45,7 @@ def needed(rules: Rules, state: State) -> int:
     least = max(1, rules.min_reports)
     if not rules.selection.quorum:
         return least
-    return trials(least, _bounded(rules, state.record.lost_share()), rules.selection.quorum)
+    return trials(least, _limit_share(rules, state.record.lost_share()), rules.selection.quorum)
 
 
 @lru_cache(1024)
@@ -118,10 +118,10 @@ def _safe(rules: Rules, state: State, most: int) -> int:
 def _lost(rules: Rules, state: State, tier: str) -> float:
     """Return the share of lost tasks of ``tier``, or of all tiers if the record has none of it."""
     share = state.record.lost_share(tier)
-    return _bounded(rules, state.record.lost_share() if share is None else share)
+    return _limit_share(rules, state.record.lost_share() if share is None else share)
 
 
-def _bounded(rules: Rules, lost: float | None) -> float:
+def _limit_share(rules: Rules, lost: float | None) -> float:
     return min(lost or 0.0, 1.0 - 1.0 / rules.selection.most_over_selection)
 
 

@@ -180,9 +180,11 @@ class OpenRound:
         return self.older[number].model_version if number in self.older else ""
 
     def with_status(self, status: Status) -> tuple[Assignment, ...]:
+        """Return the tasks with this status."""
         return tuple(each for each in self.assignments.values() if each.status == status)
 
     def count(self, status: Status) -> int:
+        """Return the number of tasks with this status."""
         return self.assignments.count(status)
 
 

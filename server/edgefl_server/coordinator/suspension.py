@@ -38,7 +38,7 @@ def count_strikes(rules: Rules, state: State, ended: OpenRound, now: float) -> S
             strikes.pop(name, None)
             suspended.pop(name, None)
         elif (
-            _spoiled(state, ended, assignment, now) or _wasted_turn(state, ended, assignment)
+            _has_spoiled(state, ended, assignment, now) or _wasted_turn(state, ended, assignment)
             if judges_all
             else _lost_turn(ended, assignment)
         ):
@@ -76,7 +76,7 @@ def _wasted_turn(state: State, ended: OpenRound, assignment: Assignment) -> bool
     return _lost_turn(ended, assignment) and not has_left
 
 
-def _spoiled(state: State, ended: OpenRound, assignment: Assignment, now: float) -> bool:
+def _has_spoiled(state: State, ended: OpenRound, assignment: Assignment, now: float) -> bool:
     if assignment.status == "expired":
         device = state.devices.get(assignment.device)
         return device is not None and device.online

@@ -103,6 +103,7 @@ class Registry:
             ) from error
 
     def close(self) -> None:
+        """Close the file."""
         with self._lock:
             self._db.close()
 
@@ -254,6 +255,7 @@ class Registry:
         return int(row[0]) if row else 0
 
     def keep_number(self, number: int) -> None:
+        """Store the number from which the server's messages continue after a restart."""
         with self._using(durable=True) as db:
             db.execute("INSERT OR REPLACE INTO facts VALUES('number', ?)", (str(number),))
 

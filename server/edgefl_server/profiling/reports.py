@@ -71,10 +71,12 @@ class Row:
     has_answered: bool = False
 
     def update(self, **changes: object) -> None:
+        """Replace fields of the report."""
         self.report = msgspec.structs.replace(self.report, **changes)
 
     @property
     def final(self) -> bool:
+        """True if the state of the device does not change any more."""
         return self.report.state in FINAL
 
 

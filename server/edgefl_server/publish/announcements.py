@@ -191,7 +191,7 @@ class Announcements:
         for tier, spec in exchange.tiers.items():
             for format, bundle in spec.bundles.items():
                 refs.setdefault(format, {})[tier] = offer_bundle(self.publisher, bundle)
-        return {format: _signed(bundles, sign) for format, bundles in refs.items()}
+        return {format: _sign_offer(bundles, sign) for format, bundles in refs.items()}
 
 
 def _refs(units: Mapping[str, tuple[BlobRef, ...]]) -> list[BlobRef]:
@@ -216,7 +216,7 @@ def offer_bundle(publisher: Publisher, bundle: BundleArchive) -> BlobRef:
     return publisher.offer(encode_manifest(manifest), plain=True)
 
 
-def _signed(bundles: Mapping[str, BlobRef], sign: Sign) -> Offer:
+def _sign_offer(bundles: Mapping[str, BlobRef], sign: Sign) -> Offer:
     signatures = {tier: sign(ref.sha256) for tier, ref in bundles.items()}
     return Offer(bundles=dict(bundles), signatures={tier: each for tier, each in signatures.items() if each})
 

@@ -42,7 +42,8 @@ class BlobStore(Protocol):
     def keep_only(self, wanted: Collection[str]) -> None:
         """Delete all blobs except those ``wanted`` (SHA-256), including blobs of an earlier process."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release the storage."""
 
 
 class MemoryBlobStore:

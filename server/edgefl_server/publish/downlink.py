@@ -31,11 +31,16 @@ from edgefl_server.storage.checkpoints import Lines, PublishedModel, PublishedMo
 class BlobPublisher(Protocol):
     """Interface of the blob publisher (:class:`edgefl_server.publish.publisher.Publisher`)."""
 
-    def offer(self, data: bytes, chunk: int = 0, *, plain: bool = False) -> BlobRef: ...
+    def offer(self, data: bytes, chunk: int = 0, *, plain: bool = False) -> BlobRef:
+        """Publish a blob of these bytes and return its reference. ``chunk`` 0 is the default; ``plain`` means
+        uncompressed.
+        """
 
-    def put(self, ref: BlobRef, data: bytes) -> BlobRef: ...
+    def put(self, ref: BlobRef, data: bytes) -> BlobRef:
+        """Publish an encoded blob and return its reference."""
 
-    def encoded(self, sha256: str) -> bytes: ...
+    def encoded(self, sha256: str) -> bytes:
+        """Return the encoded bytes of a published blob."""
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ _BROKER_S = 10.0
 class MessagePublisher(Protocol):
     """Part of the interface of :class:`edgefl.wire.mqtt.session.Session` that the publisher uses."""
 
-    def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> Delivery: ...
+    def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> Delivery:
+        """Queue a message and return its delivery."""
 
 
 class Publisher:

@@ -258,7 +258,7 @@ class WorkerPool:
                 aggregation.aggregator.take(part)
         tasks = ended.assignments
         for device in accepted:
-            tasks = tasks.answered(device, "accepted")
+            tasks = tasks.with_answer(device, "accepted")
         return replace(ended, assignments=tasks)
 
     def _collect(self, number: int, *, summed: bool) -> dict[int, messages.Summed]:

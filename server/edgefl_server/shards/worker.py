@@ -366,7 +366,7 @@ class AggregationWorker:
         for each in answers:
             if isinstance(each, Answered):
                 status: Status = "accepted" if each.accepted else "rejected"
-                tasks = tasks.answered(each.device, status, each.reason)
+                tasks = tasks.with_answer(each.device, status, each.reason)
         self._state = replace(self._state, round=replace(opened, assignments=tasks))
 
     # -- messages for the server -----------------------------------------------------------------------------

@@ -27,6 +27,7 @@ class Checkpoints:
 
     @property
     def model(self) -> Path:
+        """Path of the trained model."""
         return self._folder / "model.safetensors"
 
     def path(self, number: int) -> Path:

@@ -181,6 +181,7 @@ class FeedReader:
         self._old = True
 
     def close(self) -> None:
+        """Close the open file."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -195,7 +196,7 @@ class FeedReader:
             yield from older.read_bytes().splitlines() if older.exists() else ()
         while self._ready():
             assert self._file is not None
-            replaced = self._replaced()  # checked before reading: a replaced file no longer grows
+            replaced = self._is_replaced()  # checked before reading: a replaced file no longer grows
             data = self._file.read(_MOST_AT_ONCE)
             if not data:
                 if not replaced:
@@ -217,7 +218,7 @@ class FeedReader:
             self._inode = _inode(self._folder / NAME)
         return True
 
-    def _replaced(self) -> bool:
+    def _is_replaced(self) -> bool:
         """Return True if the feed's name now refers to another file, after a rename or the begin of another run."""
         inode = _inode(self._folder / NAME)
         return inode not in (0, self._inode)

@@ -107,6 +107,7 @@ class Journal:
             tables.create(self._engine)
 
     def close(self) -> None:
+        """Close all connections to the database."""
         self._engine.dispose()
 
     @contextmanager
@@ -142,6 +143,7 @@ class Journal:
         return RunRecord(row["run"], row["digest"], row["number"]) if row else None
 
     def begin_run(self, run: RunRecord) -> None:
+        """Insert the row of a new run."""
         with self._transaction() as connection:
             connection.execute(tables.runs.insert().values(**vars(run), federation=self._federation))
 
@@ -155,6 +157,7 @@ class Journal:
             device_table.save(connection, self._federation, devices)
 
     def devices(self) -> dict[str, RosterEntry]:
+        """Return the journaled devices of the federation by name."""
         with self._transaction() as connection:
             return device_table.devices(connection, self._federation)
 

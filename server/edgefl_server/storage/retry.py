@@ -25,7 +25,8 @@ class ActionFailed(StoreError):
 class StorageErrorListener(Protocol):
     """Receiver of storage errors that are retried."""
 
-    def report_storage_error(self, error: StoreError) -> None: ...
+    def report_storage_error(self, error: StoreError) -> None:
+        """Report an error whose operation will be retried."""
 
 
 class RetryPolicy:

@@ -129,7 +129,7 @@ def versions(connection: Connection, run: str) -> dict[int, Version]:
 
 
 def insert_tasks(connection: Connection, run: str, tasks: Iterable[Assignment]) -> None:
-    """Insert rows of new tasks. The end of a task's time is not stored: after a restart its time begins anew."""
+    """Insert rows of new tasks. The end of a task's time is not stored; after a restart it is computed from the present."""
     rows = [{**asdict(task), "seed": str(task.seed), "run": run} for task in tasks]
     for row in rows:
         del row["until"]  # after a restart its time begins anew

@@ -75,7 +75,7 @@ def _judge(process: TorchProcess, weights: Arrays) -> Mapping[str, float]:
 
 
 class _Placing:
-    """Placements of the current round, requested once for all tiers that are placed anew."""
+    """Placements of the current round. One request returns those of all tiers whose entries change between rounds."""
 
     def __init__(self, process: TorchProcess) -> None:
         self._process = process

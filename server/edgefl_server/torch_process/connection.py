@@ -36,7 +36,8 @@ class ConnectionEnded(Exception):
 class PlaceholderResolver(Protocol):
     """Source of the objects behind placeholders, which the other process sent instead of them."""
 
-    def resolve(self, name: Any) -> object: ...
+    def resolve(self, name: Any) -> object:
+        """Return the object of a placeholder."""
 
 
 class PickleConnection:

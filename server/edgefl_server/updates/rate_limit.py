@@ -168,11 +168,11 @@ class AdmissionDecision:
 
 
 class AdmissionControl:
-    """Lottery for the places of a server, if more devices of its list send hellos than it takes.
+    """Lottery for the places of a server whose list has more devices than it takes.
 
-    Each name has a lot number that follows from the federation's seed. The lowest numbers get the places, so the order of
-    arrival does not matter. A device that ever had a task keeps its place. The others are asked to come back later, spread
-    over a time that grows with their number.
+    Each name has a lot number computed from the federation's seed. The lowest numbers get the places, so the order of
+    arrival does not matter. A device that has had a task keeps its place. The others are asked to return later,
+    spread over a time that grows with their number.
 
     Without a list of devices there is no lottery, because it would favour whoever invents more names: see
     :class:`RateLimiter`.
@@ -231,7 +231,7 @@ class AdmissionControl:
         jitter = hashlib.sha256(f"later/{self._seed}/{name}/{times}".encode()).digest()[0] / 256
         return window * (1.0 + jitter)
 
-    def admitted(self, state: State, names: Iterable[str]) -> Collection[str]:
+    def select_admitted(self, state: State, names: Iterable[str]) -> Collection[str]:
         """Return those of ``names`` that keep their places when a server restarts with a lower limit of devices."""
         ranked = sorted(names, key=lambda name: (_is_replaceable(state, name), self.lot(name)))
         return frozenset(ranked[: self._places])

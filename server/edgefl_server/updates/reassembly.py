@@ -49,6 +49,8 @@ class MissingChunks:
 
 @dataclass
 class _PartialUpdate:
+    """Unfinished update: a chunk that describes it, and the chunks so far."""
+
     head: UpdateChunk
     chunks: dict[int, bytes] = field(default_factory=dict)
     nbytes: int = 0
@@ -91,13 +93,13 @@ class ChunkReassembler:
         )
 
     def add(self, device: str, chunk: UpdateChunk) -> ReassembledUpdate | MissingChunks | None:
-        """Add a chunk. A copy changes nothing; a chunk of another update replaces the one in progress.
+        """Add a chunk. A copy is ignored; a chunk of another update replaces the unfinished one.
 
         Returns:
             The update if it is complete, the chunks to request, or None if more chunks are to come.
 
         Raises:
-            UpdateRejected: If the chunk cannot belong to an acceptable update.
+            UpdateRejected: If the chunk cannot be part of an acceptable update.
         """
         self.check(chunk)
         partial = self._partial.get(device)
@@ -191,7 +193,7 @@ class ChunkReassembler:
 
 
 def _is_same(one: UpdateChunk, other: UpdateChunk) -> bool:
-    """Return True if two chunks belong to the same update."""
+    """Return True if two chunks are of the same update."""
     return (one.nonce, one.sha256, one.count, one.size) == (
         other.nonce,
         other.sha256,

@@ -19,7 +19,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Ack, Update, UpdateChunk
 from edgefl.wire.mqtt.topics import PublishTraffic
 from edgefl_server.aggregate.aggregator import CheckedArrays
-from edgefl_server.coordinator.claims import Claim, addressed, weigh
+from edgefl_server.coordinator.claims import Claim, find_task, weigh
 from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.coordinator.states import Answered, OpenRound, Rules, State, TurnLost
 from edgefl_server.events import EventListener, Rejected, UpdateAccepted, Warned
@@ -210,7 +210,7 @@ class UpdateReceiver:
             is_answered = is_edge and self._rate_limiter.allow("copy", device)
             return ReceiveResult((Reply(device, acks.accepted(number, chunk)),)) if is_answered else _NOTHING
         try:
-            assignment = addressed(state, device, number, chunk.nonce)
+            assignment = find_task(state, device, number, chunk.nonce)
         except UpdateRejected as refusal:
             return self._answer_unrequested(device, number, chunk, refusal, state) if is_edge else _NOTHING
         if assignment.status != "open":

@@ -185,12 +185,12 @@ def report_event(update: Update, down: PublishTraffic, up: PublishTraffic) -> De
         up_wire_bytes=up.wire,
         idle_bytes=update.profile.idle_bytes,
         forward_ms=update.profile.forward_ms,
-        variants=_bounded(update.profile.variants),
-        dropped=_bounded(update.profile.dropped),
+        variants=_bound_texts(update.profile.variants),
+        dropped=_bound_texts(update.profile.dropped),
     )
 
 
-def _bounded(texts: Mapping[str, str]) -> dict[str, str]:
+def _bound_texts(texts: Mapping[str, str]) -> dict[str, str]:
     """Return at most a fixed number of the device's texts, printable and cut to a bounded length."""
     names = sorted(texts)[:_MAX_METRICS]
     return {printable(name, _MAX_NAME): printable(texts[name], _MAX_VALUE) for name in names}

@@ -22,7 +22,7 @@ from edgefl.errors import StoreError
 from edgefl.system.processes import start_module
 from edgefl.wire.mqtt.events import EventSink
 from edgefl_server.workers.protocol import Died, LoopSettings, Stop, WorkerLoop, no_room
-from edgefl_server.workers.shared_memory import SharedMemory, mapped
+from edgefl_server.workers.shared_memory import SharedMemory, map_object
 
 _STOP_S = 5.0
 """Seconds for a worker to stop."""
@@ -187,7 +187,7 @@ class _PipeSink:
 
 def _read(connection: Connection) -> Any:
     message = connection.recv()
-    return mapped(recv_handle(connection)) if isinstance(message, _SharedReference) else message
+    return map_object(recv_handle(connection)) if isinstance(message, _SharedReference) else message
 
 
 def _listen(connection: Connection, loop: WorkerLoop) -> None:

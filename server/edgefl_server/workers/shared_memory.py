@@ -19,7 +19,7 @@ _COUNT = struct.Struct("<q")
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """Open shared memory. The descriptor of ``file`` can be sent to another process, which maps it with :func:`mapped`."""
+    """Open shared memory. Another process that receives the descriptor of ``file`` maps it with :func:`map_object`."""
 
     file: BinaryIO
 
@@ -47,7 +47,7 @@ def _nameless() -> BinaryIO:
     return tempfile.TemporaryFile()
 
 
-def mapped(descriptor: int) -> Any:
+def map_object(descriptor: int) -> Any:
     """Return the object in the shared memory of ``descriptor``, with read-only arrays that are not copied. Closes the
     descriptor.
     """

@@ -17,7 +17,7 @@ from edgefl.wire.update.form import Codes, Form, Section
 from edgefl_server.aggregate.accumulator import CpuAccumulator
 from edgefl_server.aggregate.adders import CheckedArrays
 from edgefl_server.aggregate.cuda import TorchAccumulator, measure_signs
-from edgefl_server.aggregate.scatter import BLOCK, Integers, compiled
+from edgefl_server.aggregate.scatter import BLOCK, Integers, compile_pieces
 from edgefl_server.aggregate.triton_kernels import Tuning, add_signs
 from tests.server.aggregate.test_kernels import LAYOUT, REGIONS, SIZE, drawn
 
@@ -85,7 +85,7 @@ def accumulator_agrees(kind: str, scale: float | None) -> bool:
     rng, regions = np.random.default_rng(7), REGIONS[kind]
     groups = {name: number for number, name in enumerate(sorted(LAYOUT.shapes))}
     form = Form("signs", sections=(Section(tuple(sorted(regions)), Codes(1, (-1.0, 1.0), scale), groups),))
-    made = compiled(LAYOUT, regions, form)
+    made = compile_pieces(LAYOUT, regions, form)
     updates = [
         CheckedArrays(made, tuple(arrays[name] for name in made.sources))
         for arrays in (drawn(rng, form, regions) for _ in range(5))

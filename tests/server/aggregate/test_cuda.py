@@ -18,7 +18,7 @@ from edgefl.wire.update.form import Codes, Encoding, FloatValues, Form, Section,
 from edgefl_server.aggregate.accumulator import CpuAccumulator
 from edgefl_server.aggregate.adders import CheckedArrays
 from edgefl_server.aggregate.cuda import TorchAccumulator, measure_signs
-from edgefl_server.aggregate.scatter import BLOCK, compiled
+from edgefl_server.aggregate.scatter import BLOCK, compile_pieces
 from edgefl_server.aggregate.triton_kernels import sign_tables
 from tests.server.aggregate.test_kernels import LAYOUT, REGIONS, SIZE, drawn, forms, levels
 from tests.support.commands import run_python
@@ -39,7 +39,7 @@ EVERY: list[Encoding] = [
 def agree(kind: str, form: Form, clients: int, seed: int) -> bool:
     """Whether torch and numba add the same, in batches of ``clients`` and of one."""
     rng, regions = np.random.default_rng(seed), REGIONS[kind]
-    made = compiled(LAYOUT, regions, form)
+    made = compile_pieces(LAYOUT, regions, form)
     updates = [
         CheckedArrays(made, tuple(arrays[name] for name in made.sources))
         for arrays in (drawn(rng, form, regions) for _ in range(clients))
@@ -67,7 +67,7 @@ def test_torch_adds_any_form_as_numba(data: st.DataObject, kind: str, clients: i
 
 def test_slabs_hold_every_entry_once_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(edgefl_server.aggregate.cuda, "SLAB", 450)
-    made = compiled(LAYOUT, REGIONS["whole"])
+    made = compile_pieces(LAYOUT, REGIONS["whole"])
     [work] = made.works
     found = list(edgefl_server.aggregate.cuda.slabs(work, edgefl_server.aggregate.cuda.Batch(made, [], CPU)))
     assert torch.cat([slab.target for slab in found]).tolist() == made.targets().tolist()

@@ -14,7 +14,7 @@ from edgefl_server.aggregate.accumulator import CpuAccumulator
 from edgefl_server.aggregate.aggregator import Aggregator, Clip, layout_of
 from edgefl_server.aggregate.averaging import HolderMean
 from edgefl_server.aggregate.robust import MeanRule
-from edgefl_server.aggregate.scatter import PART, compiled, flatten
+from edgefl_server.aggregate.scatter import PART, compile_pieces, flatten
 
 OLD: Arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.float32)}
 WHOLE: dict[str, Region] = dict.fromkeys(OLD)
@@ -139,7 +139,7 @@ def test_a_scale_times_the_largest_level_may_be_the_limit(scale: float, reason: 
 
 def test_a_known_scale_may_reach_the_limit() -> None:
     form = Form("x", sections=(Section(("a", "b"), Codes(1, SIGNS, CHANGE_LIMIT)),), change=True)
-    assert compiled(layout_of(OLD), WHOLE, form).size == 8
+    assert compile_pieces(layout_of(OLD), WHOLE, form).size == 8
 
 
 def test_a_mask_that_fills_its_last_byte_is_taken() -> None:

@@ -31,7 +31,7 @@ from edgefl_server.aggregate import averaging
 from edgefl_server.aggregate.accumulator import CpuAccumulator
 from edgefl_server.aggregate.adders import CheckedArrays
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
-from edgefl_server.aggregate.scatter import BLOCK, LENGTH, Integers, compiled
+from edgefl_server.aggregate.scatter import BLOCK, LENGTH, Integers, compile_pieces
 
 OLD: Arrays = {
     "a": np.linspace(-1, 1, 37 * 11, dtype=np.float32).reshape(37, 11),
@@ -189,7 +189,7 @@ def test_one_bit_sums_do_not_depend_on_how_updates_are_batched(count: int) -> No
     form = Form(
         "signs", sections=(Section(("b", "e", "kept"), Codes(1, (-1.0, 1.0)), _groups(regions)),), change=True
     )
-    made = compiled(LAYOUT, regions, form)
+    made = compile_pieces(LAYOUT, regions, form)
     updates = [CheckedArrays(made, _ordered(drawn(rng, form, regions), made.sources)) for _ in range(count)]
     factors = rng.integers(1, 1000, count) * 2.0**20
     together, apart = CpuAccumulator(SIZE, threads=2), CpuAccumulator(SIZE, threads=1)
@@ -213,7 +213,7 @@ def _ordered(arrays: Arrays, sources: tuple[str, ...]) -> tuple[np.ndarray, ...]
 @pytest.mark.parametrize("kind", sorted(REGIONS))
 def test_blocks_cover_every_entry_once_and_are_short(kind: str) -> None:
     regions = REGIONS[kind]
-    made = compiled(LAYOUT, regions)
+    made = compile_pieces(LAYOUT, regions)
     expected = [
         LAYOUT.offsets[part] + (np.arange(OLD[part].size) if positions is None else positions)
         for name in sorted(regions)
@@ -229,7 +229,8 @@ def test_neighbouring_tensors_with_one_scale_become_common_blocks() -> None:
     one = Section(names, Codes(1, (-1.0, 1.0)), dict.fromkeys(names, 0))
     each = Section(names, Codes(1, (-1.0, 1.0)), {name: number for number, name in enumerate(names)})
     found = [
-        len(compiled(layout, dict.fromkeys(names), Form("x", 1, (s,), True)).blocks) for s in (one, each)
+        len(compile_pieces(layout, dict.fromkeys(names), Form("x", 1, (s,), True)).blocks)
+        for s in (one, each)
     ]
     assert found == [1, 64]
 
@@ -243,7 +244,7 @@ def test_every_pattern_of_sixteen_bits_adds_its_value() -> None:
             wide = widen(halves).astype(np.float64)
         fit = np.isfinite(wide) & (np.abs(wide) <= VALUE_LIMIT)
         form = Form("halves", sections=(Section(("w",), FloatValues(dtype)),), change=True)  # type: ignore[arg-type]
-        made = compiled(layout, {"w": None}, form)
+        made = compile_pieces(layout, {"w": None}, form)
         sums = CpuAccumulator(1 << 16)
         sums.add(
             made, [CheckedArrays(made, (np.where(fit, halves, 0).astype(halves.dtype),))], np.array([2.0**30])
@@ -376,7 +377,7 @@ def test_codes_end_with_the_array() -> None:
         size = 13
         form = Form("x", sections=(Section(("w",), Codes(bits, levels(bits, 0), 1.0)),), change=True)
         layout = layout_of({"w": np.zeros(size, np.float32)})
-        made = compiled(layout, {"w": None}, form)
+        made = compile_pieces(layout, {"w": None}, form)
         block = made.blocks[-1]
         last = int(block[0]) + bits * int(block[1])
         assert -(-last // 8) == packed_bytes(size, bits)

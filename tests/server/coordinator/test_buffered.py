@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgefl.errors import UpdateRejected
 from edgefl_server.coordinator import machine, states
-from edgefl_server.coordinator.claims import addressed
+from edgefl_server.coordinator.claims import find_task
 from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.coordinator.roster import TierRule
 from edgefl_server.coordinator.states import (
@@ -193,7 +193,7 @@ def test_a_task_older_than_max_staleness_is_stale(run: Run) -> None:
     assert run.fates[nonce] == "stale" and run.state.round is not None and run.state.round.number == 3
     assert len(run.open) == 3
     with pytest.raises(UpdateRejected, match="takes no updates") as refused:
-        addressed(run.state, slow, 1, nonce)
+        find_task(run.state, slow, 1, nonce)
     assert refused.value.reason == "closed-round"
 
 

@@ -283,9 +283,12 @@ def test_one_device_that_sends_nan_while_others_are_away_ends_no_run() -> None:
 
 def test_a_message_names_twenty_devices_and_counts_the_others() -> None:
     names = {f"d{number:02}": "why" for number in range(21)}
-    assert attendance.named(names).endswith("d19 (why) and 1 more")
+    assert attendance.format_devices(names).endswith("d19 (why) and 1 more")
     del names["d20"]
-    assert attendance.named(names).endswith(", d19 (why)") and attendance.named({"a": "b"}) == "a (b)"
+    assert (
+        attendance.format_devices(names).endswith(", d19 (why)")
+        and attendance.format_devices({"a": "b"}) == "a (b)"
+    )
 
 
 def test_grace_runs_from_the_later_of_both_instants() -> None:

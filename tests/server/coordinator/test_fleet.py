@@ -50,7 +50,7 @@ def test_a_task_is_answered_once(before: dict[str, Status], answers: list[tuple[
     tasks = {name: Assignment(name, "strong", 1, "n", status=status) for name, status in before.items()}
     assigned, expected = Assignments(tasks), dict(before)
     for name, status in answers:
-        kept, assigned = assigned, assigned.answered(name, status, "why")
+        kept, assigned = assigned, assigned.with_answer(name, status, "why")
         if expected.get(name) == "open":
             expected[name] = status
         else:

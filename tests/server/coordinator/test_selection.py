@@ -103,7 +103,7 @@ def test_a_round_selects_a_device_from_when_it_charges_until_it_does_not() -> No
         rules, state, DeviceHello("strong-1", 8, 50, True, Conditions(power="battery")), 0.0
     )
     assert state.round is not None and set(state.round.assignments) == {"strong-0"}
-    assert "battery" in attendance.unreported(rules, state, state.round, 0.0)["strong-1"]
+    assert "battery" in attendance.find_unreported(rules, state, state.round, 0.0)["strong-1"]
 
     for name, power in (("strong-0", "battery"), ("strong-1", "charging")):
         state, _ = machine.step(rules, state, DeviceHello(name, 8, 50, True, Conditions(power=power)), 1.0)

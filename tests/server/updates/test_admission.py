@@ -45,7 +45,7 @@ def test_the_lot_decides_and_not_the_order(names: list[str], random: object, see
         set(first.devices)
         == set(second.devices)
         == lowest
-        == set(one.admitted(empty(), names) if names else ())
+        == set(one.select_admitted(empty(), names) if names else ())
     )
 
 
@@ -71,7 +71,7 @@ def test_admitted_keeps_devices_with_tasks_then_the_lowest_lots() -> None:
     served = max(names, key=admission.lot)
     state = replace(state, record=ParticipationRecord.read({served: Participation(1, 1, 1)}, ()))
     others = sorted((name for name in names if name != served), key=admission.lot)
-    assert set(admission.admitted(state, names)) == {served, *others[:3]}
+    assert set(admission.select_admitted(state, names)) == {served, *others[:3]}
 
 
 def test_retries_spread_over_a_window_that_grows_with_their_number() -> None:

@@ -332,12 +332,12 @@ def _(event: events.DeviceSeen, fleet: Fleet, at: float) -> None:
     if event.stage != events.REPORTED:
         device.step, device.steps = event.step, event.steps
         if (row := fleet.rounds.get(event.round)) is not None and event.device in row.parts:
-            _measured(fleet.part(event.round, event.device), event)
+            _store_measurements(fleet.part(event.round, event.device), event)
         return
     device.dropped = event.dropped
     part = fleet.part(event.round, event.device, event.tier)
-    _accepted(fleet, part, at)
-    _measured(part, event)
+    _mark_accepted(fleet, part, at)
+    _store_measurements(part, event)
     part.loss = event.loss if math.isfinite(event.loss) else None
     part.down_bytes, part.up_bytes = event.down_bytes, event.up_bytes
     part.forward_ms = event.forward_ms
@@ -347,7 +347,7 @@ def _(event: events.DeviceSeen, fleet: Fleet, at: float) -> None:
 def _(event: events.UpdateAccepted, fleet: Fleet, at: float) -> None:
     part = fleet.part(event.round, event.device, event.tier)
     part.weight = event.weight
-    _accepted(fleet, part, at)
+    _mark_accepted(fleet, part, at)
 
 
 @take.register
@@ -389,7 +389,7 @@ def _going_on(fleet: Fleet, name: str) -> DeviceRound | None:
     return part if part is not None and fleet.rounds[part.round].state in _ENDED else None
 
 
-def _accepted(fleet: Fleet, part: DeviceRound, at: float) -> None:
+def _mark_accepted(fleet: Fleet, part: DeviceRound, at: float) -> None:
     if part.status != "accepted":
         part.status, part.reason = "accepted", ""
         fleet.devices[part.device].reports += 1
@@ -399,7 +399,7 @@ def _accepted(fleet: Fleet, part: DeviceRound, at: float) -> None:
         part.staleness = max(0, fleet.current - part.round)
 
 
-def _measured(part: DeviceRound, event: events.DeviceSeen) -> None:
+def _store_measurements(part: DeviceRound, event: events.DeviceSeen) -> None:
     part.steps = event.steps or part.steps
     part.step_ms = event.step_ms or part.step_ms
     part.peak_bytes = max(part.peak_bytes, event.peak_bytes)

@@ -137,7 +137,7 @@ class JournalReader:
         ``waits`` is True if a device without an update at the round's end counts as missing.
         """
         with self._reading() as connection:
-            for device, tier, status, reason in _assigned(connection, run, number):
+            for device, tier, status, reason in _read_tasks(connection, run, number):
                 part = fleet.part(number, device, tier)
                 silent = waits and status == "open" and fleet.rounds[number].state != "open"
                 ended = silent or status in ("expired", "stale")
@@ -162,7 +162,7 @@ class JournalReader:
             yield connection
 
 
-def _assigned(connection: Connection, run: str, number: int) -> Iterator[tuple[str, str, str, str]]:
+def _read_tasks(connection: Connection, run: str, number: int) -> Iterator[tuple[str, str, str, str]]:
     table = tables.assignments
     query = sa.select(table.c.device, table.c.tier, table.c.status, table.c.reason)
     for row in connection.execute(query.where((table.c.run == run) & (table.c.round == number))):
@@ -211,18 +211,21 @@ _CHECKPOINT = re.compile(r"round-(\d+)\.safetensors")
 class EventObserver(Protocol):
     """Receiver of each new event, with its time in epoch seconds."""
 
-    def take(self, at: float, event: events.Event) -> None: ...
+    def take(self, at: float, event: events.Event) -> None:
+        """Handle a new event of the epoch second ``at``."""
 
 
 class Source(Protocol):
     """Interface of a data source. ``begin`` runs once, in another thread; ``poll`` runs several times a second."""
 
-    def begin(self) -> Fleet: ...
+    def begin(self) -> Fleet:
+        """Load the stored state and return the fleet."""
 
     def poll(self, fleet: Fleet, lines: list[bytes]) -> bool:
         """Add new events to ``fleet`` and their lines to ``lines``. Return True if there were any."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release files and connections."""
 
 
 class FolderSource:

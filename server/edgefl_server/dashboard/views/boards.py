@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
 from edgefl_server.dashboard.views import parts, summary
-from edgefl_server.dashboard.views.html import Html, el, joined
+from edgefl_server.dashboard.views.html import Html, el, join_children
 from edgefl_server.dashboard.views.summary import PAGE, DeviceFilter, FleetSnapshot
 
 ROUNDS_SHOWN, LOG_SHOWN = 12, 40
@@ -67,7 +67,7 @@ def device(glance: FleetSnapshot, name: str) -> Board:
             ("engines", ", ".join(f"{engine} {version}" for engine, version in facts.engines.items())),
         ]
     properties += [(f"cannot run {graph}", why) for graph, why in found.dropped.items()]
-    board.pieces["tiles"] = joined(
+    board.pieces["tiles"] = join_children(
         *(el("div", el("dt", key), el("dd", value or "-")) for key, value in properties)
     )
     board.tables["parts"] = {

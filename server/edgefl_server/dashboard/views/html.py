@@ -29,15 +29,16 @@ def el(name: str, /, *children: Child, **attributes: str | int | float | bool | 
     rendered = "".join(_attribute(name, value) for name, value in attributes.items())
     if name in _EMPTY:
         return Html(f"<{name}{rendered}>")
-    return Html(f"<{name}{rendered}>{joined(*children)}</{name}>")
+    return Html(f"<{name}{rendered}>{join_children(*children)}</{name}>")
 
 
-def joined(*children: Child) -> Html:
+def join_children(*children: Child) -> Html:
     """Return the children concatenated. Children that are not :class:`Html` are escaped; None is empty."""
     return Html("".join(each if isinstance(each, Html) else escape(each or "") for each in children))
 
 
 def link(path: str, *children: Child, **attributes: str | int | None) -> Html:
+    """Return a link to ``path`` with the given contents and attributes."""
     return el("a", *children, href=path, **attributes)
 
 

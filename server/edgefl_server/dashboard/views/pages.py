@@ -5,7 +5,7 @@ from __future__ import annotations
 from edgefl_server.dashboard.state.fleet import Fleet
 from edgefl_server.dashboard.views import parts
 from edgefl_server.dashboard.views.boards import Board
-from edgefl_server.dashboard.views.html import Html, device_path, el, joined, link, table
+from edgefl_server.dashboard.views.html import Html, device_path, el, join_children, link, table
 from edgefl_server.dashboard.views.summary import STATES, DeviceFilter
 
 CHARTS = {
@@ -99,7 +99,7 @@ def _page(fleet: Fleet, board: Board, *sections: Html | None, title: str = "", l
     name = fleet.federation or "edgefl"
     return _document(
         f"{title} - {name}" if title else name,
-        joined(
+        join_children(
             link("#fleet" if live == "overview" else "#main", "to the devices", class_="skip"),
             el("header", board.pieces["head"], id="head"),
             el(
@@ -129,7 +129,9 @@ def _document(title: str, content: Html, live: str = "") -> Html:
         el("script", src="/static/charts.js", defer=True) if live == "overview" else None,
         el("script", src="/static/page.js", defer=True) if live else None,
     )
-    return joined(Html("<!doctype html>"), el("html", head, el("body", content, data_live=live), lang="en"))
+    return join_children(
+        Html("<!doctype html>"), el("html", head, el("body", content, data_live=live), lang="en")
+    )
 
 
 def _chart(name: str, text: str) -> Html:
@@ -193,7 +195,7 @@ def _operator(board: Board) -> Html:
 
 
 def _exports() -> Html:
-    links = [joined(name, ": ", *_downloads(f"/api/{name}"), "; ") for name in _TABLES]
+    links = [join_children(name, ": ", *_downloads(f"/api/{name}"), "; ") for name in _TABLES]
     return el("footer", el("p", "All of it: ", *links, link("/metrics", "Prometheus")))
 
 

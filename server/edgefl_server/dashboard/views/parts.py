@@ -7,7 +7,16 @@ from urllib.parse import urlencode
 
 from edgefl.system.sizes import size
 from edgefl_server.dashboard.state.fleet import DeviceRound, Fleet, LogEntry
-from edgefl_server.dashboard.views.html import Child, Html, TableColumn, device_path, el, joined, link, row
+from edgefl_server.dashboard.views.html import (
+    Child,
+    Html,
+    TableColumn,
+    device_path,
+    el,
+    join_children,
+    link,
+    row,
+)
 from edgefl_server.dashboard.views.summary import SILENT_S, DeviceRow, RoundSummary, RunRow, TierRow
 
 
@@ -74,7 +83,7 @@ def head(run: RunRow) -> Html:
         notes.append(el("span", f" the server was last heard at {_clock_of(run)}", class_="bad"))
     if run.problem:
         notes.append(el("span", f" {run.problem}", class_="bad"))
-    return joined(el("h1", link("/", run.federation or "a run that begins")), el("p", *notes))
+    return join_children(el("h1", link("/", run.federation or "a run that begins")), el("p", *notes))
 
 
 def tiles(run: RunRow) -> Html:
@@ -86,10 +95,11 @@ def tiles(run: RunRow) -> Html:
         ("accuracy", "-" if run.accuracy is None else f"{run.accuracy:.1%}"),
         ("loss", _number(run.loss)),
     ]
-    return joined(*(el("div", el("dt", name), el("dd", value)) for name, value in figures))
+    return join_children(*(el("div", el("dt", name), el("dd", value)) for name, value in figures))
 
 
 def device(found: DeviceRow) -> Html:
+    """Return the table row of a device."""
     stage = found.stage
     if found.steps and stage not in ("reported", "failed"):
         stage = f"{stage} {found.step}/{found.steps}"
@@ -107,6 +117,7 @@ def device(found: DeviceRow) -> Html:
 
 
 def round_(found: RoundSummary) -> Html:
+    """Return the table row of a round."""
     score = found.metrics.get(found.metric) if found.metric != "loss" else None
     reasons = sorted(found.reasons.items(), key=lambda item: (-item[1], item[0]))
     why = "; ".join(f"{count} {reason}" for reason, count in reasons[:_MOST_REASONS])
@@ -124,12 +135,15 @@ def round_(found: RoundSummary) -> Html:
 
 
 def tier(found: TierRow) -> Html:
+    """Return the table row of a tier."""
     share = el("span", "")
     if found.planned_bytes and found.most_used_bytes:
         ratio = found.most_used_bytes / found.planned_bytes
         # Green up to the plan, amber up to a tenth above it, red beyond.
         levels: dict[str, float] = {"max": 1.5, "low": 1.0, "high": 1.1, "optimum": 0.5}
-        share = joined(el("meter", value=round(ratio, 3), aria_hidden="true", **levels), f" {ratio:.0%}")
+        share = join_children(
+            el("meter", value=round(ratio, 3), aria_hidden="true", **levels), f" {ratio:.0%}"
+        )
     cells = [
         link(f"/?{urlencode({'tier': found.tier})}#fleet", found.tier) if found.tier else "none",
         *map(str, (found.devices, found.online)),
@@ -159,14 +173,14 @@ def part(found: DeviceRound, *, by_device: bool = False) -> Html:
 def entry(found: LogEntry) -> Html:
     """Return a line of the log."""
     when = el("time", time.strftime("%H:%M:%S", time.localtime(found.at)), datetime=_iso(found.at))
-    whose = joined(link(device_path(found.device), found.device), " ") if found.device else Html("")
+    whose = join_children(link(device_path(found.device), found.device), " ") if found.device else Html("")
     return el("li", when, " ", el("b", found.kind), " ", whose, found.text, data_key=str(found.n))
 
 
 def versions(fleet: Fleet) -> Html:
     """Return the rounds to which the model can be rolled back, as ``option`` elements, the newest first."""
     earlier = [number for number in fleet.checkpoints if number < fleet.next_round - 1]
-    return joined(*(el("option", str(number), value=number) for number in reversed(earlier)))
+    return join_children(*(el("option", str(number), value=number) for number in reversed(earlier)))
 
 
 def pager(fleet: Fleet, matching: int, page: int, pages: int, query: str) -> Html:
@@ -174,7 +188,7 @@ def pager(fleet: Fleet, matching: int, page: int, pages: int, query: str) -> Htm
     summary = f"{matching} of {len(fleet.devices)} devices, page {page} of {pages}"
     back = link(f"/?{query}&page={page - 1}#fleet", "previous", rel="prev") if page > 1 else ""
     on = link(f"/?{query}&page={page + 1}#fleet", "next", rel="next") if page < pages else ""
-    return joined(el("span", summary, role="status"), " ", back, " ", on)
+    return join_children(el("span", summary, role="status"), " ", back, " ", on)
 
 
 def _clock_of(run: RunRow) -> str:

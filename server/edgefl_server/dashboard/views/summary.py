@@ -155,6 +155,7 @@ def state_of(fleet: Fleet, device: DeviceRecord) -> str:
 
 
 def run_row(fleet: Fleet, now: float | None = None) -> RunRow:
+    """Return the summary of the run. ``now``: epoch seconds; None for the present."""
     now = time.time() if now is None else now
     states = [state_of(fleet, device) for device in fleet.devices.values()]
     scored = next((row for _, row in sorted(fleet.rounds.items(), reverse=True) if row.metrics), None)
@@ -173,6 +174,7 @@ def run_row(fleet: Fleet, now: float | None = None) -> RunRow:
 
 
 def round_row(row: RoundRecord) -> RoundSummary:
+    """Return the summary of a round."""
     sums = sums_of(row)
     whole = total(sums.values())
     counts = {
@@ -187,6 +189,7 @@ def round_row(row: RoundRecord) -> RoundSummary:
 
 
 def device_row(fleet: Fleet, device: DeviceRecord) -> DeviceRow:
+    """Return the summary of a device."""
     last = last_report(device) or DeviceRound(device=device.name, round=0)
     report = {
         name: getattr(last, name) for name in ("seconds", "used_bytes", "down_bytes", "up_bytes", "staleness")
@@ -316,6 +319,7 @@ class FleetSnapshot:
         return [self.round(number) for number in numbers if self.fleet.rounds[number].changed > since]
 
     def round(self, number: int) -> RoundSummary:
+        """Return the summary of round ``number``, from the cache if the round did not change."""
         found = self.fleet.rounds[number]
         known = self._rounds.get(number)
         if known is None or known[0] != found.changed or found.changed == self.fleet.tick:
@@ -324,6 +328,7 @@ class FleetSnapshot:
 
     @property
     def tiers(self) -> list[TierRow]:
+        """Summaries of the tiers, computed once per tick."""
         self._refresh()
         return self._tiers
 
@@ -355,6 +360,7 @@ class FleetSnapshot:
 
 
 def point(row: RoundSummary) -> Point:
+    """Return the values of a round for the charts."""
     return Point(
         round=row.round,
         over=row.state != "open",

@@ -119,8 +119,10 @@ class PageState:
     def news(self, glance: FleetSnapshot) -> PageChanges | None:
         """Return the changes since the last call; None without changes."""
         board = self._look(glance)
-        html = _changed(board.pieces, self._sent.pieces)
-        rows = {name: _changed(each, self._sent.tables.get(name, {})) for name, each in board.tables.items()}
+        html = _find_changed(board.pieces, self._sent.pieces)
+        rows = {
+            name: _find_changed(each, self._sent.tables.get(name, {})) for name, each in board.tables.items()
+        }
         order = {
             name: list(each)
             for name, each in board.tables.items()
@@ -144,7 +146,7 @@ class PageState:
         return charts
 
 
-def _changed(now: dict[str, Html], before: dict[str, Html]) -> dict[str, str]:
+def _find_changed(now: dict[str, Html], before: dict[str, Html]) -> dict[str, str]:
     return {key: str(each) for key, each in now.items() if before.get(key) != each}
 
 
@@ -266,21 +268,21 @@ def application(hub: Hub, handler: OrderHandler, *, hosts: frozenset[str] | None
         if found is None:
             return _no_table(request)
         kind, rows = found
-        return _listed(request, kind, rows(hub.glance, _view(request)))
+        return _table_response(request, kind, rows(hub.glance, _view(request)))
 
     async def of_device(request: Request) -> Response:
         found = hub.fleet.devices.get(request.path_params["name"])
         if found is None:
             return _no_table(request)
         if request.path_params["what"] == "log":
-            return _listed(request, LogEntry, found.log)
-        return _listed(request, DeviceRound, [found.parts[number] for number in sorted(found.parts)])
+            return _table_response(request, LogEntry, found.log)
+        return _table_response(request, DeviceRound, [found.parts[number] for number in sorted(found.parts)])
 
     async def of_round(request: Request) -> Response:
         found = hub.fleet.rounds.get(_number(request.path_params["number"]))
         if found is None:
             return _no_table(request)
-        return _listed(request, DeviceRound, [found.parts[name] for name in sorted(found.parts)])
+        return _table_response(request, DeviceRound, [found.parts[name] for name in sorted(found.parts)])
 
     async def metrics(_: Request) -> Response:
         return Response(exposition(hub.glance), media_type=CONTENT_TYPE)
@@ -324,7 +326,7 @@ def _events(hub: Hub, events: AsyncGenerator[bytes]) -> Response:
     )
 
 
-def _listed(request: Request, kind: type[msgspec.Struct], rows: Sequence[msgspec.Struct]) -> Response:
+def _table_response(request: Request, kind: type[msgspec.Struct], rows: Sequence[msgspec.Struct]) -> Response:
     match request.path_params["format"]:
         case "csv":
             return Response(csv_text(kind, rows), media_type="text/csv; charset=utf-8")

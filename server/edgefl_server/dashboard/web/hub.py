@@ -56,6 +56,7 @@ class Hub:
 
     @property
     def fleet(self) -> Fleet:
+        """Current state of the fleet."""
         return self.glance.fleet
 
     @property
@@ -64,6 +65,7 @@ class Hub:
         return self._ending.is_set()
 
     def end(self) -> None:
+        """Announce the end of the process to all streams."""
         self._ending.set()
 
     async def pause(self, seconds: float) -> None:
@@ -99,14 +101,14 @@ class Hub:
     async def running(self, _app: Starlette) -> AsyncIterator[None]:
         """Context of the web application, in which the main loop runs. Closes the source at its end."""
         task = asyncio.create_task(self._run())
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._stop_on_error)
         try:
             yield
         finally:
             task.cancel()
             self._source.close()
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _stop_on_error(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.error = error
             self.end()
