@@ -200,7 +200,7 @@ def optimizer_rows() -> list[dict[str, Any]]:
 
 def summary(factory: Callable[..., Any]) -> str:
     """What a factory is in a line: the first of its own description, or of its module's if that begins with formulas."""
-    own = (inspect.getdoc(factory) or "").partition("\n")[0]
+    own = (inspect.getdoc(factory) or "").partition("\n")[0].removeprefix("Return ")
     module = (inspect.getdoc(inspect.getmodule(factory)) or "").partition("\n")[0]
     return _ROLE.sub(r"\1", own if own.endswith(".") else module).replace("``", "")
 
