@@ -30,17 +30,14 @@ _STYLE = (
 
 @dataclass(frozen=True)
 class AxisRange:
-    """The least extent of an axis; values beyond it make the axis longer.
-
-    ``whole`` restricts its marks to whole numbers.
-    """
+    """Least extent of an axis; values beyond it extend the axis. ``whole`` restricts its marks to integers."""
 
     low: float | None = None
     high: float | None = None
     whole: bool = False
 
     def covering(self, values: Sequence[float]) -> tuple[float, float]:
-        """Return the ends (low, high) of an axis that shows ``values``."""
+        """Return the ends (low, high) of an axis that covers ``values``."""
         ends = [end for end in (self.low, self.high) if end is not None]
         return min(*values, *ends, math.inf), max(*values, *ends, -math.inf)
 
@@ -189,7 +186,7 @@ def heatmap(
 
 @dataclass(frozen=True)
 class _Axis:
-    """A scale from values to pixels: ``marks`` in order, the first at ``start``, the last at ``end``."""
+    """Scale from values to pixels: the first of the ascending ``marks`` is at pixel ``start``, the last at ``end``."""
 
     marks: list[float]
     start: float
@@ -294,7 +291,7 @@ def _legend(rows: Sequence[Sequence[tuple[int, str, float]]], dashed: Collection
 
 
 def _cell(place: tuple[float, float, float, float], value: float, share: float, title: str) -> str:
-    """Return a cell between pale and dark blue, its number in the contrasting colour."""
+    """Return the SVG of a cell between pale and dark blue (``share`` 0 to 1), with its number in a contrasting colour."""
     left, top, wide, tall = place
     ends = zip((237, 243, 251), (16, 58, 122), strict=True)
     colour = ",".join(str(round(pale + share * (dark - pale))) for pale, dark in ends)
@@ -312,12 +309,15 @@ def _cell(place: tuple[float, float, float, float], value: float, share: float, 
 
 
 def _short(value: float) -> str:
-    """Return counts in full while they are below 10,000, other numbers with two digits."""
+    """Return a number as text: integers below 10,000 in full, other numbers with two significant digits."""
     return f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e4 else f"{value:.2g}"
 
 
 def _thinned(count: int, room: float, each: float) -> range:
-    """Return the labels, of ``count``, that have ``room`` pixels each."""
+    """Return the indices of the labels to draw, of ``count``, so that each has ``room`` pixels.
+
+    ``each`` is the distance of two.
+    """
     return range(0, count, max(1, math.ceil(room / each)))
 
 
@@ -373,7 +373,7 @@ def logarithmic(low: float, high: float, wanted: int = 8) -> list[float]:
 
 
 def written(value: float) -> str:
-    """Return a number with at most four digits: 0.25, 1500, 20k, 1e-12."""
+    """Return a number as text with at most four digits, such as 0.25, 1500, 20k or 1e-12."""
     size = abs(value)
     if size < 1e-12:
         return "0" if size < 1e-300 else f"{value:.0e}"

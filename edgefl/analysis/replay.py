@@ -37,7 +37,7 @@ class Replayed:
 
     @property
     def same(self) -> bool:
-        """Return True if all rounds have the journal's bits."""
+        """True if all repeated rounds have the bits of the journal."""
         return self.first is None
 
 
@@ -50,18 +50,18 @@ def replay(
     device: str = "auto",
     watch: Callable[[ReplayedRound], None] = lambda _: None,
 ) -> Replayed:
-    """Repeat a run from the updates that its server kept, and compare each model with the journal's digest.
+    """Repeat a run from the updates that its server kept, and compare each model with the digest in the journal.
 
-    It ends with the first round that has other bits. The run needs ``round.keep_updates``; it may be synchronous or
+    It stops after the first round that differs. The run must have set ``round.keep_updates``; it may be synchronous or
     buffered, finished or not.
 
     Args:
         folder: folder of the run, or of the server (``edgefl server --out``).
         federation: federation of the run; by default the file in the folder.
         database: SQLAlchemy URL of the journal, if it is not in the folder.
-        data: folder with the dataset's standard files; by default as the federation says.
-        device: device that sums updates.
-        watch: called with each repeated round.
+        data: folder with the dataset's standard files; by default as the federation file says.
+        device: torch device that sums updates, or ``auto``.
+        watch: function that is called with each repeated round.
 
     Returns:
         The repeated rounds and the first difference.

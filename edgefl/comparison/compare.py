@@ -49,13 +49,13 @@ _agreed: WeakKeyDictionary[nn.Module, dict[object, bool]] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Difference:
-    """A tensor that training leaves different.
+    """Tensor that differs after training by torch and by the graph.
 
     Attributes:
-        tensor: its name in the user's module; ``loss`` for the loss.
-        size: the largest difference, relative to the largest update of the tensor. Infinity if torch does not train it,
-            NaN if the graph gives no finite values.
-        allowed: the largest allowed difference, relative in the same way.
+        tensor: name of the tensor in the user's module; ``loss`` for the loss.
+        size: largest difference relative to the largest update of the tensor. Infinity if torch does not train it, NaN if
+            the graph gives values that are not finite.
+        allowed: largest allowed difference, relative in the same way.
         follows: True for a loss that agrees in the first step, so that another difference came first.
     """
 
@@ -66,23 +66,23 @@ class Difference:
 
 
 def compare(spec: ModelSpec, data: UserSamples | None = None, seed: int = 0) -> ModelSpec:
-    """Train the module that ``spec`` was cut from by torch, and the model as devices train it, and compare both.
+    """Train the user's module by torch and the model cut from it as devices train it, and compare the results.
 
-    Three steps of SGD each, on the same batches and random numbers. Loss, gradients, parameters and buffers have to agree,
-    and then the output in inference, whatever algorithm and tier is compiled later. A model that agrees only when it stays
-    whole is returned as one unit. The result is remembered for the object in this process.
+    Each takes three steps of SGD on the same batches and random numbers. Loss, gradients, parameters, buffers and the output
+    in inference have to agree, independent of the algorithm and tier that are compiled later. The result is remembered for
+    the module in this process.
 
     Args:
         spec: the model; one that was not cut from a module is returned as it is.
-        data: the user's samples; without them random ones are drawn.
-        seed: of the samples and of the numbers that the module draws.
+        data: the user's samples; if None, random samples are drawn.
+        seed: seed of the samples and of the numbers that the module draws.
 
     Returns:
-        ``spec``, or the same model as one unit.
+        ``spec``, or the same model as a single unit if it agrees only then.
 
     Raises:
-        ModelError: if training differs, with the tensor, the submodule where it begins and what to write instead.
-        ExportError: if the step of training cannot be traced.
+        ModelError: if training differs; it names the tensor, the submodule where the difference begins, and a remedy.
+        ExportError: if the training step cannot be traced.
     """
     source = spec.source
     if source is None:
@@ -95,7 +95,10 @@ def compare(spec: ModelSpec, data: UserSamples | None = None, seed: int = 0) -> 
 
 
 def _whole_only(spec: ModelSpec, source: ModelSource, data: UserSamples | None, seed: int) -> bool:
-    """Return False if the model agrees as it was cut, True if it agrees as one unit alone; ModelError if not at all."""
+    """Return False if the model agrees as it was cut, True if it agrees only as a single unit.
+
+    Raise ModelError or ExportError if it agrees in neither form.
+    """
     try:
         _compare(spec, source, data, seed)
         return False
@@ -112,7 +115,7 @@ def _whole_only(spec: ModelSpec, source: ModelSource, data: UserSamples | None, 
 
 
 def _whole(spec: ModelSpec, source: ModelSource) -> ModelSpec:
-    """Return the model of ``spec`` as one unit."""
+    """Return the model of ``spec`` as a single unit."""
     request = source.request
     loss = request.loss if source.returned_loss is not None else spec.loss
     whole = source.split(replace(request, whole=True, loss=loss))
@@ -167,7 +170,7 @@ def _compare(spec: ModelSpec, source: ModelSource, data: UserSamples | None, see
 
 
 def _first(differences: list[Difference]) -> Difference:
-    """Return the difference to report: the loss of the first step, or else the largest one."""
+    """Return the difference to report: the loss of the first step if it differs, else the largest difference."""
     if differences[0].tensor == "loss" and not differences[0].follows:
         return differences[0]
     return max(differences, key=lambda each: (not each.follows, each.size))
@@ -182,7 +185,7 @@ def _by_torch(
     *,
     optional: bool,
 ) -> Trained | None:
-    """Train by torch; None where the module fails on these samples and others are left to try."""
+    """Train the module by torch. If ``optional``, return None if the module fails on these samples."""
     try:
         with conduct.installed():
             return torch_side.train(source, spec.loss, samples, seed, around=conduct.watching)
@@ -203,7 +206,7 @@ def _by_torch(
 
 
 def _other_dtype(source: ModelSource) -> str:
-    """Return the advice for a module whose weights are float64 or float16: devices train float32."""
+    """Return the advice for a module with float64 or float16 weights, or "": devices train float32."""
     for name, each in source.module.named_parameters():
         if each.is_floating_point() and each.dtype != torch.float32:
             return f"; {name!r} is {each.dtype}, expected torch.float32: call float() on the module before it is compiled"
@@ -212,7 +215,7 @@ def _other_dtype(source: ModelSource) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _TorchTraining:
-    """Training of the module by torch, beside which models are judged."""
+    """Training of the user's module by torch on given samples; reference that the graph is compared with."""
 
     source: ModelSource
     samples: list[Tensors]
@@ -220,7 +223,7 @@ class _TorchTraining:
     seed: int
 
     def check_outside(self, spec: ModelSpec, conduct: Conduct) -> None:
-        """Raise ModelError if training gives something else now, after many calls that read or wrote what lies outside."""
+        """Raise ModelError if the module reads or writes state outside of Python and training again gives other losses."""
         if conduct.outside and not np.allclose(
             self.again(spec).losses, self.by_torch.losses, rtol=1e-5, atol=1e-7
         ):
@@ -229,7 +232,7 @@ class _TorchTraining:
             )
 
     def check_inference(self, spec: ModelSpec, step: GradientStep, by_graph: Trained) -> None:
-        """Raise ModelError if the model gives another output in inference than the module, with the weights of torch."""
+        """Raise ModelError if model and module differ in inference with the weights that torch trained."""
         name = type(self.source.module).__name__
         with user_errors(f"{name} fails in inference where it runs in torch"):
             size = self._inference_error(spec, step, self.by_torch, by_graph.state)
@@ -261,20 +264,20 @@ class _TorchTraining:
         return error / max(largest(wanted), 1e-6)
 
     def again(self, spec: ModelSpec, *, double: bool = False) -> Trained:
-        """Train by torch once more."""
+        """Train by torch once more on the same samples."""
         rate = self.by_torch.rate
         return torch_side.train(self.source, spec.loss, self.samples, self.seed, rate=rate, double=double)
 
     def differences(
         self, spec: ModelSpec, step: GradientStep, by_graph: Trained
     ) -> tuple[list[Difference], bool]:
-        """Return the tensors that the traced ``step`` of ``spec`` trained differently, and whether that is certain.
+        """Return (tensors that the traced ``step`` trained differently, True if a difference is certain).
 
-        If there are any, both sides train again in float64. A difference there is real. If they agree, a tensor may differ
-        in float32 by ``FACTOR`` times torch's own distance from float64. In deep models rounding decides at many kinks, of a
-        ReLU or a maximum, in every sample, and each side decides otherwise: if torch's own gradients differ between float32
-        and float64 beyond the tolerance, float64 decides about all gradients. The loss has no kinks. For code that works in
-        float32 alone, samples that differ by rounding replace float64.
+        If tensors differ, both sides train again in float64. A difference there is certain. If they agree there, a tensor
+        may differ in float32 by ``FACTOR`` times torch's own distance from float64. In deep models, rounding decides at many
+        kinks (of a ReLU or a maximum), and each side may decide otherwise. So if torch's own gradients differ between
+        float32 and float64 beyond the tolerance, float64 alone decides about gradients; the loss has no kinks. For code that
+        runs in float32 only, slightly changed samples replace float64.
         """
         by_torch = self.by_torch
         found = _differences(spec, by_torch, by_graph, {})
@@ -296,7 +299,7 @@ class _TorchTraining:
         return left, is_single
 
     def _sample_drift(self, spec: ModelSpec) -> Mapping[str, float]:
-        """Return how far each tensor of torch moves if the samples change by rounding."""
+        """Return for each tensor how far torch's result moves if the samples change by rounding."""
         rounded = [nudged(batch, number) for number, batch in enumerate(self.samples)]
         try:
             return _float32_drift(self.again(spec), replace(self, samples=rounded).again(spec))
@@ -305,7 +308,7 @@ class _TorchTraining:
 
 
 def _float32_drift(by_torch: Trained, exact: Trained) -> Mapping[str, float]:
-    """Return how far each tensor of torch's float32 is from that of its float64."""
+    """Return for each tensor the distance between torch's results in float32 and in float64."""
     strayed = {"loss": max(abs(a - b) for a, b in zip(by_torch.losses, exact.losses, strict=True))}
     for name, mine in by_torch.gradients.items():
         strayed[f"gradients.{name}"] = _distance(mine, exact.gradients.get(name))
@@ -313,7 +316,7 @@ def _float32_drift(by_torch: Trained, exact: Trained) -> Mapping[str, float]:
 
 
 def _is_kinked(by_torch: Trained, strayed: Mapping[str, float]) -> bool:
-    """Return True if torch's own rounding changes a gradient by more than the tolerance."""
+    """Return True if rounding changes one of torch's own gradients by more than the tolerance."""
     most = max(by_torch.sizes.values(), default=0.0)
     return any(
         strayed.get(f"gradients.{name}", 0.0) > TOLERANCE * size + OF_MODEL * most
@@ -336,7 +339,7 @@ def _differences(
     strayed: Mapping[str, float],
     of_model: float = OF_MODEL,
 ) -> list[Difference]:
-    """Return the tensors that differ, the loss first, then in the order of the module."""
+    """Return the tensors that differ by more than allowed: the loss first, then in the order of the module."""
     found: list[Difference] = []
     floor = of_model * max(by_torch.sizes.values(), default=0.0)
     for number, (mine, its) in enumerate(zip(by_torch.losses, by_graph.losses, strict=True)):
@@ -368,7 +371,7 @@ def _differences(
 
 
 def _judge(name: str, error: float, size: float, floor: float, excused: float) -> Difference | None:
-    """Return the difference of a tensor whose largest update is ``size``, if it is too large."""
+    """Return the difference of a tensor with largest update ``size``, or None if ``error`` is small enough."""
     allowed = max(TOLERANCE * size + floor, excused)
     if error <= allowed:
         return None
@@ -377,7 +380,7 @@ def _judge(name: str, error: float, size: float, floor: float, excused: float) -
 
 
 def _relative(error: float, unit: float) -> float:
-    """Return the part of ``unit`` that ``error`` is; infinity if there is no unit, NaN if the error is not finite."""
+    """Return ``error`` / ``unit``; infinity for a unit of 0, NaN if the error is not finite."""
     if not math.isfinite(error):
         return math.nan
     return error / unit if unit else math.inf

@@ -24,13 +24,13 @@ _REPLACED = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 class Conduct(TorchFunctionMode):
-    """Observer of the training of ``module`` by torch.
+    """Observer of side effects while torch trains ``module``.
 
     Attributes:
         changed: state that changes from step to step, by its path.
-        hooked: True if forward registered hooks of tensors.
-        tensors: all tensors that the code can reach after the first step, by their path.
-        outside: functions that the code calls and that read or write what is no Python state.
+        hooked: True if the forward pass registered hooks of tensors.
+        tensors: (path, tensor) of all tensors that the code can reach after the first step.
+        outside: names of functions that the code calls and that read or write state outside of Python.
     """
 
     def __init__(self, module: nn.Module, loss: Loss) -> None:
@@ -47,7 +47,7 @@ class Conduct(TorchFunctionMode):
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Watch the backward hooks of the module inside."""
+        """Replace the backward hooks of the module by observed ones while the block runs."""
         watched: list[tuple[dict[int, Any], int, Any]] = []
         self._after_first = None
         for path, part in self._module.named_modules():
@@ -63,7 +63,7 @@ class Conduct(TorchFunctionMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Observe the step inside."""
+        """Observe one training step, which runs in the block, and record its side effects."""
         # The first step imports and fills caches.
         with self, nullcontext() if self._after_first is None else noting_outside(self.outside):
             yield
@@ -78,7 +78,7 @@ class Conduct(TorchFunctionMode):
             self.changed |= {each.path: each for each in self._after_first.changes()}
 
     def check(self) -> None:
-        """Raise ModelError for what no training graph can do."""
+        """Raise ModelError if a recorded side effect cannot be expressed by a training graph."""
         if self._problems:
             raise ModelError(
                 f"{type(self._module).__name__} cannot be trained as torch would train it: {self._problems[0]}",
@@ -105,7 +105,7 @@ class Conduct(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _call(self, hook: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a backward hook, and note whether it returned a gradient."""
+        """Call a backward hook of the module at ``path``; record a problem if it returns a gradient."""
         result = hook(*args, **kwargs)
         if result is not None:
             self._note(f"a backward hook of {path!r} returns a gradient", _HOOK)
@@ -126,7 +126,7 @@ _HOOK = "expected hooks that only observe; change the gradient of a parameter by
 
 
 def _written(args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """Return the arguments that a function of torch may write into: the first, a list of them, and ``out``."""
+    """Yield the tensors that a function of torch may write into: its first argument, a list of tensors there, and ``out``."""
     for each in (*args[:1], kwargs.get("out")):
         yield from (
             part for part in (each if isinstance(each, list | tuple) else (each,)) if isinstance(part, Tensor)

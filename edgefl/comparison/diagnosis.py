@@ -46,7 +46,18 @@ def difference_error(
     conduct: Conduct,
     seed: int,
 ) -> ModelError:
-    """Return the error for a ``difference``: the tensor, its relative size, and what is allowed."""
+    """Return the ModelError for a difference, with the submodule where it begins and a likely reason.
+
+    Args:
+        spec: the model.
+        source: the user's module.
+        step: gradient step of the model.
+        difference: name of the tensor, its relative difference, and the allowed one.
+        batch: batch of the first step.
+        by_torch: training by torch.
+        conduct: side effects of the module's code.
+        seed: seed of the numbers that the module draws.
+    """
     tensor, size, allowed = difference
     path, where = _beginning(spec, source, step, batch, by_torch, seed, tensor)
     reason = _reason(source.module, path, step, by_torch, conduct, where)
@@ -109,7 +120,7 @@ def _beginning(
     seed: int,
     tensor: str,
 ) -> tuple[str, str]:
-    """Return the path of the submodule in which the difference begins, and whether in its output or its gradient."""
+    """Return (path of the submodule where the difference begins, a text such as "the output"); trains a step by torch."""
     theirs: Calls = []
     torch_side.train(
         source,
@@ -154,7 +165,7 @@ def _of_units(spec: ModelSpec, step: GradientStep, batch: Tensors, by_torch: Tra
 
 @contextmanager
 def _recording(root: nn.Module, calls: Calls) -> Iterator[None]:
-    """Note the output of each call of a part of ``root``."""
+    """Add the output of each call of a submodule of ``root`` to ``calls`` while the block runs."""
     paths = {part: path for path, part in root.named_modules() if path}
 
     def note(module: nn.Module, _args: Any, output: Any) -> None:

@@ -27,7 +27,10 @@ LAYERS: Mapping[str, Callable[..., Any]] = {
 
 
 def layer_by_layer(layer: Callable[..., Any], draw: Draw, *args: Any) -> Any:
-    """Run stacked recurrent layers of torch with dropout between them by ``draw``; NotImplemented without dropout."""
+    """Run stacked recurrent layers of torch one by one, with dropout between them whose numbers come from ``draw``.
+
+    Return NotImplemented if there is no dropout.
+    """
     packed = (
         isinstance(args[1], Tensor)
         and args[1].dim() == 1
@@ -60,7 +63,7 @@ def layer_by_layer(layer: Callable[..., Any], draw: Draw, *args: Any) -> Any:
 
 
 class Stream:
-    """Uniform numbers of one training step; ``drawn`` holds them in the order of the draws."""
+    """Generator of the uniform random numbers of one training step; ``drawn`` lists them in the order of the draws."""
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
@@ -81,7 +84,9 @@ class Stream:
         return numbers
 
     def ports(self, ports: Mapping[str, TensorSpec]) -> Tensors:
-        """Return numbers for the draws of another run: for a draw of the same shape at the same place the same ones.
+        """Return random numbers for the draws of another run.
+
+        Draws are matched with the recorded ones by runs of equal shapes. A draw without a match gets new numbers.
 
         Args:
             ports: shape of each draw of the other run, in order.
@@ -98,13 +103,10 @@ class Stream:
 
 
 class Generators:
-    """States of torch's generators at the draws of a training.
-
-    Each draw moves its generator on. One that starts from a state of an earlier draw was seeded in between: torch would
-    give it the same numbers again.
+    """Recorder of the states of torch's generators at the draws of a training, to detect that a module seeds them.
 
     Attributes:
-        is_seeded: True if a draw started from another state than the draw before left, so that a later one may repeat.
+        is_seeded: True if a draw started from another state than the previous draw left.
     """
 
     def __init__(self) -> None:
@@ -117,7 +119,10 @@ class Generators:
         self._step += 1
 
     def move(self, generator: torch.Generator) -> None:
-        """Move ``generator`` on by a draw; ModelError if that starts from the state of an earlier one."""
+        """Advance ``generator`` as by a draw.
+
+        Raise ModelError if it was in the state of an earlier draw and would repeat numbers.
+        """
         with torch._C.DisableTorchFunction():
             state = generator.get_state().numpy().tobytes()
             torch.rand((), generator=generator)
@@ -136,14 +141,14 @@ class Generators:
 
 
 class Drawing(SinglePathMode):
-    """Mode in which torch's functions compute as always, but get the numbers that they draw from ``draw``.
+    """Mode in which torch's functions run unchanged, but take their random numbers from ``draw``.
 
     Args:
-        draw: gives the numbers.
-        generators: what the earlier steps of the training drew from.
+        draw: function that returns uniform numbers of a shape.
+        generators: recorder of generator states over all steps of the training.
 
     Raises:
-        ModelError: if torch would draw numbers a second time.
+        ModelError: if torch would draw the same numbers a second time.
     """
 
     def __init__(self, draw: Draw, generators: Generators | None = None) -> None:

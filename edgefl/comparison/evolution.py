@@ -50,19 +50,21 @@ _MOVES: Sequence[tuple[int, Callable[[Any], Any]]] = (
 
 
 def check_state(source: ModelSource, loss: Loss, batch: Tensors, seed: int, conduct: Conduct) -> None:
-    """Raise ModelError if state that changes from call to call decides what the module or its loss computes.
+    """Check that no state that changes from call to call influences the results of the module or its loss.
 
-    The module runs again for as many calls as a short training has, and then from numbers as they are late in a long one.
-    Calls are compared by the operations that lead to the loss, and by their arguments. A counter that is only logged
-    changes none of these. Code that calls what reads or writes something that is no state of Python, such as a file, runs
-    again even if no state is known to change.
+    The module runs again as often as in a short training, and then with counters as they are late in a long one. Calls are
+    compared by the operations that lead to the loss and by their arguments, so a counter that is only logged is accepted. If
+    the code calls functions that use state outside of Python, such as a file, this runs even if no changing state is known.
 
     Args:
         source: the module.
-        loss: what to minimise, unless the module returns its loss itself.
+        loss: loss to minimise, unless the module returns its loss itself.
         batch: inputs and labels by name.
-        seed: of the numbers that the module draws.
-        conduct: what the module did in training by torch.
+        seed: seed of the numbers that the module draws.
+        conduct: side effects of the module in training by torch.
+
+    Raises:
+        ModelError: if such state influences a result.
     """
     if not conduct.changed and not conduct.outside:
         return
@@ -82,7 +84,7 @@ def check_state(source: ModelSource, loss: Loss, batch: Tensors, seed: int, cond
 
 
 def state_error(module: nn.Module, conduct: Conduct, path: str, when: str) -> ModelError:
-    """Return the error for state at ``path`` that decides what is computed; ``when`` names the later calls."""
+    """Return the ModelError for state at ``path`` that influences results; ``when`` describes the calls that differ."""
     what = f"something outside, read or written by {path!r}," if path in conduct.outside else repr(path)
     return ModelError(
         f"{type(module).__name__} keeps Python state: {what} changes from call to call and decides what is computed "
@@ -94,7 +96,7 @@ def state_error(module: nn.Module, conduct: Conduct, path: str, when: str) -> Mo
 
 
 class _Evolution:
-    """Calls of a module and its loss, from its present state on."""
+    """Repeated calls of a module and its loss, starting from the present state."""
 
     def __init__(self, source: ModelSource, loss: Loss, batch: Tensors, seed: int, conduct: Conduct) -> None:
         self._source, self._loss, self._batch, self._seed = source, loss, batch, seed
@@ -114,7 +116,7 @@ class _Evolution:
         self._begin = self._state()
 
     def _compare(self, conduct: Conduct) -> None:
-        """Repeat the calls that were compared with torch."""
+        """Run the calls of the training by torch again, to compare later calls with them."""
         self._wanted = self._call()
         first, changes = self._state(), dict[str, StateChange]()
         for _ in range(COMPARED - 1):
@@ -123,7 +125,7 @@ class _Evolution:
         self._changes = list(changes.values()) or list(conduct.changed.values())
 
     def in_a_row(self) -> tuple[str, str] | None:
-        """Return the path of state that decides within many calls, and when; None if there is none."""
+        """Return (path of state that changes the results of many calls in a row, text that says when), or None."""
         for each in self._changes:
             if isinstance(each.space, IteratorSpace) and not each.space.is_replaceable():
                 return each.path, "an iterator that cannot be put back"
@@ -139,7 +141,7 @@ class _Evolution:
         return guilty, f"call {COMPARED + other} is the first that computes something else"
 
     def moved(self) -> tuple[str, str] | None:
-        """Return the path of state that decides late in a long training, and when; None if there is none."""
+        """Return (path of state that changes results late in a long training, text that says when), or None."""
         for calls, move in _MOVES if self._changes else ():
             moves = {each.path: partial(_move, each, move) for each in self._changes}
             self._begin.restore()
@@ -151,7 +153,7 @@ class _Evolution:
         return None
 
     def _guilty(self, changes: Mapping[str, Callable[[], None]], calls: int) -> str | None:
-        """Return the path of the change that decides what the next calls compute."""
+        """Return the path of the state change in ``changes`` that alters what the next calls compute, or None."""
         for path, change in changes.items():
             self._begin.restore()
             change()
@@ -160,7 +162,10 @@ class _Evolution:
         return None
 
     def _first_other(self, calls: int, *, failing: bool = True) -> int:
-        """Return the number of the first call that computes something else, or fails if ``failing``; 0 if none does."""
+        """Return the number of the first of ``calls`` calls that computes something else, or 0 if none does.
+
+        With ``failing``, a call that raises counts as well.
+        """
         for number in range(1, calls + 1):
             try:
                 found = self._call()
@@ -176,7 +181,7 @@ class _Evolution:
         return snapshot_of(self._source.module, self._loss)
 
     def _call(self) -> tuple[int, ...]:
-        """Run the module, its loss, and hooks if there are any; return what the loss and all tensors are computed by."""
+        """Run the module, its loss and its hooks. Return the labels of the loss and of all tensors, which encode their operations."""
         module, labels = self._source.module, _Labels(self._numbers)
         for name, each in (*module.named_parameters(), *module.named_buffers(), *self._batch.items()):
             labels.name(each, name)
@@ -198,7 +203,7 @@ class _Evolution:
 
 
 def _has_functions(value: Tensor) -> bool:
-    """Return True if a function of the user's own, or a backward hook of a module, computes gradients."""
+    """Return True if gradients of ``value`` involve a user's autograd function or a backward hook."""
     waiting, seen = [value.grad_fn], set[object]()
     while waiting:
         node = waiting.pop()
@@ -213,10 +218,10 @@ def _has_functions(value: Tensor) -> bool:
 class _Labels(TorchDispatchMode):
     """Mode that labels each tensor by the operations that compute it.
 
-    Operations on constants give a constant, labelled by its values: a cache that is filled anew equals the filled one.
+    The result of operations on constants is a constant, labelled by its values: a refilled cache equals the old one.
 
     Args:
-        numbers: the label of each operation with its arguments; filled.
+        numbers: label of each operation with its arguments; new ones are added.
     """
 
     def __init__(self, numbers: dict[object, int]) -> None:
@@ -228,7 +233,10 @@ class _Labels(TorchDispatchMode):
         self._alive: list[Tensor] = []
 
     def name(self, tensor: Tensor, name: str) -> None:
-        """Label ``tensor`` by its name, and what is computed from it by operations; without a name, by its values."""
+        """Label ``tensor`` by ``name``, so that results are labelled by their operations on it.
+
+        Without a name, by its values.
+        """
         self._alive.append(tensor)
         if name:
             self._storages[memory_of(tensor)] = self._number(("name", name))
@@ -237,7 +245,7 @@ class _Labels(TorchDispatchMode):
             self._constants.discard(memory_of(tensor))
 
     def of(self, tensor: Tensor) -> int:
-        """Return the label of ``tensor``: that of its storage, and where in it."""
+        """Return the label of ``tensor``, made from that of its storage and its position in the storage."""
         storage = memory_of(tensor)
         if storage not in self._storages:
             self._alive.append(tensor)
@@ -288,7 +296,7 @@ class _Labels(TorchDispatchMode):
         return self._numbers.setdefault(label, len(self._numbers))
 
     def _frozen(self, value: Any, tensors: list[Tensor]) -> object:
-        """Return an argument as it can be compared, and add the tensors in it to ``tensors``."""
+        """Return a hashable form of an argument, and add its tensors to ``tensors``."""
         if isinstance(value, Tensor):
             tensors.append(value)
             return self.of(value)
@@ -303,7 +311,7 @@ class _Labels(TorchDispatchMode):
 
 @cache
 def _effects(func: Any) -> tuple[list[tuple[int, str]], bool]:
-    """Return the arguments that an operation writes, and whether equal arguments give equal values."""
+    """Return (index and name of each argument that an operation writes, True if equal arguments give equal results)."""
     written = [
         (place, each.name)
         for place, each in enumerate(func._schema.arguments)
@@ -320,7 +328,7 @@ def _tensors(value: object) -> list[Tensor]:
 
 
 def _put(change: StateChange, late: Mapping[Any, Any]) -> None:
-    """Give a value what it was late in a row of calls."""
+    """Set the state of ``change`` to its value late in a row of calls."""
     space = change.space
     if isinstance(space, ArraySpace | IteratorSpace | SequenceSpace | SetSpace):
         space.restore(late)
@@ -329,7 +337,7 @@ def _put(change: StateChange, late: Mapping[Any, Any]) -> None:
 
 
 def _move(change: StateChange, move: Callable[[Any], Any]) -> None:
-    """Move a number, the numbers of an array or a tuple, or lengthen a list that grows."""
+    """Set a number, the numbers of an array or tuple, or the length of a list by ``move``."""
     space = change.space
     values = {} if space is None else space.read()
     if isinstance(space, SequenceSpace) and not change.path.endswith("]"):

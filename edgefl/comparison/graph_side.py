@@ -30,9 +30,9 @@ class GradientStep:
     """Gradient step of a whole model on a fixed number of rows.
 
     Attributes:
-        objective: the loss of the model.
-        function: weights and a batch in, loss, gradients and moved buffers out.
-        noise: the shape of each draw, in order.
+        objective: loss of the model.
+        function: function that maps weights and a batch to loss, gradients and updated buffers.
+        noise: shape of each random draw, in order.
     """
 
     objective: Objective
@@ -41,7 +41,7 @@ class GradientStep:
 
     @cached_property
     def joint(self) -> TracedFunction:
-        """The traced step; ExportError if it cannot be traced, or draws in a way that has no form."""
+        """Traced step. Raises ExportError if it cannot be traced, or draws in a way that a graph cannot express."""
         with collecting_later():
             joint = trace(self.function)
         check_ops(self.function, joint.module)
@@ -82,23 +82,23 @@ def train(
     *,
     double: bool = False,
 ) -> Trained:
-    """Run the traced ``step`` on each batch, from the weights of ``spec``, with torch's learning rate and draws.
+    """Run the traced ``step`` on each batch from the weights of ``spec``, with torch's learning rate and random numbers.
 
-    The gradients are subtracted from ``torch_side.gradients``, which hold the difference of both sums afterwards: a further
-    sum would be a further copy of the weights.
+    The gradients are subtracted in place from ``torch_side.gradients``, which then hold the difference of both sums. This
+    saves a copy of the weights.
 
     Args:
         spec: the model.
-        step: its gradient step.
+        step: gradient step of the model.
         batches: inputs and labels of each step by name.
         torch_side: training of the same batches by torch.
         double: compute in float64.
 
     Returns:
-        the losses, and the weights as ``state``, by the names of ``spec``.
+        The losses, and the weights after the steps as ``state``, by names in ``spec``.
 
     Raises:
-        ExportError: if the step cannot be traced, or draws in a way that has no form.
+        ExportError: if the step cannot be traced, or draws in a way that a graph cannot express.
     """
     joint = step.joint
     kind = {torch.float32: torch.float64} if double else {}
@@ -140,11 +140,12 @@ def train(
 
 
 def weights_of(spec: ModelSpec, start: Tensors, by_torch: Trained) -> Tensors:
-    """Return the weights of ``spec`` that ``by_torch`` moves away from ``start``.
+    """Return the weights of ``spec`` as torch trained them.
 
     Args:
         spec: the model.
-        start: its weights before the steps; after the graph's steps where :func:`train` has subtracted them.
+        start: weights to which torch's updates are added: those before the steps, or those after the graph's steps if
+            :func:`train` has subtracted the graph's gradients.
         by_torch: training by torch.
     """
     weights = dict(start)
@@ -164,9 +165,9 @@ def infer(
 
     Args:
         spec: the model.
-        step: its gradient step.
+        step: gradient step of the model.
         batch: inputs by name.
-        weights: those of the model.
+        weights: weights of the model.
         double: compute in float64.
     """
     inputs = widen(dict(batch)) if double else dict(batch)

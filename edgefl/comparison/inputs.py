@@ -26,29 +26,28 @@ _REGRESSION = (SquaredError, AbsoluteError, Huber, Quantile)
 
 
 class UserSamples(Protocol):
-    """The user's training data."""
+    """Interface of the user's training data."""
 
     @property
     def train_y(self) -> Array:
         """Labels, (n, ...)."""
 
     def train_batch(self, rows: Array) -> Mapping[str, Array]:
-        """Return these rows of all inputs and labels by name, as the model reads them."""
+        """Return the samples ``rows`` as a batch: all inputs and labels by name, as the model reads them."""
 
 
 def batches(
     spec: ModelSpec, rows: int, count: int, seed: int, attempt: int, data: UserSamples | None = None
 ) -> list[Tensors]:
-    """Return ``count`` batches of ``rows`` samples by name: ``x``, ``y`` and the other inputs.
+    """Return ``count`` batches of ``rows`` samples, each with ``x``, ``y`` and further inputs by name.
 
     Args:
-        spec: the model, which says what it reads.
+        spec: the model, which determines inputs and labels.
         rows: samples in a batch.
-        count: the number of batches.
-        seed: of the random numbers.
-        attempt: which kind of random samples, below ``ATTEMPTS``.
-        data: the user's samples, taken instead of random ones in the first attempts. A server's data may have none for
-            training.
+        count: number of batches.
+        seed: seed of the random numbers.
+        attempt: number of the attempt, below ``ATTEMPTS``; later attempts draw other kinds of random samples.
+        data: the user's samples, which replace random ones in the first attempts. It may hold no training samples.
     """
     generator = torch.Generator().manual_seed((seed * 1000 + attempt) % 2**63)
     label = spec.label
@@ -107,7 +106,7 @@ def _floats(shape: Sequence[int], generator: torch.Generator, attempt: int) -> T
 
 
 def _below(shape: Sequence[int], below: int, generator: torch.Generator) -> Tensor:
-    """Return whole numbers in 0..below-1, smaller ones more often, the smallest and the largest among them."""
+    """Return integers in 0..below-1, small ones more often, with the smallest and the largest among them."""
     skewed = (torch.rand(tuple(shape), generator=generator) ** 1.5 * below).long().clamp_max(below - 1)
     flat = skewed.reshape(-1)
     few = min(below, len(flat))
@@ -117,7 +116,7 @@ def _below(shape: Sequence[int], below: int, generator: torch.Generator) -> Tens
 
 
 def _pad(tokens: Tensor) -> Tensor:
-    """Return ``tokens`` with zeros at the end of every other row: sequences of unequal lengths."""
+    """Return ``tokens`` with zeros at the end of every other row, as sequences of unequal lengths have."""
     if tokens.dim() < 2 or tokens.shape[1] < 2:
         return tokens
     steps = tokens.shape[1]
@@ -144,7 +143,7 @@ def _labels(spec: TensorSpec, loss: Loss, rows: int, generator: torch.Generator)
 
 
 def _texts(shape: Sequence[int], below: int, blank: int, generator: torch.Generator) -> Tensor:
-    """Return texts of unequal lengths, filled up with blanks."""
+    """Return texts of unequal lengths, filled up with ``blank``."""
     symbols = torch.randint(0, below - 1, tuple(shape), generator=generator)
     symbols = symbols + (symbols >= blank)
     lengths = torch.randint(1, shape[1] + 1, (shape[0], 1), generator=generator)

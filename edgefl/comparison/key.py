@@ -20,7 +20,7 @@ from edgefl.models.spec import ModelSpec
 
 
 def key_of(spec: ModelSpec, source: ModelSource, data: UserSamples | None) -> object:
-    """Return what decides the result beside the object: the request, and what people change on it between two calls."""
+    """Return the key of a comparison's result for one module: the request, the data, and attributes that users change."""
     request = source.request
     inputs = tuple(torch_side.inputs_of(source).items())
     parts = tuple(
@@ -46,7 +46,7 @@ def _is_own(key: object) -> bool:
 
 
 def _known(value: object) -> Hashable:
-    """Return what a value is compared by later. The items of a container are values of another space."""
+    """Return a hashable key of an attribute's value. Of tensors, shape and dtype count, of lists and dicts only the type."""
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         # The bytes can be those of a large array, which the key would keep in memory.
         return type(value), hashlib.sha256(value).digest() if isinstance(value, bytes) else value
@@ -62,7 +62,7 @@ def _known(value: object) -> Hashable:
 
 
 class _Identity:
-    """An object by its identity. Another one that gets its address later is not equal."""
+    """Key that compares an object by identity. A later object at the same address is not equal, if weak references exist."""
 
     def __init__(self, value: object) -> None:
         self._address = id(value)

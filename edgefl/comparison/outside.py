@@ -35,9 +35,10 @@ _CALLERS = frozenset(
 
 @contextmanager
 def noting_outside(found: list[str]) -> Iterator[None]:
-    """Add to ``found`` the functions that this thread calls inside and that read or write what is no Python state.
+    """Add to ``found`` the names of functions called in the block by this thread that use state outside of Python.
 
-    If a profiler runs already, it continues, and nothing is noted.
+    Such state is a file, a clock, a queue or an object in C. If a profiler is running, it is left running and nothing is
+    recorded.
     """
     if sys.getprofile() is not None:
         yield
@@ -70,7 +71,7 @@ def _is_outside(called: Any) -> bool:
 
 @functools.cache
 def _is_unread(kind: type) -> bool:
-    """Return True for classes in C whose objects hold state that no search can read."""
+    """Return True for classes implemented in C whose objects hold state that Python code cannot read."""
     return (
         not any(_root(each.__module__) in _READ for each in kind.__mro__[:-1])
         if kind is not object

@@ -18,16 +18,19 @@ Shared = tuple[str, Tensor, str, Tensor]
 def check_sharing(
     module: nn.Module, tensors: Sequence[tuple[str, Tensor]], trained: Trained, again: Callable[[], Trained]
 ) -> None:
-    """Raise ModelError if training depends on tensors that overlap in memory: in a graph each has memory of its own.
+    """Check that training does not depend on tensors that overlap in memory, because a graph gives each its own memory.
 
-    Torch trains the module again while every tensor has its own memory. If that gives the same, to the bit, the overlap
-    does not matter: the tensors are constant, or the code does not read the views.
+    If some overlap, torch trains again with separate memory for each. The overlap is accepted if the results are equal to
+    the bit: then the tensors are constant, or the code does not read the views.
 
     Args:
         module: the module.
-        tensors: all tensors that its code can reach, by their path.
-        trained: what training gave.
-        again: repeats it.
+        tensors: (path, tensor) of all tensors that its code can reach.
+        trained: result of training with overlapping tensors.
+        again: function that repeats the training.
+
+    Raises:
+        ModelError: if the results differ.
     """
     own = {id(each) for each in (*module.parameters(), *module.buffers())}
     # The owner of a memory is a trained parameter, or else a tensor of the module.
@@ -73,7 +76,7 @@ def _overlapping(tensors: Sequence[tuple[str, Tensor]]) -> list[Shared]:
 
 
 def _extent(tensor: Tensor) -> int:
-    """Return the number of entries from the first one to the last one in memory."""
+    """Return the number of entries between the first and the last one in memory, both included."""
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
@@ -94,7 +97,7 @@ def _addresses(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]
 
 @torch.no_grad()
 def _apart(shared: Sequence[Shared], again: Callable[[], Trained]) -> Trained:
-    """Train while each of the tensors has its own memory."""
+    """Train by ``again`` while each tensor has memory of its own, and restore the tensors afterwards."""
     held = [(tensor, tensor.data) for _, tensor, *_ in shared]
     try:
         for tensor, data in held:

@@ -42,17 +42,17 @@ _PERIOD = 64
 
 @dataclass
 class Trained:
-    """Results of some steps of training, by the module's own names.
+    """Results of some steps of training, by names in the user's module.
 
     Attributes:
-        losses: the loss of each step.
-        gradients: the sum of the gradients of all steps; no entry for a parameter without a gradient.
-        sizes: the largest entry of each sum.
-        state: buffers after the steps, and parameters that no sum of gradients gives, such as frozen ones.
-        streams: the random numbers of each step.
-        rate: the learning rate.
-        output: what the module gives in inference after the steps for the last batch; None if it fails, draws random
-            numbers, or returns its loss.
+        losses: loss of each step.
+        gradients: sum of the gradients of all steps; parameters without a gradient are absent.
+        sizes: largest absolute entry of each sum.
+        state: buffers after the steps, and parameters that the sums do not explain, such as frozen ones.
+        streams: random numbers of each step.
+        rate: learning rate.
+        output: output in inference after the steps for the last batch. None if the module fails, draws random numbers, or
+            returns its loss.
     """
 
     losses: list[float] = field(default_factory=list)
@@ -80,20 +80,20 @@ def train(
     around: Callable[[], Any] = nullcontext,
     double: bool = False,
 ) -> Trained:
-    """Train the user's module for one step of SGD on each batch, in place, and restore it.
+    """Train the user's module in place by one step of SGD on each batch, return the results, and restore the module.
 
     Args:
         source: the module.
-        loss: what to minimise, unless the module returns its loss itself.
+        loss: loss to minimise, unless the module returns its loss itself.
         batches: inputs and labels of each step by name.
-        seed: of the numbers that the module draws.
-        rate: the learning rate; by default one that moves the weights by two per cent in the first step.
-        around: makes a context for the forward pass, the loss and the backward pass of a step.
+        seed: seed of the numbers that the module draws.
+        rate: learning rate; by default one that changes the weights by two per cent in the first step.
+        around: function that returns a context for the forward pass, the loss and the backward pass of a step.
         double: compute in float64.
 
     Raises:
-        ModelError: if a random number of Python's or numpy's is computed with, or a buffer changes its shape.
-        Exception: whatever the module raises.
+        ModelError: if a random number of Python or numpy influences a result, or a buffer changes its shape.
+        Exception: any error that the module raises.
     """
     module, trained = source.module, Trained()
     with restored(module) as before, warnings.catch_warnings(), ExitStack() as stack:
@@ -138,7 +138,7 @@ def train(
 
 
 def _draw_on(source: ModelSource, loss: Loss, batch: Tensors, generators: Generators) -> None:
-    """Run more forward passes of a module that seeds generators; ModelError if it draws the same numbers again."""
+    """Run more forward passes of a module that seeds generators. Raise ModelError if it draws the same numbers again."""
     enter_training(source.module)
     try:
         for _ in range(_PERIOD):
@@ -165,8 +165,8 @@ def torch_step_ms(spec: ModelSpec, batch: int, seed: int) -> float:
 
     Args:
         spec: the model that was cut from the module.
-        batch: samples of a step, random ones.
-        seed: of the samples.
+        batch: number of random samples of a step.
+        seed: seed of the samples.
     """
     source = spec.source
     if source is None:
@@ -190,14 +190,14 @@ def torch_step_ms(spec: ModelSpec, batch: int, seed: int) -> float:
 
 
 def loss_of_batch(source: ModelSource, loss: Loss, batch: Mapping[str, Tensor]) -> Tensor:
-    """Return the loss that torch minimises, by one call of the module."""
+    """Call the module once and return the loss that torch minimises."""
     if source.returned_loss is None:
         return loss_as_torch(loss)(_output(source, batch, {}), batch["y"])
     return _output(source, batch, {source.returned_loss.labels: batch["y"]})
 
 
 def _output(source: ModelSource, batch: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> Tensor:
-    """Return the output of the module; the loss that it returns, if it is given ``labels``."""
+    """Return the output of the module, or the loss that it returns if ``labels`` are not empty."""
     module, sample = source.module, source.request.sample
     if isinstance(sample, Mapping):
         first, *others = first_input(type(module), sample)
@@ -210,7 +210,7 @@ def _output(source: ModelSource, batch: Mapping[str, Tensor], labels: Mapping[st
 
 
 def _rate(parameters: Mapping[str, nn.Parameter]) -> float:
-    """Return a learning rate that moves the weights by ``RELATIVE_STEP`` of their size, at most ``MAX_RATE``."""
+    """Return a learning rate that changes the weights by ``RELATIVE_STEP`` of their size, at most ``MAX_RATE``."""
     size = slope = 0.0
     for parameter in parameters.values():
         if parameter.grad is not None:
@@ -235,7 +235,7 @@ def _step(parameters: Mapping[str, nn.Parameter], trained: Trained) -> None:
 
 @torch.no_grad()
 def _is_moved_by_sgd(now: Tensor, before: Tensor | None, gradient: Tensor | None, rate: float) -> bool:
-    """Return True if the sum of gradients gives the value, up to rounding: nothing else has written the tensor."""
+    """Return True if the value is that before minus rate times gradient, up to rounding, so nothing else wrote it."""
     if before is None or gradient is None or before.shape != now.shape:
         return False
     rest = before.sub(gradient, alpha=rate).sub_(now)
@@ -244,12 +244,12 @@ def _is_moved_by_sgd(now: Tensor, before: Tensor | None, gradient: Tensor | None
 
 @contextmanager
 def restored(module: nn.Module) -> Iterator[Mapping[int, Tensor]]:
-    """Restore everything of ``module`` afterwards: attributes, modes, tensors, gradients, and torch's generators.
+    """Restore the whole state of ``module`` after the block: attributes, modes, tensors, gradients, and torch's generators.
 
-    Inside, this thread draws nothing from the generators of Python and numpy.
+    Within the block, the generators of Python and numpy are patched and do not advance in this thread.
 
     Yields:
-        the values of parameters and buffers before, by the identity of the tensor.
+        The values of parameters and buffers before the block, by ``id`` of the tensor.
     """
     tensors = _tensors(module)
     values = {key: each.detach().clone() for key, each in tensors.items()}
@@ -283,7 +283,7 @@ def restored(module: nn.Module) -> Iterator[Mapping[int, Tensor]]:
 
 @torch.inference_mode()  # which may write to tensors that were made in it
 def _write(tensor: Tensor, values: Tensor) -> None:
-    """Write ``values`` into ``tensor``, which may be expanded: torch writes to no entry that lies at several places."""
+    """Write ``values`` into ``tensor``, which may be expanded, so that several entries share memory."""
     if tensor.layout is torch.strided:
         distinct = tuple(slice(None) if stride else slice(1) for stride in tensor.stride())
         tensor, values = tensor[distinct], values[distinct]
@@ -302,7 +302,7 @@ def widen(batch: Tensors) -> Tensors:
 
 @contextmanager
 def _widened(module: nn.Module) -> Iterator[None]:
-    """Hold float32 parameters and buffers in float64. They stay the same objects, because hooks and lists refer to them."""
+    """Convert float32 parameters and buffers to float64 while the block runs. They stay the same objects, as hooks need."""
     tensors = _tensors(module)
     narrow = [(each, each.data) for each in tensors.values() if each.is_leaf and each.dtype == torch.float32]
     for each, values in narrow:
@@ -316,7 +316,7 @@ def _widened(module: nn.Module) -> Iterator[None]:
 
 
 def _tensors(module: nn.Module) -> dict[int, Tensor]:
-    """Return the parameters and buffers of all parts by their identity."""
+    """Return the parameters and buffers of all submodules by ``id``."""
     parts = ((*part._parameters.values(), *part._buffers.values()) for part in module.modules())
     return {id(each): each for held in parts for each in held if each is not None}
 
@@ -328,7 +328,7 @@ def _refill(now: dict[str, Any], before: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _announced(module: nn.Module) -> Iterator[None]:
-    """Apply deviations that are announced when a model is cut, such as SpecAugment off, and undo them."""
+    """Apply deviations that are announced to the user when a model is cut, such as SpecAugment off, while the block runs."""
     configs: dict[int, Any] = {}
     for part in module.modules():
         config = part.__dict__.get("config")
@@ -344,6 +344,6 @@ def _announced(module: nn.Module) -> Iterator[None]:
 
 
 def inputs_of(source: ModelSource) -> Mapping[str, TensorSpec]:
-    """Return one sample of each input by name, the first as ``x``."""
+    """Return the spec of one sample of each input by name; the first input is called ``x``."""
     sample = source.request.sample
     return sample if isinstance(sample, Mapping) else {"x": sample}

@@ -26,7 +26,7 @@ from edgefl.wire.mirrors import Mirror
 
 
 class Blob(Protocol):
-    """A readable blob, possibly still incomplete."""
+    """Interface of a readable blob, which may still be incomplete."""
 
     @property
     def size(self) -> int | None:
@@ -38,10 +38,10 @@ class Blob(Protocol):
 
     @property
     def lacks(self) -> bool:
-        """True if it failed because the mirror lacks the blob."""
+        """True if reading failed because the upstream mirror does not have the blob."""
 
     def read(self, start: int, nbytes: int) -> bytes:
-        """Return at most ``nbytes`` from ``start``; empty while they are missing."""
+        """Return at most ``nbytes`` bytes from offset ``start``; b"" if they have not arrived yet."""
 
     def close(self) -> None: ...
 
@@ -109,7 +109,7 @@ _LOCK = "lock"
 
 
 class FailureLog(Protocol):
-    """A log of blobs that could not be fetched, such as a list."""
+    """Interface of a log of blobs that could not be fetched; a list of texts is one."""
 
     def append(self, text: str, /) -> object:
         """Append the reason of a failure."""
@@ -117,7 +117,7 @@ class FailureLog(Protocol):
 
 @dataclass(frozen=True)
 class CachedMirror:
-    """The mirror behind a cache of at most ``most_bytes``; ``ca_file`` adds an authority to the system's."""
+    """Mirror to cache, with the size limit of the cache in bytes and a file with an additional certificate authority."""
 
     mirror: Mirror
     most_bytes: int
@@ -125,7 +125,7 @@ class CachedMirror:
 
 
 class _Download:
-    """A blob on its way, with any number of readers."""
+    """Blob that is being fetched, with any number of readers."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -143,9 +143,9 @@ class _Download:
 
 
 class _DownloadReader:
-    """A reader of a blob on its way. Its open file survives a rename or deletion.
+    """Reader of a blob that is being fetched. Its open file survives a rename or deletion.
 
-    Without a ``descriptor`` the blob failed a moment ago.
+    Without a ``descriptor`` the blob has just failed.
     """
 
     def __init__(self, download: _Download, descriptor: int | None = None) -> None:
@@ -211,7 +211,10 @@ class Cache:
         self._held.release()
 
     def open(self, sha256: str) -> Blob | None:
-        """Open a blob, complete or on its way; None for an invalid name, or if too many other blobs are on their way."""
+        """Open a blob, starting its download if it is not in the cache.
+
+        Return None for an invalid name, or if too many other blobs are being fetched.
+        """
         if SHA256.fullmatch(sha256) is None:
             return None
         with self._lock:
@@ -289,7 +292,7 @@ class Cache:
         write: Callable[[bytes], object],
         update: Callable[[bytes], object],
     ) -> None:
-        """Fetch one connection's worth of bytes, from the end of the last one."""
+        """Fetch bytes over one connection, from the end of the previous one, and pass them to ``write`` and ``update``."""
         upstream = self._upstream
         with (
             Watchdog() as alarm,
@@ -312,7 +315,10 @@ class Cache:
     # -- what is kept ----------------------------------------------------------------------------------------
 
     def _found(self) -> dict[str, int]:
-        """Return sizes of the complete blobs of an earlier process, least recently used first; delete incomplete ones."""
+        """Return the sizes of the complete blobs in the folder by name, least recently used first.
+
+        Delete incomplete ones.
+        """
         found: list[tuple[float, str, int]] = []
         for path in self._folder.path.iterdir():
             name = path.name.removesuffix(PARTIAL)
@@ -325,10 +331,10 @@ class Cache:
         return {name: nbytes for _, name, nbytes in sorted(found)}
 
     def _make_room(self, nbytes: int, wanted_by: _Download | None) -> None:
-        """Drop least recently used blobs until ``nbytes`` more fit, and reserve these for ``wanted_by``.
+        """Delete least recently used blobs until ``nbytes`` more fit, and reserve that many bytes for ``wanted_by``.
 
         Raises:
-            MirrorError: if the blob is larger than the free part of the cache can become.
+            MirrorError: if the blob is larger than the cache can make free.
         """
         most = self._upstream.most_bytes
         with self._lock:

@@ -88,7 +88,7 @@ def _answer(request: Request, blob: Blob, size: int) -> Response:
 
 
 def _part(text: str, size: int) -> tuple[int, int, bool] | None:
-    """Return the first byte, the byte after the last, and True for a range; None for a range outside the blob.
+    """Return (first byte, byte after the last, True for a range), or None for a range outside of the blob.
 
     Only one range is supported. Other Range headers are ignored, as HTTP allows, and the whole blob is sent.
     """
@@ -100,14 +100,14 @@ def _part(text: str, size: int) -> tuple[int, int, bool] | None:
 
 
 class _Head(Response):
-    """Headers of a blob without a body; Content-Length is the blob's."""
+    """Response with the headers of a blob and no body; Content-Length is the size of the blob."""
 
     def __init__(self, headers: Mapping[str, str], status: int) -> None:
         super().__init__(b"", status, headers, "application/octet-stream")
 
 
 class _Body(Response):
-    """A part of a blob, sent step by step at the client's speed."""
+    """Response with a part of a blob, sent step by step at the client's speed."""
 
     def __init__(self, blob: Blob, first: int, last: int, headers: Mapping[str, str], status: int) -> None:
         super().__init__(b"", status, headers, "application/octet-stream")

@@ -1,1 +1,1 @@
-"""ONNX models for onnxruntime: passes, writer, and forms that run faster."""
+"""ONNX models for onnxruntime: passes, writer, and variants that run faster."""

@@ -74,12 +74,12 @@ _signatures: dict[tuple[str, str, int], Any] = {}
 
 
 def protocols() -> Patch:
-    """Return the patch for all work on graphs of onnx_ir."""
+    """Return the patch that caches the attributes of typing protocols, for all work on graphs of onnx_ir."""
     return Patch(typing, "_get_protocol_attrs", _protocol_attrs)
 
 
 def patches(decomposed: bool) -> Iterator[Patch]:
-    """Yield the patches for one export, which has its own registry; ``decomposed``: of a graph of core ops."""
+    """Yield the patches for one export by torch.onnx; ``decomposed``: the exported graph consists of core ops already."""
     yield Patch(_SIGNATURE, "from_op_schema", staticmethod(_signature))
     yield Patch(_SCHEMAS, "op_signature_from_function", _function_signature)
     yield Patch(_CORE, "_set_node_metadata", lambda node, ir_node: None)
@@ -96,34 +96,34 @@ def patches(decomposed: bool) -> Iterator[Patch]:
 
 
 def _no_decompositions(thread: int) -> Callable[[object], object]:
-    """Return a collector that finds no decompositions for the exporting thread; other threads collect their own."""
+    """Return a replacement for torch.onnx's search for decompositions: it finds none in the thread ``thread``."""
     return lambda ops: {} if threading.get_ident() == thread else _collect(ops)
 
 
 def _no_code(thread: int) -> Callable[[fx.GraphModule], object]:
-    """Return a compiler that writes no code for the exporting thread: no graph of an export runs."""
+    """Return a replacement for ``GraphModule.recompile`` that does nothing in ``thread``: no exported graph runs."""
     return lambda module: None if threading.get_ident() == thread else _recompile(module)
 
 
 def _converted(model: ir.Model, target_version: int, fallback: bool | None = None) -> None:
-    """To another version of ONNX's ops, where the model does not have that one yet."""
+    """Convert the model to another ONNX opset, unless it has that one already and no functions."""
     if model.functions or model.opset_imports.get("") != target_version:
         _convert_version(model, target_version, fallback)
 
 
 def _domain_alone(function: Any) -> Any:
-    """Return the only attribute of an op's function that the registry reads."""
+    """Return an object with the domain of an op's function, the only attribute that the registry reads."""
     return SimpleNamespace(domain=function.opset.domain)
 
 
 def _fake_mode(transform: Any) -> FakeTensorMode | None:
-    """Return the fake mode of the inputs, which all have one. Asking torch for it would import its own compiler."""
+    """Return the fake mode of the inputs, or None if none has one. Asking torch for it would import torch's own compiler."""
     values = (node.meta.get("val") for node in transform.module.graph.nodes)
     return next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
 
 
 def _promoted(interpreter: Any, node: fx.Node) -> Any:
-    """Casts before an op of mixed types, and the op's result."""
+    """Insert casts before an op of mixed types and return the value of the node."""
     if node.op != "call_function" or "val" not in node.meta:
         return _run_node(interpreter, node)
     with interpreter._set_current_node(node):
@@ -134,7 +134,10 @@ def _promoted(interpreter: Any, node: fx.Node) -> Any:
 
 
 def _run_again(interpreter: Any, node: fx.Node) -> Any:
-    """A node whose arguments have other types now, without values; a fake tensor of torch's would import its compiler."""
+    """Compute the result of a node whose arguments have changed types, without values, and store it in the interpreter.
+
+    A fake tensor of torch would import torch's own compiler.
+    """
     with unset_fake_temporarily():
         result = without_values(node.target, *interpreter.fetch_args_kwargs_from_env(node))
     interpreter.env[node] = node.meta["val"] = result
@@ -142,7 +145,7 @@ def _run_again(interpreter: Any, node: fx.Node) -> Any:
 
 
 def _registry(**options: int) -> Any:
-    """A registry for one export, which adds translations to it."""
+    """Return a copy of the registry of ONNX functions for one export, which adds functions to it."""
     known = _torchlib(**options)
     own = copy.copy(known)
     own.functions = {op: list(functions) for op, functions in known.functions.items()}
@@ -168,7 +171,7 @@ def _signature(schema: onnx.defs.OpSchema) -> Any:
 
 @functools.cache
 def _function_signature(function: Callable[..., Any], *names: str, **options: Any) -> Any:
-    """Return the signature of an op's function. torch.onnx reads those of our translations again for each export."""
+    """Return the signature of an op's function, cached, because torch.onnx reads those of our functions for each export."""
     return _from_function(function, *names, **options)
 
 
@@ -183,9 +186,10 @@ IR_VERSION = 9
 
 
 def to_onnx(lowered: LoweredGraph) -> bytes:
-    """Return the graph as a serialized ONNX model with the inputs and outputs of ``lowered``, in order.
+    """Return the graph as bytes of an ONNX model with the inputs and outputs of ``lowered``, in order.
 
-    Raises ExportError naming the op, the module and the source line if an op or a type cannot be expressed.
+    Raises:
+        ExportError: if ONNX cannot express an op or a type; it names the op, the module and the source line.
     """
     check_floats(lowered)
     with patched(protocols()):
@@ -228,7 +232,7 @@ def _export(lowered: LoweredGraph, decomposed: bool) -> ir.Model:
 
 @contextlib.contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Suppress warnings of torch.onnx about missing packages and annotations of nodes, which do not concern the user."""
+    """Suppress warnings of torch.onnx about missing packages and node annotations while the block runs."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -241,7 +245,7 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _clean(model: ir.Model) -> None:
-    """Run the passes, and drop what describes the exporting machine."""
+    """Run all passes and remove metadata about the exporting machine."""
     for rewrite in PASSES:
         rewrite(model)
     model.producer_name = "edgefl"
@@ -252,7 +256,7 @@ def _clean(model: ir.Model) -> None:
 
 
 def _separate_outputs(graph: ir.Graph) -> None:
-    """Give each output a value of its own: the clean-ups merge equal values, which outputs may be."""
+    """Give each output a value of its own, because clean-ups merge equal values and two outputs may be equal."""
     seen: set[ir.Value] = set()
     for index, value in enumerate(graph.outputs):
         if value in seen or value in graph.inputs:
@@ -264,10 +268,10 @@ def _separate_outputs(graph: ir.Graph) -> None:
 
 
 def output_names(lowered: LoweredGraph) -> tuple[str, ...]:
-    """Return the names of the model's outputs, in the order of the ports.
+    """Return the names of the model's outputs, in the order of the output ports.
 
-    ONNX gives every value of a graph its own name, so a port that is both read and written (state) cannot have
-    one name for both: the output carries a suffix then. Runtimes therefore match outputs by position.
+    The output of a state port that is also an input gets a suffix, because ONNX names each value of a graph once. Runtimes
+    therefore match outputs by position.
     """
     return tuple(name + REWRITTEN if name in lowered.inputs else name for name in lowered.outputs)
 
@@ -282,7 +286,7 @@ def _name_ports(lowered: LoweredGraph, model: ir.Model) -> None:
 
 
 def _name_the_rest(model: ir.Model) -> None:
-    """Give values short names by position: those of the trace are long and of no use to a device."""
+    """Give inner values short names by position: those of the trace are long and of no use to a device."""
     ports = {id(value) for value in (*model.graph.inputs, *model.graph.outputs)}
     constants = list(model.graph.initializers.values())
     model.graph.initializers.clear()
@@ -299,7 +303,7 @@ def _name_the_rest(model: ir.Model) -> None:
 
 
 def _check(lowered: LoweredGraph, proto: onnx.ModelProto) -> None:
-    """Raise ExportError if the model violates what every model of this writer must keep. That is a bug of ours."""
+    """Raise ExportError if the model violates an invariant of this writer, which is a bug of the compiler."""
     inputs = [value.name for value in proto.graph.input]
     outputs = [value.name for value in proto.graph.output]
     domains = {node.domain for node in proto.graph.node} | {f.domain for f in proto.functions}

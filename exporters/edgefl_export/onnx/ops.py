@@ -41,7 +41,7 @@ def _scalar(like: Value, value: float) -> Value:
 
 
 def _pads(x: Value, padding: Sequence[int]) -> list[int]:
-    """Return padding in ONNX's order, all beginnings and then all ends. aten lists pairs from the last axis on."""
+    """Return padding in ONNX's order (all begins, then all ends); aten lists pairs from the last axis on."""
     rest = [0] * (len(x.shape) - len(padding) // 2)
     return [*rest, *padding[-2::-2], *rest, *padding[::-2]]
 
@@ -62,10 +62,10 @@ def slice_(x: Value, dim: int = 0, start: int | None = None, end: int | None = N
 
 
 def select(x: Value, dim: int, index: int) -> Value:
-    """Return one entry of an axis.
+    """Return entry ``index`` of axis ``dim``, without that axis.
 
-    Selects of a short last axis share one Split, because onnxruntime gathers there entry by entry (1.5 ms for one of two of
-    1024x14x14, and 0.14).
+    Selects from a short last axis share one Split, because onnxruntime gathers there entry by entry (1.5 ms for one of two
+    of 1024x14x14, and 0.14).
     """
     rank, count = len(x.shape), x.shape[dim]
     axis, place = dim % rank, index % count
@@ -97,11 +97,11 @@ def bmm(x: Value, y: Value) -> Value:
 def batch_norm(
     x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float, eps: float
 ) -> tuple[Value, Value, Value]:
-    """Return (y, batch mean, 1 / sqrt(batch variance + eps)) as BatchNormalization in training mode.
+    """Return (y, batch mean, 1 / sqrt(batch variance + eps)) by BatchNormalization in training mode.
 
-    With momentum 0 the node's running statistics are the batch's. onnxruntime overwrites the statistics that go in, so they
-    must be arrays without other readers: some values of x, times the weight to distinguish two norms of one x. Their values
-    are not used.
+    With momentum 0 the running statistics of the node are those of the batch. onnxruntime overwrites the statistics that go
+    in, so they must be arrays without other readers. Some values of x serve, times the weight to distinguish two norms of
+    one x; their values are not used.
     """
     rank = len(x.shape)
     spatial = [0, *range(2, rank)]
@@ -120,7 +120,7 @@ def batch_norm(
 def frozen_batch_norm(
     x: Value, weight: Value | None, bias: Value | None, mean: Value, var: Value, momentum: float, eps: float
 ) -> tuple[Value, Value, Value]:
-    """Return BatchNormalization in inference mode; the two saved statistics, which aten leaves empty, are never read."""
+    """Return (y, unused, unused) by BatchNormalization in inference mode; aten leaves the two saved statistics empty."""
     scale = op.Expand(_scalar(x, 1.0), _ints([x.shape[1]])) if weight is None else weight
     shift = op.Expand(_scalar(x, 0.0), _ints([x.shape[1]])) if bias is None else bias
     out = op.BatchNormalization(x, scale, shift, mean, var, epsilon=eps)
@@ -135,9 +135,9 @@ def max_pool2d(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[Value, Value]:
-    """Return MaxPool and its positions, which ONNX counts through the whole tensor and aten within the plane.
+    """Return MaxPool and its positions, converted: ONNX counts them through the whole tensor, aten within the plane.
 
-    Never in ceil mode, which runtimes take to let a window begin behind the input: padded to aten's size instead.
+    ceil mode is written as padding to aten's size, because some runtimes let a window begin behind the input in that mode.
     """
     kernel, padding, dilation = per_axis(kernel, 2), per_axis(padding, 2), per_axis(dilation, 2)
     stride = per_axis(stride, 2) if stride else kernel
@@ -159,7 +159,7 @@ def max_pool2d(
 
 
 def gelu(x: Value, approximate: str = "none") -> Value:
-    """Return x Phi(x) in the order of ops that onnxruntime fuses to one pass; or the form by tanh."""
+    """Return x Phi(x) with ops in the order that onnxruntime fuses to one pass, or the approximation by tanh."""
     if approximate == "tanh":
         cube = op.Mul(op.Mul(op.Mul(x, x), x), _scalar(x, 0.044715))
         bent = op.Tanh(op.Mul(op.Add(x, cube), _scalar(x, math.sqrt(2 / math.pi))))
@@ -169,22 +169,22 @@ def gelu(x: Value, approximate: str = "none") -> Value:
 
 
 def refused(*arguments: Value, **options: Any) -> Value:
-    """Reject a wrong form of torch.onnx: an op that no rule rewrote is reported as unsupported."""
+    """Raise the error for an op that torch.onnx would translate wrongly and that no rule rewrote, so that it is reported."""
     raise NotImplementedError("its form in torch.onnx is known to be wrong")
 
 
 def after(x: Value, trigger: Value) -> Value:
-    """Return x reshaped to its own shape, its sizes plus 0 times an entry of the trigger: a dependence without a copy."""
+    """Return x reshaped to its own shape plus 0 times an entry of ``trigger``: a dependence without a copy."""
     first = op.Slice(op.Reshape(trigger, _ints([-1])), _ints([0]), _ints([1]))
     nothing = op.Mul(op.Cast(op.IsNaN(first), to=ir.DataType.INT64), _ints([0]))
     return op.Reshape(x, op.Add(_ints(list(x.shape)), nothing))
 
 
 def argmax(x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
-    """Return the first place of the largest number.
+    """Return the first position of the largest number along ``dim``, or in all entries if that is None.
 
-    A long last axis takes two steps, because onnxruntime compares number by number there (12 ms for 1120 rows of 5000): the
-    block with the largest maximum, then the place in it.
+    A long last axis takes two steps: first the block with the largest maximum, then the position in it. onnxruntime compares
+    number by number there (12 ms for 1120 rows of 5000).
     """
     rank = len(x.shape)
     if dim is None or not rank:
@@ -206,7 +206,7 @@ def argmax(x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
 
 
 def _block(count: int) -> int:
-    """Return the divisor next to the root of a long axis; 0 if there is none near."""
+    """Return the divisor of ``count`` nearest to its square root, or 0 if none is near."""
     near = [width for width in range(_SHORT_BLOCK, count // _SHORT_BLOCK + 1) if count % width == 0]
     return min(near, key=lambda width: abs(math.log(width * width / count)), default=0)
 
@@ -216,7 +216,7 @@ def rsub(x: Value, other: float, alpha: float = 1) -> Value:
 
 
 def positive(x: Value) -> Value:
-    """Return a ramp from 0 to 1 as steep as float32 can represent: 1 from 3e-39 on, below the normal numbers."""
+    """Return 1 for x > 0, else 0, as a ramp from 0 to 1 that reaches 1 at 3e-39, below the normal numbers of float32."""
     return op.HardSigmoid(x, alpha=_STEEPEST, beta=0.0)
 
 
@@ -233,7 +233,7 @@ def prod(x: Value, dims: Sequence[int] | None = None, *, output_dtype: int = 0) 
 
 
 def divide(x: Value, y: Value, rounding_mode: str | None = None) -> Value:
-    """Divide and round towards zero by ONNX's Div of whole numbers; torch.onnx would go through float32."""
+    """Divide and round towards zero by ONNX's Div of integers; torch.onnx would compute in float32."""
     quotient = op.Div(x, y)
     return _rounded_to_zero(quotient) if x.dtype.is_floating_point() else quotient
 
@@ -243,7 +243,7 @@ def _rounded_to_zero(x: Value) -> Value:
 
 
 def log1p(x: Value) -> Value:
-    """Return log(1 + x), exact for small x: log(u) x / (u - 1) with u = 1 + x undoes the rounding of u."""
+    """Return log(1 + x), accurate for small x: log(u) x / (u - 1) with u = 1 + x cancels the rounding of u."""
     one = _scalar(x, 1.0)
     shifted = op.Add(x, one)
     step = op.Min(op.Sub(shifted, one), _scalar(x, _STEEPEST))  # no quotient of two infinities
@@ -251,7 +251,7 @@ def log1p(x: Value) -> Value:
 
 
 def expm1(x: Value) -> Value:
-    """Return exp(x) - 1, exact for small x: tanh(x / 2) (exp(x) + 1)."""
+    """Return exp(x) - 1, accurate for small x: tanh(x / 2) (exp(x) + 1)."""
     return op.Mul(op.Tanh(op.Mul(x, _scalar(x, 0.5))), op.Add(op.Exp(x), _scalar(x, 1.0)))
 
 

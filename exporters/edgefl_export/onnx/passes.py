@@ -27,7 +27,7 @@ _BINARY = frozenset(
 
 
 class GraphRewrite(InPlacePass):
-    """Pass that rewrites the nodes of a graph."""
+    """Base class of passes that rewrite the nodes of a graph."""
 
     def call(self, model: ir.Model) -> PassResult:
         """Rewrite the graph of ``model``."""
@@ -62,9 +62,9 @@ class SumsToProducts(GraphRewrite):
 
 
 class MergeChains(GraphRewrite):
-    """Slice of a Slice along other axes -> one Slice; so with Reshape and Transpose: fewer copies and nodes.
+    """Pass: a Slice of a Slice along other axes becomes one Slice, and likewise Reshape and Transpose.
 
-    A Reshape that waits for another value (:mod:`edgefl_export.operators`) keeps waiting: views behind it become part of it.
+    A Reshape that delays a value (:mod:`edgefl_export.operators`) keeps delaying it: later views become part of it.
     """
 
     def rewrite(self, graph: ir.Graph) -> None:
@@ -81,7 +81,7 @@ class MergeChains(GraphRewrite):
 
 
 class MatchRanks(GraphRewrite):
-    """op(x, c) with a single-entry c -> op(x, c as 1x...x1), if the result has axes of one entry.
+    """Pass: op(x, c) with a single-entry c -> op(x, c as 1x...x1), if the result has axes of one entry.
 
     ONNX Runtime walks two operands from their last axes. If the last axes have one entry in both, the next ones differ, and
     it calls its kernel for every single entry: 4.0 ms to scale 1280x320x1x1 by a number, 0.03 by the same number as 1x1x1x1.
@@ -100,7 +100,7 @@ class MatchRanks(GraphRewrite):
 
 
 class CastsByType(GraphRewrite):
-    """CastLike(x, y) -> Cast(x, to the type of y): ONNX Runtime has no kernel for CastLike, and warns of each at load."""
+    """Pass: CastLike(x, y) -> Cast(x, to the type of y). ONNX Runtime has no kernel for CastLike and warns about it."""
 
     def rewrite(self, graph: ir.Graph) -> None:
         for node in graph:
@@ -155,7 +155,7 @@ PASSES: tuple[InPlacePass, ...] = (
 
 
 def _leading(node: ir.Node) -> int:
-    """Return how many axes are summed, if they are the first of a float32 array and not all; else 0."""
+    """Return the number of summed axes if they are the first ones of a float32 array, but not all; else 0."""
     if node.op_type != "ReduceSum" or len(node.inputs) < _SUM_INPUTS:
         return 0
     x, given = node.inputs[:_SUM_INPUTS]
@@ -170,7 +170,7 @@ def _leading(node: ir.Node) -> int:
 
 
 def _product(x: ir.Value, rows: int, columns: int, sizes: Sequence[int]) -> list[ir.Node]:
-    """Return the nodes for ones [1, rows] times x as [rows, columns], reshaped to ``sizes``."""
+    """Return the nodes of ones [1, rows] times x as [rows, columns], reshaped to ``sizes``."""
     number = ir.node("Constant", [], {"value": ir.tensor(np.ones((1, 1), np.float32))})
     wide, matrix, result = map(whole_numbers, ([1, rows], [rows, columns], sizes))
     ones = ir.node("Expand", [number.outputs[0], wide.outputs[0]])
@@ -196,7 +196,7 @@ def _merge_slices(graph: ir.Graph, node: ir.Node) -> None:
 
 
 def _merge_transposes(node: ir.Node) -> None:
-    """Merge two transpositions; two that undo each other become none."""
+    """Merge a transposition with the one it reads, or remove both if they cancel out."""
     before = made_by(node.inputs[0], "Transpose")
     source = before.inputs[0] if before is not None else None
     if before is None or source is None:
@@ -210,7 +210,7 @@ def _merge_transposes(node: ir.Node) -> None:
 
 
 def _merge_reshapes(node: ir.Node) -> None:
-    """Merge two Reshapes if the outer shape is complete: a 0 in it would copy a size of the inner result."""
+    """Merge a Reshape with the one it reads, if its shape has no 0, which would copy a size of the inner result."""
     before, shape = made_by(node.inputs[0], "Reshape"), integers(node.inputs[1])
     if before is None or shape is None or 0 in shape:
         return
@@ -219,7 +219,10 @@ def _merge_reshapes(node: ir.Node) -> None:
 
 
 def _join_waiting(graph: ir.Graph, node: ir.Node) -> bool:
-    """Make a view of a Reshape that waits part of it. Behind it, runtimes would fuse the two."""
+    """Merge a view into the delaying Reshape that it reads, because runtimes would fuse the two.
+
+    Return False if there is none.
+    """
     before, result = made_by(node.inputs[0], "Reshape"), node.outputs[0]
     delay, sizes = _delay(before), static_sizes(result)
     # A Reshape would copy a size of its input for 0.
@@ -235,7 +238,10 @@ def _join_waiting(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def _delay(node: ir.Node | None) -> ir.Value | None:
-    """Return the computed summand of a Reshape's shape of constant sizes plus a computed value; None for other nodes."""
+    """Return the computed summand if the Reshape ``node`` delays a value, else None.
+
+    Its shape is then a sum of constant sizes and a computed value.
+    """
     add = made_by(node.inputs[1], "Add") if node is not None and node.op_type == "Reshape" else None
     if add is None or integers(add.inputs[0]) is None:
         return None
@@ -243,7 +249,7 @@ def _delay(node: ir.Node | None) -> ir.Value | None:
 
 
 def _hide_shape(value: ir.Value) -> None:
-    """Leave only the rank: onnxruntime fuses Reshapes of known result, and would not wait then."""
+    """Remove the shape of ``value`` but its rank: onnxruntime would fuse a Reshape of known result and not delay it."""
     if value.shape is not None and not value.is_graph_output():
         value.shape = ir.Shape([None] * len(value.shape))
 
@@ -254,7 +260,7 @@ def _read_elsewhere(node: ir.Node, reader: ir.Node) -> bool:
 
 
 def _slice_arguments(node: ir.Node) -> tuple[list[int], ...] | None:
-    """Return starts, ends, axes (not negative) and steps, if all are constants."""
+    """Return (starts, ends, axes, steps) of a Slice if all are constants, else None; axes are not negative."""
     lists = [integers(value) for value in node.inputs[1:]]
     rank = (
         len(node.inputs[0].shape) if node.inputs[0] is not None and node.inputs[0].shape is not None else None
@@ -288,12 +294,12 @@ def _reshaped(graph: ir.Graph, reader: ir.Node, value: ir.Value, sizes: list[int
 
 
 def _is_read(value: ir.Value, times: int) -> bool:
-    """Return True if exactly so many nodes read a value, and the graph does not return it."""
+    """Return True if exactly ``times`` nodes read a value and the graph does not return it."""
     return len(value.uses()) == times and not value.is_graph_output()
 
 
 def _is_laid_out(scatter: ir.Node) -> bool:
-    """Return True if a scatter puts one number for each row among zeros."""
+    """Return True if ``scatter`` writes one number for each row into zeros."""
     data, labels, given = scatter.inputs
     for op in ("Expand", "Cast"):
         node = made_by(data, op)
@@ -307,7 +313,7 @@ def _is_laid_out(scatter: ir.Node) -> bool:
 
 
 def _sums(value: ir.Value | None, scatter: ir.Node) -> bool:
-    """Return True if a value is the sum of the scattered one along the axis of the classes."""
+    """Return True if ``value`` is the sum of the result of ``scatter`` along the axis of the classes."""
     node = made_by(value, "ReduceSum")
     if node is None or node.inputs[0] is not scatter.outputs[0] or not node.attributes.get_int("keepdims", 1):
         return False
@@ -335,24 +341,24 @@ def _replace_labels(graph: ir.Graph, node: ir.Node, scatter: ir.Node, shares: ir
 
 
 def made_by(value: ir.Value | None, op: str) -> ir.Node | None:
-    """Return the node that makes ``value`` if that is an ``op`` of the default domain."""
+    """Return the node that computes ``value`` if it is an ``op`` of the default domain, else None."""
     node = value.producer() if value is not None else None
     return node if node is not None and node.op_type == op and not node.domain else None
 
 
 def static_sizes(value: ir.Value) -> list[int] | None:
-    """Return the sizes of a value's axes; None where one of them is not known."""
+    """Return the sizes of the axes of a value, or None if one is unknown."""
     if value.shape is None or not value.shape.is_static():
         return None
     return [int(size) for size in value.shape.numpy()]
 
 
 def integers(value: ir.Value | None) -> list[int] | None:
-    """Return the numbers of a constant; None for what is none."""
+    """Return the entries of a constant of integers, or None for other values."""
     constant = value.const_value if value is not None else None
     return None if constant is None else [int(item) for item in constant.numpy().reshape(-1)]
 
 
 def whole_numbers(numbers: Sequence[int]) -> ir.Node:
-    """Return a constant of these numbers."""
+    """Return a Constant node of these integers."""
     return ir.node("Constant", [], {"value": ir.tensor(np.array(numbers, np.int64))})

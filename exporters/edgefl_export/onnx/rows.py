@@ -46,7 +46,7 @@ _STATE = "state."
 
 
 def by_rows(model: bytes) -> bytes | None:
-    """Return the ONNX model with the updates of its large state in blocks of rows; None if it has none."""
+    """Return the ONNX model with the updates of its large state in blocks of rows, or None if it has no such state."""
     proto = onnx.load_from_string(model)
     graph = _RowGraph(proto.graph)
     updates = [update for shape in graph.large_shapes() for update in graph.updates_of(shape)]
@@ -57,7 +57,7 @@ def by_rows(model: bytes) -> bytes | None:
 
 
 class _RowUpdate:
-    """Nodes that make new state of one shape entry by entry, in order, and the products that only they read."""
+    """Element-wise nodes that compute new state of one shape, in order, and the products that only these nodes read."""
 
     def __init__(self, shape: Shape, nodes: list[NodeProto], products: dict[str, NodeProto]) -> None:
         self.shape, self.nodes, self.products = shape, nodes, products
@@ -65,29 +65,29 @@ class _RowUpdate:
 
 
 class _RowGraph(GraphValues):
-    """Values and ports of a graph."""
+    """Values and input ports of a graph, with a search for updates of large state."""
 
     def __init__(self, proto: Any) -> None:
         super().__init__(proto)
         self.ports: dict[str, ValueInfoProto] = {value.name: value for value in proto.input}
 
     def large_shapes(self) -> list[Shape]:
-        """Return the shapes of large state of four bytes an entry that has a new value."""
+        """Return the shapes of large state (four bytes an entry) that the graph reads and returns."""
         names = [name.removesuffix(REWRITTEN) for name in self.outputs if name.startswith(_STATE)]
         shapes = {self.shapes[name] for name in names if name in self.ports}
         return sorted(shape for shape in shapes if 4 * math.prod(shape) >= LARGE_BYTES and shape[0] > 1)
 
     def updates_of(self, shape: Shape) -> list[_RowUpdate]:
-        """Return the nodes that make new state of ``shape`` and nothing else, for tensors whose gradient is a product.
+        """Return the updates of state of ``shape`` whose gradient is a matrix product.
 
-        Where the gradient is made whole in another way, going through it row by row gains nothing.
+        Other gradients are computed whole, so that going through them row by row gains nothing.
         """
         chosen = self._for_new_state(shape)
         parts = [_RowUpdate(shape, nodes, self._products_for(nodes, shape)) for nodes in _connected(chosen)]
         return [part for part in parts if part.products and self._reads_state(part.nodes, shape)]
 
     def _for_new_state(self, shape: Shape) -> list[NodeProto]:
-        """Return the nodes that work entry by entry and lead to new state of ``shape`` only, in order."""
+        """Return the element-wise nodes whose results only new state of ``shape`` depends on, in order."""
         ends = {name for name in self.outputs if self.shapes[name] == shape and self._is_new_state(name)}
         chosen: list[NodeProto] = []
         for node in reversed(self.graph.node):
@@ -102,7 +102,7 @@ class _RowGraph(GraphValues):
         return chosen[::-1]
 
     def _products_for(self, nodes: Sequence[NodeProto], shape: Shape) -> dict[str, NodeProto]:
-        """Return the products of matrices that only ``nodes`` read, by name of the result."""
+        """Return the matrix products of ``shape`` that only ``nodes`` read, by name of the result."""
         read = {name for node in nodes for name in node.input} - self.outputs
         return {
             node.output[0]: node
@@ -122,7 +122,7 @@ class _RowGraph(GraphValues):
 
 
 class _RowWriter:
-    """Writer of the updates of a graph, behind all else."""
+    """Writer of updates in blocks of rows, at the end of a graph."""
 
     def __init__(self, graph: _RowGraph) -> None:
         self._graph, self._proto = graph, graph.graph
@@ -175,7 +175,10 @@ class _RowWriter:
         return part
 
     def _rows(self, name: str, update: _RowUpdate, start: int, stop: int, names: dict[str, str]) -> str:
-        """Return the rows of a value that the update reads; the value itself if it has one row for all."""
+        """Return the name of rows ``start`` to ``stop`` of a value that an update reads; write the nodes that compute them.
+
+        Return ``name`` itself if the value is broadcast along rows.
+        """
         if name in names:
             return names[name]
         shape = self._graph.shapes.get(name, ())
@@ -218,7 +221,7 @@ class _RowWriter:
 
 
 def _connected(nodes: Sequence[NodeProto]) -> list[list[NodeProto]]:
-    """Return the nodes in groups, in order: nodes of a group read results of others of it."""
+    """Return ``nodes`` in groups that are connected by reading each other's results; each group in order."""
     groups: list[list[NodeProto]] = []
     for node in nodes:
         mine = [each for each in groups if any(made in node.input for other in each for made in other.output)]
@@ -250,9 +253,9 @@ Rule = Callable[[GraphValues, NodeProto], tuple[str, ...]]
 
 
 def rows_read(values: GraphValues, node: NodeProto) -> tuple[str, ...]:
-    """Return the inputs of which ``node`` reads a row for each row of its result.
+    """Return the inputs of ``node`` that are read row by row: row i of the result depends on row i of each.
 
-    None for another kind of op, or if sizes are unknown. Its other inputs are the same for all rows.
+    The other inputs are the same for all rows. Return () for another kind of op, or if sizes are unknown.
     """
     if len(node.output) != 1 or node.output[0] not in values.shapes:
         return ()
@@ -284,7 +287,7 @@ def _reduced(values: GraphValues, node: NodeProto) -> tuple[str, ...]:
 
 
 def _view(values: GraphValues, node: NodeProto) -> tuple[str, ...]:
-    """Return True if equally many first rows of both shapes hold the same numbers."""
+    """Return the input of a view with constant sizes; equal numbers of first rows then hold the same entries."""
     return () if values.whole(node.input[1]) is None else (node.input[0],)
 
 
@@ -293,7 +296,7 @@ def _pooled(values: GraphValues, node: NodeProto) -> tuple[str, ...]:
 
 
 def _scaled(values: GraphValues, node: NodeProto) -> tuple[str, ...]:
-    """Return True for a number, and perhaps another that is added, for each channel."""
+    """Return the input of a convolution that only scales each channel, and may add a number for each."""
     kernel = values.shapes.get(node.input[1], (0, 0))
     return (node.input[0],) if math.prod(kernel[1:]) == 1 else ()
 
@@ -321,9 +324,13 @@ _NUMBER_BYTES = 4
 class Chain:
     """Nodes that one loop replaces.
 
-    ``places``: positions of the nodes; the loop takes the position of the last one. ``body``: nodes in the loop. ``inputs``
-    and ``outputs``: values that it takes by rows, and that are read elsewhere. ``turns``: iterations of the loop. ``views``:
-    outputs that are views, with their sources.
+    Attributes:
+        places: positions of all its nodes; the loop takes the position of the last one.
+        body: positions of the nodes in the loop.
+        inputs: values that the loop reads some rows at a time.
+        outputs: values of the loop that are read elsewhere.
+        turns: number of iterations.
+        views: views that are read elsewhere, each with the output that it shows.
     """
 
     places: tuple[int, ...]
@@ -335,14 +342,14 @@ class Chain:
 
 
 def chains(values: GraphValues) -> list[Chain]:
-    """Return all chains that are worth a loop, in order."""
+    """Return all chains of nodes that are worth a loop, in order."""
     rows = _rows(values)
     found = [_chain(values, members, rows) for members in _grown(values, rows)]
     return [chain for chain in found if chain is not None]
 
 
 def _rows(values: GraphValues) -> dict[int, tuple[str, ...]]:
-    """Return by place the inputs that each possible node of a chain reads by rows."""
+    """Return for each node that may be part of a chain, by its position, the inputs that it reads row by row."""
     rows = dict[int, tuple[str, ...]]()
     for place, node in enumerate(values.graph.node):
         read = rows_read(values, node)
@@ -355,9 +362,9 @@ def _rows(values: GraphValues) -> dict[int, tuple[str, ...]]:
 
 
 def _grown(values: GraphValues, rows: Mapping[int, Sequence[str]]) -> list[list[int]]:
-    """Return the places in groups that can run at the position of their last node.
+    """Return groups of positions of nodes that can run together at the position of their last node.
 
-    Each node joins the makers of its operands, unless another node needs one of their results before.
+    Each node joins the nodes that compute its operands, unless another node needs one of their results earlier.
     """
     group = dict[int, list[int]]()
     for place, read in rows.items():
@@ -372,7 +379,7 @@ def _grown(values: GraphValues, rows: Mapping[int, Sequence[str]]) -> list[list[
 
 
 def _fits(values: GraphValues, rows: Mapping[int, Sequence[str]], places: Sequence[int]) -> bool:
-    """Return True if these nodes can run at the position of the last of them, some rows at a time."""
+    """Return True if the nodes at ``places`` can run at the position of the last of them, some rows at a time."""
     own, last = {*places}, places[-1]
     results = [values.graph.node[place].output[0] for place in places]
     if _divisor(values, (*results, *(name for place in places for name in rows[place]))) == 1:
@@ -385,12 +392,12 @@ def _fits(values: GraphValues, rows: Mapping[int, Sequence[str]], places: Sequen
 
 
 def _divisor(values: GraphValues, names: Iterable[str]) -> int:
-    """Return the largest number of parts into which the first axes of all of them divide."""
+    """Return the largest number of equal parts into which the first axes of all these values can be cut."""
     return math.gcd(*(values.shapes[name][0] if values.shapes[name] else 1 for name in names))
 
 
 def _chain(values: GraphValues, places: Sequence[int], rows: Mapping[int, Sequence[str]]) -> Chain | None:
-    """Return the chain of these nodes; None if no value of it would be kept from memory."""
+    """Return the chain of the nodes at ``places``, or None if the loop would avoid no large value in memory."""
     own, nodes = {*places}, values.graph.node
     result = {place: nodes[place].output[0] for place in places}
     read = [name for name in result.values() if not own.issuperset(values.readers.get(name, ()))]
@@ -415,14 +422,17 @@ def _chain(values: GraphValues, places: Sequence[int], rows: Mapping[int, Sequen
 
 
 def _seen(values: GraphValues, name: str, own: set[int]) -> str:
-    """Return the source of a view within the chain."""
+    """Return the value that ``name`` shows, through views within the chain."""
     while (place := values.places.get(name, -1)) in own and values.graph.node[place].op_type in VIEWS:
         name = values.graph.node[place].input[0]
     return name
 
 
 def _turns(divisor: int, count: int) -> int:
-    """Return the number of turns that brings the largest value, of ``count`` numbers, nearest to a tile."""
+    """Return the number of iterations for which a part of the largest value, of ``count`` numbers, is nearest to a tile.
+
+    It divides ``divisor``.
+    """
     wanted = count * _NUMBER_BYTES / TILE_BYTES
     parts = [part for part in range(2, divisor + 1) if divisor % part == 0]
     return min(parts, key=lambda part: abs(math.log(part / wanted)))
@@ -432,7 +442,7 @@ def _turns(divisor: int, count: int) -> int:
 
 
 def write(values: GraphValues, chains: Sequence[Chain]) -> None:
-    """Put the loop of each chain at the position of its last node."""
+    """Replace each chain in the graph by a loop at the position of its last node."""
     sizes = ConstantSizes(values.graph, "tile_size")
     gone = {place for chain in chains for place in chain.places}
     loops = {chain.places[-1]: chain for chain in chains}
@@ -446,7 +456,7 @@ def write(values: GraphValues, chains: Sequence[Chain]) -> None:
 
 
 def _loop(values: GraphValues, chain: Chain, sizes: ConstantSizes, name: str) -> Iterator[NodeProto]:
-    """Write the views of the inputs by tiles, the loop, and its outputs in their own shapes."""
+    """Yield the nodes of a loop: views of its inputs by tiles, the Scan, and its outputs in their own shapes."""
 
     def tile(value: str) -> Shape:
         first, *rest = values.shapes[value]
@@ -495,7 +505,7 @@ ROOM = 1.02
 def tiled(model: bytes) -> bytes | None:
     """Return the ONNX model with its large chains in loops, or None.
 
-    None if it has no chain, or if its values would need much more memory: in a chain an op may run later than alone.
+    Return None if it has no chain, or if its values would need much more memory: in a chain an op may run later than alone.
     """
     proto = onnx.load_from_string(model)
     values = GraphValues(proto.graph)

@@ -42,17 +42,17 @@ BLOCKED, ROWS = "blocked", "rows"
 
 
 class MultiplyMasks(SelectToMultiply):
-    """The pass with masks as onnxruntime computes them fastest: one op on the distance from the bound.
+    """Pass with masks that onnxruntime computes fastest: one op on the distance from the bound of a comparison.
 
     Comparisons and casts of onnxruntime run on one thread whatever the session has. If another core's cache holds half of
     their input, they take several times as long.
     """
 
     def mask(self, condition: fx.Node, negated: bool, writer: NodeWriter) -> fx.Node | None:
-        """Return positive(distance) if one selection reads the condition, else a cast of the comparison.
+        """Insert positive(distance) if one selection reads the condition, else a cast of the comparison.
 
-        A condition with several readers, as the mask of dropout, waits as booleans: one byte for each entry
-        (:mod:`edgefl_export.capture.rewrites`).
+        A condition with several readers, as the mask of dropout, is kept as booleans until the backward pass: one byte for
+        each entry (:mod:`edgefl_export.capture.rewrites`).
         """
         distance = _distance(condition, negated, writer) if len(condition.users) == 1 else None
         if distance is not None:
@@ -67,9 +67,9 @@ class MultiplyMasks(SelectToMultiply):
 
 
 def _distance(condition: fx.Node, negated: bool, writer: NodeWriter) -> fx.Node | None:
-    """Return a value > 0 where the condition holds (fails, if ``negated``) and <= 0 elsewhere.
+    """Insert a value that is > 0 where the condition holds (does not hold, if ``negated``) and <= 0 elsewhere.
 
-    None for a condition that holds at its bound too: there the distance is 0.
+    Return None if the condition holds at its bound, where the distance is 0.
     """
     if negated and condition.target in (_aten.logical_or.default, _aten.bitwise_or.Tensor):
         return _distance_between(condition, writer)
@@ -89,7 +89,10 @@ def _distance(condition: fx.Node, negated: bool, writer: NodeWriter) -> fx.Node 
 
 
 def _distance_between(outside: fx.Node, writer: NodeWriter) -> fx.Node | None:
-    """Return (x - low) (high - x) for the condition x <= low or x >= high: it is negative beyond either bound."""
+    """Insert (x - low) (high - x) for the condition x <= low or x >= high; return None for other conditions.
+
+    It is negative beyond either bound.
+    """
     sides = [side for side in outside.args if isinstance(side, fx.Node)]
     targets = {side.target for side in sides}
     if targets != {_aten.le.Scalar, _aten.ge.Scalar} or len({side.args[0] for side in sides}) > 1:
@@ -102,7 +105,7 @@ def _distance_between(outside: fx.Node, writer: NodeWriter) -> fx.Node | None:
 
 
 class OnnxTarget(Target):
-    """Writer of ONNX models, with recomputation and paging for a memory budget."""
+    """Target for ONNX models, with recomputation and segments for a memory budget."""
 
     name = "onnx"
     # Halves are stored before equal nodes are merged: each pass that reads one restores it for itself.
@@ -159,7 +162,7 @@ class OnnxTarget(Target):
 
 
 def _written(lowered: LoweredGraph, peak: int | None = None) -> Artifact:
-    """Return the model of a graph whose form is chosen; ``peak`` is its predicted peak, if it was computed before."""
+    """Write the model of a graph; ``peak`` is its predicted peak in bytes, which is computed if it is None."""
     from edgefl_export.onnx.model import IR_VERSION, to_onnx  # imports torch.onnx, which takes a second
 
     model = to_onnx(lowered)
@@ -174,6 +177,6 @@ def _written(lowered: LoweredGraph, peak: int | None = None) -> Artifact:
 
 
 def _in_rows(model: bytes) -> bytes | None:
-    """Return the model with its updates and its chains some rows at a time; None if it has neither."""
+    """Return the model with updates and chains in blocks of rows, or None if it has neither."""
     updated = by_rows(model)
     return tiled(updated or model) or updated

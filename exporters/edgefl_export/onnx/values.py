@@ -31,11 +31,18 @@ BY_ENTRY = LOGICAL | frozenset(
 
 
 class GraphValues:
-    """Values of a graph by name.
+    """Values of an ONNX graph by name.
 
-    ``types``: 0 if unknown. ``shapes``: of values with known sizes, among them those that wait
-    (:mod:`edgefl_export.operators`), of which ONNX knows only the rank, and those that follow from them by ops that keep the
-    size.
+    Attributes:
+        graph: the graph.
+        inputs: names of the graph's inputs.
+        outputs: names of the graph's outputs.
+        constants: constants by name.
+        types: ONNX type of the entries of a value; 0 if it is unknown.
+        shapes: shapes of the values with known sizes, also of delayed ones (:mod:`edgefl_export.operators`), of which ONNX
+            knows only the rank.
+        places: position of the node that computes a value.
+        readers: positions of the nodes that read a value.
     """
 
     def __init__(self, graph: GraphProto) -> None:
@@ -60,28 +67,31 @@ class GraphValues:
             self._infer(node)
 
     def maker(self, name: str, op: str = "") -> NodeProto | None:
-        """Return the node that makes a value, or None; with ``op``, only a node of that op of the default domain."""
+        """Return the node that computes a value, or None.
+
+        With ``op``, also None if it is no ``op`` of the default domain.
+        """
         place = self.places.get(name)
         node = None if place is None else self.graph.node[place]
         return node if node is None or not op or (node.op_type == op and not node.domain) else None
 
     def read_at(self, name: str) -> list[NodeProto]:
-        """Return the readers of a value, in order."""
+        """Return the nodes that read a value, in order."""
         return [self.graph.node[place] for place in self.readers.get(name, ())]
 
     def whole(self, name: str) -> Shape | None:
-        """Return the whole numbers of a constant; None for other values."""
+        """Return the entries of a constant of int64; None for other values."""
         constant = self.constants.get(name)
         if constant is None or constant.data_type != TensorProto.INT64:
             return None
         return tuple(int(each) for each in np.ravel(numpy_helper.to_array(constant)))
 
     def count(self, name: str) -> int:
-        """Return how many numbers a value has; 0 if that is unknown."""
+        """Return the number of entries of a value; 0 if it is unknown."""
         return math.prod(self.shapes[name]) if name in self.shapes else 0
 
     def waiting(self, node: NodeProto) -> Shape | None:
-        """Return the shape of a value that waits by :func:`edgefl_export.onnx.ops.after`, or of a view of one; else None."""
+        """Return the shape of the result if ``node`` delays a value (:func:`edgefl_export.onnx.ops.after`), else None."""
         sizes = self.maker(node.input[1], "Add") if node.op_type == "Reshape" else None
         nothing = self.maker(sizes.input[1], "Mul") if sizes else None
         cast = self.maker(nothing.input[0], "Cast") if nothing else None
@@ -90,7 +100,7 @@ class GraphValues:
         return self.whole(sizes.input[0]) if self.whole(nothing.input[1]) == (0,) else None
 
     def is_waited_for(self, name: str) -> bool:
-        """Return True if only the first number of a value is read."""
+        """Return True if only the first entry of a value is read, as by a node that waits for it."""
         return name not in self.outputs and all(
             node.op_type == "Slice" and list(map(self.whole, node.input[1:])) == [(0,), (1,)]
             for node in self.read_at(name)
@@ -126,7 +136,10 @@ class GraphValues:
         return tuple(rest if size == -1 else size for size in sizes)
 
     def _on_layout(self, node: NodeProto, given: Shape | None, kernel: Shape | None) -> Shape | None:
-        """Return the shape of an image [N, C, H, W], or channels last; ``kernel``: [O, C, h, w] of a convolution."""
+        """Return the shape of the result of a node on the blocked layout, [N, C, H, W] or channels last.
+
+        ``given`` is the shape of its input, ``kernel`` that of a convolution's kernel [O, C, h, w].
+        """
         options = attributes(node)
         if given is None:
             return None
@@ -140,7 +153,7 @@ class GraphValues:
         return (*given[:2], 1, 1) if node.op_type == "GlobalAveragePool" else None
 
     def _type(self, node: NodeProto) -> int:
-        """Return the type of a node's result if it follows from the op and its operands; else 0."""
+        """Return the type of a node's result if it follows from the op and its operands, else 0."""
         if node.op_type == "Cast":
             return int(attributes(node)["to"])
         if node.op_type in LOGICAL:
@@ -165,7 +178,7 @@ def _convolved(given: Shape, kernel: Shape, options: Mapping[str, Any]) -> Shape
 
 
 def read_by(node: NodeProto) -> set[str]:
-    """Return the names that a node reads, the bodies of its loops included."""
+    """Return the names that a node reads, including those that the bodies of its loops read."""
     bodies = [each.g for each in node.attribute if each.type == AttributeProto.GRAPH]
     within = [(body, {name for each in body.node for name in each.output}) for body in bodies]
     return {name for name in node.input if name} | {
@@ -181,7 +194,10 @@ def attributes(node: NodeProto) -> dict[str, Any]:
 
 
 def replace_entries(*fields: tuple[Any, Sequence[Any]]) -> None:
-    """Replace the entries of repeated fields of a graph; they are copied before their field is emptied."""
+    """Replace the entries of repeated fields of a graph, given as (field, new entries).
+
+    All new entries are copied before a field is emptied, so they may come from the same fields.
+    """
     for field, entries in fields:
         copies = [type(entry).FromString(entry.SerializeToString()) for entry in entries]
         del field[:]
@@ -189,7 +205,10 @@ def replace_entries(*fields: tuple[Any, Sequence[Any]]) -> None:
 
 
 class ConstantSizes:
-    """Constants of whole numbers, each stored once, with names that begin with ``prefix``."""
+    """Store of integer constants of a graph: each is added once, with a name that begins with ``prefix``.
+
+    A call returns the name.
+    """
 
     def __init__(self, graph: GraphProto, prefix: str) -> None:
         self._graph, self._prefix = graph, prefix
@@ -204,10 +223,10 @@ class ConstantSizes:
 
 
 def live_peak(values: GraphValues) -> int:
-    """Return the most numbers that values hold while a node runs, without inputs and constants of the graph.
+    """Return the largest number of entries that values hold while a node runs, without inputs and constants of the graph.
 
-    Views hold none of their own, and values of unknown size count as none, because they are small. The figure compares two
-    forms of one graph.
+    Views hold none of their own. Values of unknown size count as none, because they are small. Use it to compare two forms
+    of one graph.
     """
     nodes, root = values.graph.node, dict[str, str]()
     for node in nodes:

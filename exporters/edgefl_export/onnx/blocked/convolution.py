@@ -21,9 +21,9 @@ _SPACE = (1, 2)
 
 @dataclass(frozen=True)
 class DepthwiseGradient:
-    """dL/dw[c, k] = sum_{n, p} dL/dy[n, c, p] x[n, c, p * stride + k * dilation - padding].
+    """Weight gradient dL/dw[c, k] = sum_{n, p} dL/dy[n, c, p] x[n, c, p * stride + k * dilation - padding] in a graph.
 
-    ``x`` and ``grad``: names of the values, [N, C, H, W] and [N, C, *P]. The others by axis of space.
+    ``x`` and ``grad`` name the values [N, C, H, W] and [N, C, *P]. The other fields are by spatial axis.
     """
 
     x: str
@@ -35,13 +35,13 @@ class DepthwiseGradient:
 
 
 class Finder:
-    """Finder of these gradients by the node that joins their sums."""
+    """Finder of weight gradients of depthwise convolutions, by the node that concatenates their sums."""
 
     def __init__(self, values: GraphValues) -> None:
         self._values = values
 
     def gradient(self, node: NodeProto) -> DepthwiseGradient | None:
-        """Return the gradient that ``node`` is; None for another node."""
+        """Return the gradient whose result ``node`` computes, or None if it is no such node."""
         if node.op_type != "Concat" or _attribute(node, "axis") != 1:
             return None
         products = [self._product(name) for name in node.input]
@@ -57,7 +57,7 @@ class Finder:
     def _joined(
         self, grad: str, windows: list[tuple[tuple[int, ...], tuple[int, ...]]], padded: str
     ) -> DepthwiseGradient | None:
-        """Return the gradient of windows that begin at all positions of a kernel, row by row."""
+        """Return the gradient if windows (begins, steps) of ``padded`` lie at all positions of a kernel, row by row; else None."""
         source, padding = self._padded(padded)
         given = self._transposed(grad)
         starts, steps = [start for start, _ in windows], {step for _, step in windows}
@@ -75,7 +75,7 @@ class Finder:
         return DepthwiseGradient(source, given, kernel, steps.pop(), tuple(dilation), padding)
 
     def _product(self, name: str) -> tuple[str, str] | None:
-        """Return (dL/dy, window of x), both channels last, of one sum of products over all but channels."""
+        """Return (dL/dy, window of x), channels last, if ``name`` is the sum of their product over all other axes; else None."""
         column = self._values.maker(name, "Unsqueeze")
         if self._numbers(self._input(column, 1)) != [1]:
             return None
@@ -83,7 +83,7 @@ class Finder:
         return (product.input[0], product.input[1]) if product else None
 
     def _summed(self, name: str) -> str:
-        """Return the value that was summed over all axes but the last, or "".
+        """Return the value whose sum over all axes but the last is ``name``, or "".
 
         A large sum is a product with ones (:class:`edgefl_export.onnx.passes.SumsToProducts`).
         """
@@ -100,7 +100,7 @@ class Finder:
         return found if self._is(self._input(ones, 0), 1.0) and whole else ""
 
     def _window(self, name: str) -> tuple[str, tuple[int, ...], tuple[int, ...]] | None:
-        """Return source, begins and steps of a window along the axes of space."""
+        """Return (source, begins, steps) by spatial axis if ``name`` is a window of a value, else None."""
         node = self._values.maker(name, "Slice")
         if node is None:
             return name, (0, 0), (1, 1)
@@ -114,9 +114,7 @@ class Finder:
         return node.input[0], tuple(start.get(a, 0) for a in _SPACE), tuple(step.get(a, 1) for a in _SPACE)
 
     def _padded(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """Return the channels-second tensor that ``name`` is with channels last and zeros around, and the padding at the
-        begins.
-        """
+        """Return (value [N, C, H, W], zeros before it by axis) if ``name`` is that value with channels last and zeros around."""
         node, padding = self._values.maker(name, "Pad"), [0, 0]
         if node is not None:
             pads = self._numbers(self._input(node, 1)) or []
@@ -128,7 +126,7 @@ class Finder:
         return self._transposed(name), tuple(padding)
 
     def _transposed(self, name: str) -> str:
-        """Return the channels-second tensor that ``name`` is with channels last; "" if there is none."""
+        """Return the value [N, C, H, W] that ``name`` is with channels last, or "" if there is none."""
         node = self._values.maker(name, "Transpose")
         last = node is not None and _attribute(node, "perm") == _CHANNELS_LAST
         return node.input[0] if node is not None and last else ""
@@ -137,7 +135,7 @@ class Finder:
         return node.input[place] if node is not None and place < len(node.input) else ""
 
     def _is(self, name: str, number: float) -> bool:
-        """Return True for a constant with that number everywhere."""
+        """Return True if ``name`` is a constant whose entries all equal ``number``."""
         constant = self._values.constants.get(name)
         return constant is not None and bool((numpy_helper.to_array(constant) == number).all())
 
@@ -160,7 +158,7 @@ _END = 2**62
 
 
 class Convolutions:
-    """Rules for convolutions; ``count`` were replaced."""
+    """Rules that write convolutions on the blocked layout; ``count`` is the number of replaced ones."""
 
     def __init__(self, layout: BlockedLayout) -> None:
         self.count = 0
@@ -168,7 +166,7 @@ class Convolutions:
         self._gradients = Finder(layout.values)
 
     def add(self, node: NodeProto) -> bool:
-        """Write a convolution anew; return False for any other node."""
+        """Write a convolution on the layout. Return False and write nothing for any other node."""
         if node.domain:
             return False
         if node.op_type == "Concat":
@@ -183,7 +181,7 @@ class Convolutions:
         return True
 
     def fits(self, node: NodeProto) -> bool:
-        """Return True if a convolution has a form on the layout."""
+        """Return True if ``node`` is a convolution that can be written on the layout."""
         if node.op_type == "ConvTranspose":
             return self._fits_transposed(node, attributes(node))
         return node.op_type == "Conv" and not node.domain and self._fits(node)
@@ -206,7 +204,7 @@ class Convolutions:
         return True
 
     def _fits_transposed(self, node: NodeProto, options: Mapping[str, Any]) -> bool:
-        """Return True if a transposed convolution is a plain one with the kernel turned around."""
+        """Return True if a transposed convolution equals a plain one with the flipped kernel."""
         inner, _, *kernel = self._layout.shapes.get(node.input[1], (0, 0))
         plain = {*options.get("strides", (1,))} == {1} and not any(options.get("output_padding", ()))
         padded = options.get("auto_pad", b"NOTSET") == b"NOTSET" and "output_shape" not in options
@@ -222,9 +220,7 @@ class Convolutions:
         return min(_turned_pads(kernel, options)) >= 0
 
     def _turned(self, weight: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return the kernel [I, O, h, w] of a transposed convolution as [O, I, h, w] reversed, and the plain one's
-        options.
-        """
+        """Return (flipped kernel [O, I, h, w], options) of the plain convolution that replaces a transposed one."""
         inner, out, *kernel = self._layout.shapes[weight]
         bounds = ((-1, -1), (-_END, -_END), (2, 3), (-1, -1))
         turned = self._layout.call("Slice", [weight, *map(self._layout.sizes, bounds)], domain="")
@@ -238,7 +234,7 @@ class Convolutions:
         }
 
     def _weight_gradient(self, gradient: DepthwiseGradient, result: str) -> None:
-        """Write [C, positions]: stride and dilation change places, and the results of the samples are summed."""
+        """Write a weight gradient [C, positions] as a convolution: stride and dilation are exchanged, samples are summed."""
         x, grad = self._layout.shapes[gradient.x], self._layout.shapes[gradient.grad]
         samples, channels = x[:2]
         axes = (x[2:], grad[2:], gradient.kernel, gradient.stride, gradient.dilation, gradient.padding)
@@ -281,7 +277,7 @@ class Convolutions:
 
 
 def _turned_pads(kernel: Sequence[int], options: Mapping[str, Any]) -> list[int]:
-    """Return the padding of the plain convolution for a transposed one, begins and then ends."""
+    """Return the padding of the plain convolution for a transposed one: all begins, then all ends."""
     dilations, pads = options.get("dilations", [1] * len(kernel)), options.get("pads", [0] * 2 * len(kernel))
     reach = [d * (k - 1) for d, k in zip(dilations, kernel, strict=True)]
     return [each - pad for each, pad in zip(reach * 2, pads, strict=True)]

@@ -1,7 +1,7 @@
 """Ops between convolutions, on the blocked layout.
 
-Ops entry by entry are the same there. One number for each channel is the kernel, or the bias, of a depthwise convolution of
-one position. A sum over all else is H W times the sum of all samples' means::
+Element-wise ops are the same there. A number for each channel becomes the kernel or the bias of a depthwise 1 x 1
+convolution. A sum over all other axes is H W times the sum of the means of all samples::
 
     s x + b            -> Conv(x, s, b)
     sum_{n, h, w} x    -> H W sum_n GlobalAveragePool(x)
@@ -37,10 +37,13 @@ Norm = tuple[str, ...]
 
 
 class Images:
-    """Rules by op; each returns True if it wrote the node anew.
+    """Rules that write ops between convolutions on the blocked layout. Each rule returns True if it wrote the node.
 
-    ``nodes``: those of the graph, in order. ``convolutions``: rules for those that will be on the layout. ``left``:
-    batch norms that stay as they are.
+    Args:
+        nodes: nodes of the graph, in order.
+        layout: writer of the new nodes.
+        convolutions: rules for convolutions.
+        left: batch norms to leave unchanged.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class Images:
             self._look_ahead(node, convolutions.fits(node))
 
     def _look_ahead(self, node: NodeProto, fits: bool) -> None:
-        """Collect the nodes that lead to a convolution on the layout (``_convolved``) or out of it (``_elsewhere``)."""
+        """Collect values that a convolution on the layout (``_convolved``) or a node off it (``_elsewhere``) depends on."""
         images = node.input if node.op_type in PAIRS else node.input[:1]
         out = node.output[0]
         stays = node.op_type in {*ENTRIES, *PAIRS, "BatchNormalization"} or self._waits(node)
@@ -77,7 +80,7 @@ class Images:
             self._elsewhere.update(node.input)
 
     def _pays(self, node: NodeProto) -> bool:
-        """Return True if the node is worth writing anew. Other operands are brought to the layout only for a convolution."""
+        """Return True if the node is worth a form on the layout. Only for a convolution, operands are converted to it."""
         out, images = node.output[0], filter(self._layout.is_image, node.input)
         inside = all(map(self._layout.is_inside, images))
         return out in self._convolved or (inside and out not in self._elsewhere) or self._ends(node)
@@ -86,7 +89,7 @@ class Images:
         return node.op_type == "Reshape" and self._layout.waits(node)
 
     def _ends(self, node: NodeProto) -> bool:
-        """Return True if the node reads an image on the layout, and its result is on none."""
+        """Return True if the node reads an image on the layout and its result is on none, such as a sum over positions."""
         if node.op_type == "ReduceSum":
             axes = self._layout.values.whole(node.input[1]) if len(node.input) > 1 else None
             return axes is not None and sorted(axes) == list(_ALL_BUT_CHANNELS)
@@ -95,7 +98,7 @@ class Images:
         return node.op_type == "Reshape" and self._layout.values.is_waited_for(node.output[0])
 
     def add(self, node: NodeProto) -> bool:
-        """Write a node anew that reads a value made on the layout; return False for any other node."""
+        """Write a node that reads a value on the layout. Return False and write nothing for any other node."""
         if node.op_type == "BatchNormalization" and not node.domain:
             norm = self._norm(node)
             done = norm not in self._left and self._is_rewritten(node)
@@ -110,15 +113,15 @@ class Images:
         return rule is not None and self._pays(node) and rule(node)
 
     def torn(self) -> set[Norm]:
-        """Return the batch norms that are on the layout while an equal one, computed again, is not.
+        """Return the batch norms of which one copy is on the layout and an equal, recomputed one is not.
 
-        They would round differently, and a comparison of their results, as by the gradient of a maximum, would find no equal
+        The two would round differently. A comparison of their results, as in the gradient of a maximum, would find no equal
         ones.
         """
         return {norm for norm, forms in self._norms.items() if len(forms) > 1}
 
     def _norm(self, node: NodeProto) -> Norm:
-        """Return the operand of a norm, behind all waits, and its statistics."""
+        """Return the operand of a batch norm, without delays, and its statistics: a key that equal norms share."""
         x, *others = node.input[:_NORM_INPUTS]
         while (waiting := self._layout.values.maker(x, "Reshape")) is not None and self._waits(waiting):
             x = waiting.input[0]
@@ -159,7 +162,7 @@ class Images:
         return True
 
     def _with_channels(self, op: str, x: str, numbers: str, shape: Shape) -> str:
-        """x and a number for each channel, added, subtracted or multiplied."""
+        """Write the sum, difference or product of x and a number for each channel."""
         channels = shape[1]
         if op == "Mul":
             return self._scaled(self._layout.twin(x), self._flat(numbers, channels), channels)
@@ -169,14 +172,14 @@ class Images:
         return self._shifted(self._layout.twin(x), bias, channels)
 
     def _flat(self, numbers: str, channels: int) -> str:
-        """[C], of what was reshaped to fit in between other axes."""
+        """Return [C] for numbers that were reshaped to broadcast between other axes."""
         made = self._layout.values.maker(numbers, "Reshape")
         if made is not None and self._layout.shapes.get(made.input[0]) == (channels,):
             return str(made.input[0])
         return self._layout.reshaped(numbers, (channels,))
 
     def _scaled(self, twin: str, scale: str, channels: int, *bias: str, **options: Any) -> str:
-        """scale x + bias, each number for a channel; ``scale`` and ``bias``: [C]."""
+        """Write scale x + bias, with ``scale`` and ``bias`` [C], as a depthwise 1 x 1 convolution."""
         kernel = self._layout.reshaped(scale, (channels, 1, 1, 1))
         return self._layout.call(
             "Conv", [twin, kernel, *bias], group=channels, kernel_shape=[1, 1], **options
@@ -189,7 +192,7 @@ class Images:
         return shifted
 
     def _mean(self, twin: str, result: str) -> None:
-        """Return [C], the means of [N, C, H, W] on the layout."""
+        """Write ``result`` [C], the means of [N, C, H, W] on the layout over all other axes."""
         pooled, axes = self._layout.call("GlobalAveragePool", [twin]), self._layout.sizes(_ALL_BUT_CHANNELS)
         self._layout.emit("ReduceMean", [pooled, axes], result, domain="", keepdims=0)
 
@@ -219,7 +222,7 @@ class Images:
         return self._layout.call(op, inputs, domain="")
 
     def _sum(self, node: NodeProto) -> bool:
-        """Write a sum over samples and positions."""
+        """Write a sum over samples and positions; return True if the node is one."""
         x, axes = node.input
         if not self._layout.is_inside(x) or not self._ends(node):
             return False
@@ -231,7 +234,7 @@ class Images:
         return True
 
     def _channels_last(self, node: NodeProto) -> bool:
-        """Leave the layout by its own op, which runs on all threads."""
+        """Write a transposition to channels last by the conversion out of the layout, which runs on all threads."""
         x = node.input[0]
         if not self._ends(node):
             return False
@@ -240,8 +243,9 @@ class Images:
         return True
 
     def _reshape(self, node: NodeProto) -> bool:
-        """Reshape to its own shape, for a value that waits or is waited for by its first number, the same in both
-        layouts.
+        """Write a Reshape to the same shape, for a value that is delayed.
+
+        Also write a read of the first entry of a value that others wait for; it is the same entry in both layouts.
         """
         x, shape = node.input
         if not self._layout.is_inside(x):
@@ -257,10 +261,10 @@ class Images:
 
 
 def blocked(model: bytes, room: float = ROOM) -> bytes | None:
-    """Return the ONNX model with its spatial convolutions and large products on the blocked layout, or None.
+    """Return the ONNX model with its spatial convolutions and large products on the blocked layout, or None if nothing fits.
 
-    Ops between them are on it too if values then need at most ``room`` times their memory. Products:
-    :mod:`edgefl_export.onnx.blocked.products`. None if nothing fits.
+    Ops between them are on it, too, if values then need at most ``room`` times their memory. For products see
+    :mod:`edgefl_export.onnx.blocked.products`.
     """
     most = room * live_peak(GraphValues(onnx.load_from_string(model).graph))
     for through, products in ((True, True), (True, False), (False, True)):
@@ -270,8 +274,9 @@ def blocked(model: bytes, room: float = ROOM) -> bytes | None:
 
 
 def _written(model: bytes, most: float, *, through: bool, products: bool) -> bytes | None:
-    """Return the model on the layout, with ops ``through`` and with ``products``; None if nothing fits within ``most``
-    numbers.
+    """Return the model on the layout, or None if nothing fits or values need more than ``most`` entries at once.
+
+    ``through``: also write ops between convolutions on it. ``products``: also write large products on it.
     """
     left = set[Norm]()
     while True:

@@ -19,10 +19,16 @@ _CHANNELS = 1
 
 
 class BlockedLayout:
-    """Writer of nodes anew. ``nodes``: those so far, in order. ``done``: results of nodes that others have absorbed.
+    """Writer of a graph with values on the blocked layout.
 
-    A value may have a twin on the blocked layout: in addition, or as a replacement if it was made there. The twin leaves the
-    layout before the first reader elsewhere.
+    A value may have a twin on the layout, in addition, or as a replacement if it was computed there. The twin is converted
+    back before the first node off the layout that reads it.
+
+    Attributes:
+        nodes: nodes written so far, in order.
+        values: values of the original graph.
+        shapes: shapes of all values by name.
+        done: results of nodes that other nodes have absorbed.
     """
 
     def __init__(self, graph: Any) -> None:
@@ -37,34 +43,34 @@ class BlockedLayout:
         self._inside: dict[str, str] = {}
 
     def is_image(self, name: str) -> bool:
-        """Return True if a value can be on the layout: numbers [N, C, H, W], with channels in whole blocks."""
+        """Return True if a value can be on the layout: float32 [N, C, H, W] with a multiple of :data:`BLOCK` channels."""
         shape = self.shapes.get(name, ())
         known = len(shape) == AXES and self.values.types.get(name) == TensorProto.FLOAT
         return known and shape[_CHANNELS] % BLOCK == 0
 
     def is_inside(self, name: str) -> bool:
-        """Return True if a value was made on the blocked layout."""
+        """Return True if a value was computed on the layout."""
         return name in self._inside
 
     def twin(self, name: str) -> str:
-        """Return the value on the blocked layout, brought there if necessary."""
+        """Return the name of the value on the layout; write the conversion if it is not there yet."""
         if name not in self._twins:
             self._twins[name] = self.call("ReorderInput", [name])
             self.shapes[self._twins[name]] = self.shapes.get(name, ())
         return self._twins[name]
 
     def keep(self, name: str, twin: str, shape: Shape) -> None:
-        """Register ``twin`` as the value of ``name`` on the layout."""
+        """Register ``twin``, computed on the layout, as the value of ``name``."""
         self._twins[name] = self._inside[name] = twin
         self.shapes[name] = self.shapes[twin] = shape
 
     def sole_reader(self, name: str) -> NodeProto | None:
-        """Return the only reader of a value that is no result of the graph, or None."""
+        """Return the only reader of a value, or None if it has several or is an output of the graph."""
         found = self.values.read_at(name)
         return found[0] if len(found) == 1 and name not in self.values.outputs else None
 
     def activated(self, result: str) -> tuple[str, dict[str, str]]:
-        """Return name and options of a convolution's result, with the ReLU that alone reads it."""
+        """Return (name of the result, options) of a convolution, fused with a ReLU if only that reads it."""
         reader = self.sole_reader(result)
         if reader is None or reader.op_type != "Relu" or reader.domain:
             return result, {}
@@ -72,12 +78,12 @@ class BlockedLayout:
         return reader.output[0], {"activation": "Relu"}
 
     def waits(self, node: NodeProto) -> bool:
-        """Return True if a value is reshaped to its own shape, to wait for another one."""
+        """Return True if ``node`` delays a value by a Reshape to its own shape."""
         sizes = self.values.waiting(node)
         return sizes is not None and sizes == self.shapes.get(node.input[0])
 
     def call(self, op: str, inputs: Sequence[str], domain: str = LAYOUT, **options: Any) -> str:
-        """Append a node and return its result."""
+        """Append a node and return the name of its result."""
         result = f"blocked{len(self.nodes)}"
         self.emit(op, inputs, result, domain, **options)
         return result
@@ -90,11 +96,11 @@ class BlockedLayout:
         return self.call("Reshape", [value, self.sizes(shape)], domain="")
 
     def sizes(self, numbers: Shape) -> str:
-        """Return the name of a constant of whole numbers."""
+        """Return the name of a constant of these integers."""
         return self._size(numbers)
 
     def filled(self, number: float, *shape: int) -> str:
-        """Return the name of a constant that has one number everywhere."""
+        """Return the name of a constant of ``shape`` whose entries all equal ``number``."""
         key = (number, shape)
         if key not in self._numbers:
             array = np.full(shape, number, np.float32)
@@ -102,7 +108,10 @@ class BlockedLayout:
         return self._numbers[key]
 
     def finished(self, outputs: set[str]) -> list[NodeProto]:
-        """Return the nodes without unread ones, and with the conversions out of the layout for readers elsewhere."""
+        """Return the written nodes without unread ones, with conversions out of the layout for readers off it.
+
+        ``outputs`` are the names of the graph's outputs.
+        """
         read, kept = set(outputs), list[NodeProto]()
         for name in outputs & self._inside.keys():
             read.add(self._inside[name])

@@ -46,9 +46,9 @@ _MATRIX = 2
 
 @dataclass(frozen=True)
 class MatrixProduct:
-    """Product ``x @ y`` of [T, I] and [I, O], plus ``bias`` [O] if there is one.
+    """Product ``x @ y`` of [T, I] and [I, O], plus ``bias`` [O] if it has one entry.
 
-    ``of``: the matrix of which ``x`` is the transpose, in a weight gradient; else "".
+    ``of`` is the matrix whose transpose is ``x``, for a weight gradient; else "".
     """
 
     x: str
@@ -58,7 +58,7 @@ class MatrixProduct:
 
 
 def with_products(graph: GraphProto) -> int:
-    """Write the products of ``graph`` anew that end a region, and return their number."""
+    """Write the products of ``graph`` on the blocked layout, in place, and return their number."""
     values = GraphValues(graph)
     products = {
         node.output[0]: product for node in graph.node if (product := _product(values, node)) is not None
@@ -77,7 +77,7 @@ def with_products(graph: GraphProto) -> int:
 
 
 def _product(values: GraphValues, node: NodeProto) -> MatrixProduct | None:
-    """Return the product that a node is, if its sizes fit into blocks and are large."""
+    """Return the product that a node computes if it is large and its sizes are multiples of a block, else None."""
     if node.domain or node.op_type not in ("MatMul", "Gemm"):
         return None
     x, y, *bias = node.input
@@ -101,15 +101,15 @@ def _product(values: GraphValues, node: NodeProto) -> MatrixProduct | None:
 
 
 def _turned(values: GraphValues, matrix: str) -> str | None:
-    """Return the matrix of which a value is the transpose, or ""."""
+    """Return the matrix whose transpose is the value ``matrix``, or ""."""
     node = values.maker(matrix, "Transpose")
     return node.input[0] if node is not None and [*attributes(node)["perm"]] == [1, 0] else None
 
 
 def _region(values: GraphValues, products: Mapping[str, MatrixProduct], start: str) -> set[str]:
-    """Return the values that ops by entry and changes of shape join with ``start``.
+    """Return the values that are connected with ``start`` by element-wise ops and reshapes.
 
-    Empty if any of them is made or read by other nodes than these, products and sums over rows.
+    Return an empty set if another node than these, products and sums over rows computes or reads one of them.
     """
     channels, total = values.shapes[start][-1], values.count(start)
     found, waiting, ends = set[str](), [start], set[str]()
@@ -134,7 +134,7 @@ def _region(values: GraphValues, products: Mapping[str, MatrixProduct], start: s
 def _joined(
     values: GraphValues, products: Mapping[str, MatrixProduct], node: NodeProto, name: str
 ) -> Sequence[str] | None:
-    """Return the values that a maker or reader of ``name`` joins with it; None if the node needs them in their order."""
+    """Return the values that a maker or reader of ``name`` connects with it, or None if the node needs another layout."""
     result = node.output[0]
     product = products.get(result)
     if product is not None:
@@ -157,7 +157,7 @@ def _joined(
 
 
 def _summed(values: GraphValues, node: NodeProto) -> str:
-    """Return the value whose rows ``node`` adds, as such or as a product with ones; "" for other nodes."""
+    """Return the value whose rows ``node`` sums, by a sum or a product with ones; "" for other nodes."""
     if node.op_type == "MatMul" and not node.domain:
         ones = values.maker(node.input[0], "Expand")
         number = values.constants.get(ones.input[0]) if ones is not None else None
@@ -176,7 +176,7 @@ def _is_one(number: TensorProto) -> bool:
 
 
 class _ProductWriter:
-    """Writer of nodes anew; ``count``: products so far."""
+    """Writer of products on the blocked layout; ``count`` is the number of products so far."""
 
     def __init__(self, values: GraphValues, products: Mapping[str, MatrixProduct], inside: Set[str]) -> None:
         self.count = self._made = 0
@@ -186,7 +186,7 @@ class _ProductWriter:
         self._new: list[NodeProto] = []
 
     def written(self, node: NodeProto) -> Iterator[NodeProto]:
-        """Return the nodes that replace ``node``."""
+        """Yield the nodes that replace ``node``."""
         result = node.output[0]
         product = self._products.get(result)
         self._new = []
@@ -211,7 +211,7 @@ class _ProductWriter:
         self._reshape(made, (rows, columns), result)
 
     def _kernel(self, matrix: str) -> str:
-        """Return [I, O] as the kernel of a convolution."""
+        """Return the matrix [I, O] as the kernel of a 1 x 1 convolution."""
         turned = _turned(self._values, matrix)
         key = ("kernel", matrix)
         if key not in self._known:
@@ -224,7 +224,10 @@ class _ProductWriter:
         return self._known[key]
 
     def _weight_gradient(self, product: MatrixProduct, result: str) -> None:
-        """Write [N, M] of ``of`` [T, N] and ``y`` [T, M]: one is the kernel as it lies, rows of the other are channels."""
+        """Write the product [N, M] of ``of`` [T, N], transposed, and ``y`` [T, M].
+
+        One of them is a kernel as it is stored; the rows of the other are channels.
+        """
         left, right = product.of, product.y
         (rows, columns), (_, others) = self._values.shapes[left], self._values.shapes[right]
         last: dict[str, Any] = {}
@@ -245,7 +248,7 @@ class _ProductWriter:
         self._reshape(plain, (columns, others), result)
 
     def _sum(self, name: str, result: str) -> None:
-        """Write the sum of all rows: their number times the mean of each channel."""
+        """Write the sum of all rows as their number times the mean of each channel."""
         *rows, channels = self._values.shapes[name]
         count = math.prod(rows)
         number = f"product_rows{count}"
@@ -257,14 +260,14 @@ class _ProductWriter:
         self._reshape(total, self._values.shapes[result], result)
 
     def _image(self, name: str, shape: Shape) -> str:
-        """Return the matrix on the layout, in the shape of an image."""
+        """Return the matrix on the layout, as an image of ``shape``."""
         if name in self._inside:
             return self._reshape(name, shape)
         _, channels, _, rows = shape
         return self._reordered(name, (1, 1, rows, channels), channels_last=1)
 
     def _outside(self, name: str) -> str:
-        """Return the matrix in its own order."""
+        """Return the matrix in row order; write the conversion if it is on the layout."""
         if name not in self._inside:
             return name
         key = ("outside", name)

@@ -43,10 +43,10 @@ _PARTS = (8, 4, 2)
 
 
 def summed(model: bytes) -> bytes | None:
-    """Return the ONNX model with the sums of its large state on the blocked layout, or None.
+    """Return the ONNX model with the updates of its large state written as sums on the blocked layout, or None.
 
-    None if it has no such state, or if its values need more than :data:`ROOM` times their memory, because all terms of a sum
-    exist at once.
+    Return None if it has no such state, or if values need more than :data:`ROOM` times their memory, because all terms of a
+    sum exist at once.
     """
     proto = onnx.load_from_string(model)
     values = GraphValues(proto.graph)
@@ -64,7 +64,7 @@ def summed(model: bytes) -> bytes | None:
 
 @dataclass(frozen=True)
 class _Term:
-    """Tensor, times a number if there is one; subtracted if ``negative``."""
+    """Term of a sum: a tensor, times a number if there is one, and subtracted if ``negative``."""
 
     name: str
     number: str = ""
@@ -77,9 +77,15 @@ class _Term:
 
 @dataclass(frozen=True)
 class _GradientSum:
-    """New state of ``shape`` as a sum: its terms in the order of addition, and the results of the nodes that made it so far.
+    """New state as a sum of terms.
 
-    ``old``: the port of its previous value.
+    Attributes:
+        result: name of the new state.
+        shape: its shape.
+        old: port of its previous value.
+        scaled: terms with a number or a sign.
+        plain: names of the other terms.
+        inside: results of the nodes that the sum replaces.
     """
 
     result: str
@@ -91,12 +97,12 @@ class _GradientSum:
 
     @property
     def onto_old(self) -> bool:
-        """Return True if a number times one tensor is added to the previous state, in its memory."""
+        """True if the sum adds a number times one tensor to the previous state, which can be done in its memory."""
         return self.plain == (self.old,) and len(self.scaled) == 1
 
 
 def _sum_of(values: GraphValues, result: str) -> _GradientSum | None:
-    """Return the sum that makes new state, if it takes fewer passes on the layout."""
+    """Return the sum that computes the new state ``result`` if it takes fewer passes on the layout, else None."""
     shape, count = values.shapes.get(result, ()), values.count(result)
     is_state = result.startswith(_STATE) and values.types.get(result) == TensorProto.FLOAT
     if not (is_state and shape) or count < LEAST or count % BLOCK:
@@ -113,7 +119,7 @@ def _sum_of(values: GraphValues, result: str) -> _GradientSum | None:
 
 
 def _old(result: str) -> str:
-    """Return the port of the previous value of state, or of rows of it."""
+    """Return the input port of the state, or of the rows of it, whose new value is ``result``."""
     rows = parse_rows(result)
     if rows is None:
         return result.removesuffix(REWRITTEN)
@@ -123,7 +129,7 @@ def _old(result: str) -> str:
 def _terms(
     values: GraphValues, name: str, shape: Shape, inside: set[str], *, negative: bool
 ) -> Iterator[_Term]:
-    """Return the terms of a sum of tensors of one shape; ``inside`` gets the results of its nodes."""
+    """Yield the terms of the sum that computes ``name``, and add the results of its nodes to ``inside``."""
     node = values.maker(name)
     own = not inside or (name not in values.outputs and len(values.read_at(name)) == 1)
     if node is not None and own and not node.domain and len({*node.input}) == len(node.input):
@@ -143,7 +149,7 @@ def _terms(
 
 
 class _UpdateWriter:
-    """Writer of a graph's sums, each at the position of its last node."""
+    """Writer of sums on the blocked layout, each at the position of its last node."""
 
     def __init__(self, values: GraphValues, sums: Sequence[_GradientSum]) -> None:
         self._values, self._graph = values, values.graph
@@ -197,12 +203,12 @@ class _UpdateWriter:
         self._call("Add", [found.plain[-1], name], result=found.result)
 
     def _added(self, term: _Term, onto: str, shape: Shape, result: str = "") -> str:
-        """Write ``onto`` plus a number times a tensor, both images."""
+        """Write ``onto`` plus a number times a tensor, both as images, and return the name of the result."""
         inputs = [self._image(term.name, shape), self._kernel(self._number(term)), "", onto]
         return self._call("Conv", inputs, LAYOUT, result, group=BLOCK, kernel_shape=[1, 1])
 
     def _image(self, name: str, shape: Shape) -> str:
-        """Return the tensor as an image: a port for state, if these rows of it have no other reader."""
+        """Return the tensor as an image; for state it is an input port of that shape if these rows have no other reader."""
         if name not in self._images:
             is_port = name in self._values.inputs and name.startswith(_STATE)
             if is_port and not (parse_rows(name) and name in self._read_as_it_is):
@@ -217,7 +223,7 @@ class _UpdateWriter:
         return helper.make_tensor_value_info(rows, TensorProto.FLOAT, _seen(shape))
 
     def _number(self, term: _Term) -> str:
-        """Return the number of a term, with its sign and the axes of an image."""
+        """Return the number of a term with its sign, in the shape of an image."""
         key = (term.number, term.negative)
         if key not in self._numbers:
             self._numbers[key] = self._signed(term)
@@ -234,7 +240,7 @@ class _UpdateWriter:
         return self._call("Neg", [number]) if term.negative else number
 
     def _kernel(self, number: str) -> str:
-        """Return a depthwise kernel of one position with this number for each channel."""
+        """Return a depthwise 1 x 1 kernel with ``number`` for each channel."""
         if number not in self._kernels:
             self._kernels[number] = self._call("Expand", [number, self._size((BLOCK, 1, 1, 1))])
         return self._kernels[number]
@@ -254,7 +260,7 @@ class _UpdateWriter:
 
 
 def _seen(shape: Shape) -> Shape:
-    """Return the shape as an image of one block of channels."""
+    """Return ``shape`` as that of an image with one block of channels."""
     positions = math.prod(shape) // BLOCK
     rows = next((part for part in _PARTS if positions % part == 0), 1)
     return 1, BLOCK, rows, positions // rows
