@@ -126,7 +126,7 @@ _HOOK = "expected hooks that only observe; change the gradient of a parameter by
 
 
 def _written(args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """Yield the tensors that a function of torch may write into: its first argument, a list of tensors there, and ``out``."""
+    """Yield the tensors that a function of torch may write into: its first argument, a list of them there, and ``out``."""
     for each in (*args[:1], kwargs.get("out")):
         yield from (
             part for part in (each if isinstance(each, list | tuple) else (each,)) if isinstance(part, Tensor)

@@ -181,7 +181,7 @@ class _Evolution:
         return snapshot_of(self._source.module, self._loss)
 
     def _call(self) -> tuple[int, ...]:
-        """Run the module, its loss and its hooks. Return the labels of the loss and of all tensors, which encode their operations."""
+        """Run the module, its loss and its hooks. Return labels of the loss and of all tensors, which encode operations."""
         module, labels = self._source.module, _Labels(self._numbers)
         for name, each in (*module.named_parameters(), *module.named_buffers(), *self._batch.items()):
             labels.name(each, name)

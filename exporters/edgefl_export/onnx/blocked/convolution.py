@@ -57,7 +57,10 @@ class Finder:
     def _joined(
         self, grad: str, windows: list[tuple[tuple[int, ...], tuple[int, ...]]], padded: str
     ) -> DepthwiseGradient | None:
-        """Return the gradient if windows (begins, steps) of ``padded`` lie at all positions of a kernel, row by row; else None."""
+        """Return the gradient if windows (begins, steps) of ``padded`` lie at all positions of a kernel, row by row.
+
+        Return None otherwise.
+        """
         source, padding = self._padded(padded)
         given = self._transposed(grad)
         starts, steps = [start for start, _ in windows], {step for _, step in windows}
@@ -75,7 +78,10 @@ class Finder:
         return DepthwiseGradient(source, given, kernel, steps.pop(), tuple(dilation), padding)
 
     def _product(self, name: str) -> tuple[str, str] | None:
-        """Return (dL/dy, window of x), channels last, if ``name`` is the sum of their product over all other axes; else None."""
+        """Return (dL/dy, window of x), channels last, if ``name`` is the sum of their product over all other axes.
+
+        Return None otherwise.
+        """
         column = self._values.maker(name, "Unsqueeze")
         if self._numbers(self._input(column, 1)) != [1]:
             return None
@@ -114,7 +120,7 @@ class Finder:
         return node.input[0], tuple(start.get(a, 0) for a in _SPACE), tuple(step.get(a, 1) for a in _SPACE)
 
     def _padded(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """Return (value [N, C, H, W], zeros before it by axis) if ``name`` is that value with channels last and zeros around."""
+        """Return (value [N, C, H, W], zeros before it by axis) if ``name`` is that value channels last with zeros around."""
         node, padding = self._values.maker(name, "Pad"), [0, 0]
         if node is not None:
             pads = self._numbers(self._input(node, 1)) or []
