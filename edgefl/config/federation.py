@@ -1,4 +1,4 @@
-"""A federation: all tables of its file, checked together."""
+"""Federation: all tables of a federation file, validated together."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from edgefl.wire.text import describe_unknown
 
 
 class CandidateTierTable(ConfigTable):
-    """Keys that differ for the devices of a tier that try the candidate; others stay as they are."""
+    """Keys of a tier that have other values for the devices that try a rollout's candidate; None keeps a value."""
 
     memory_budget: str | None = Field(None, description="another budget of the tier's graphs")
     activations: Activations | None = Field(None, description="another way to keep what waits")
@@ -78,11 +78,11 @@ class RolloutTable(ConfigTable):
 
 
 class Federation(tables.ConfigTable):
-    """Tables of a federation file, checked together.
+    """All tables of a federation file, validated together.
 
     They are ``federation``, ``model``, ``loss``, ``algorithm``, ``optimizer``, ``data``, ``round``, ``selection``,
-    ``rollout``, ``tiers``, ``export``, ``codec``, ``aggregate``, ``downlink``, ``broker``, ``server``, ``simulation`` and
-    ``limits``.
+    ``rollout``, ``tiers``, ``export``, ``codec``, ``aggregate``, ``downlink``, ``broker``, ``server``, ``simulation``
+    and ``limits``.
     """
 
     federation: tables.FederationTable = tables.FederationTable()
@@ -160,7 +160,7 @@ class Federation(tables.ConfigTable):
         return self
 
     def _of_versions(self) -> list[str]:
-        """Return the problems of a federation with asynchronous rounds."""
+        """Return a text for each setting that asynchronous rounds do not support."""
         problems: list[str] = []
         if self.round.mode != "buffered":
             return problems
@@ -188,7 +188,7 @@ class Federation(tables.ConfigTable):
         return problems
 
     def formats_of(self, tier: str) -> tuple[FormatName, ...]:
-        """Return the formats of a tier's bundles: ``export.formats``, and those that the devices of `edgefl run` need."""
+        """Return the formats of a tier's bundles: ``export.formats``, and the one that devices of `edgefl run` need."""
         table, shared_formats = self.tiers.get(tier, tables.TierTable()), self.export.formats
         needed = (table.engine,) if table.count or not shared_formats else ()
         return tuple(name for name in FORMATS if name in (*shared_formats, *needed))
@@ -199,7 +199,7 @@ class Federation(tables.ConfigTable):
 
 
 def without_devices(federation: Federation) -> Federation:
-    """Return ``federation`` for commands that start no devices, so that no tier needs a number of devices."""
+    """Return ``federation`` with one device per tier if no tier has any, for commands that start no devices."""
     tiers = federation.tiers
     if any(table.count for table in tiers.values()):
         return federation

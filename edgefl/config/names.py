@@ -1,4 +1,4 @@
-"""Check of the names and options in a federation file against the shipped catalogs; it loads no torch and builds nothing.
+"""Check of the names and options in a federation file against the shipped catalogs, without torch or built models.
 
 Properties that only a built model has (if it fits the data, sizes, combinations) are checked when it is built.
 """
@@ -26,9 +26,9 @@ _OWN_FIELDS = frozenset({"name", _PERSONAL})
 
 
 def name_problems(tables: Mapping[str, Any]) -> list[str]:
-    """Return every problem with a name or an option in the tables of a federation file, with its key.
+    """Return a text for every wrong name or option in the tables of a federation file, beginning with its key.
 
-    Tables and values of a wrong shape are skipped, because the file's own types report them.
+    Tables and values of a wrong type are skipped, because the validation of types reports them.
     """
     codec = _table(tables, "codec")
     tiers = [(name, each) for name, each in _table(tables, "tiers").items() if isinstance(each, Mapping)]
@@ -108,7 +108,7 @@ def _algorithm(tables: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _combinations(algorithm: str, tables: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the parts that do not fit an algorithm of the catalog, whatever its options are."""
+    """Yield a text for each part that cannot be combined with an algorithm of the catalog, with any options."""
     if _table(tables, "algorithm").keys() - _PLAIN_OPTIONS:
         return
     chosen = {
@@ -131,7 +131,7 @@ def _combinations(algorithm: str, tables: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _refused(key: str, algorithm: str, part: str, value: str) -> Iterator[str]:
-    """Yield the problem with a part that does not go with an algorithm, by the table of combinations."""
+    """Yield a text if the table of combinations excludes ``value`` of ``part`` for this algorithm."""
     if not works(algorithm, part, value):
         why = shipped().not_buffered(algorithm) if part == "mode" else ""
         hint = combination_hint(algorithm=algorithm, **{part: value})
@@ -163,7 +163,9 @@ def _tier(key: str, table: Mapping[str, Any], tables: Mapping[str, Any]) -> Iter
 
 
 def _cut(key: str, table: Mapping[str, Any], tables: Mapping[str, Any]) -> Iterator[str]:
-    """Yield problems with cut and chunks of a model whose units are known: one of ours, with its default options."""
+    """Yield problems with the keys ``cut`` and ``chunks``, for catalog models with default options, whose units are
+    known.
+    """
     model = _table(tables, "model")
     units = () if _table(model, "options") else shipped().units(_name(model, "resnet8"))
     cut, chunks = table.get("cut", 0), table.get("chunks", 1)
@@ -196,7 +198,7 @@ def _options(key: str, what: str, accepted: Mapping[str, Any], options: Mapping[
 
 
 def _factory(what: str, name: str) -> Iterator[str]:
-    """Yield the problem with ``file.py:factory`` or ``package.module:factory``, if there is no such file or factory."""
+    """Yield a text if ``file.py:factory`` or ``package.module:factory`` does not exist."""
     place, factory = name.rpartition(":")[::2] if ":" in name else (name, "")
     if problems := [*_missing(what, place)]:
         yield from problems
@@ -216,7 +218,7 @@ def _factory(what: str, name: str) -> Iterator[str]:
 
 
 def _missing(what: str, place: str) -> Iterator[str]:
-    """Return the file or the module of the user's own model or algorithm if it is missing."""
+    """Yield a text if the file or module of the user's own model or algorithm is missing."""
     if not place.endswith(".py") and Path(place).is_file():
         yield f"{what}.name: {place} is no file of Python code; name one that ends in .py"
     elif not place.endswith(".py"):
@@ -229,7 +231,7 @@ def _missing(what: str, place: str) -> Iterator[str]:
 
 
 def _missing_module(key: str, what: str, module: str) -> Iterator[str]:
-    """Return the outermost package if it is missing; only an import shows the modules inside."""
+    """Yield a text if the top-level package of ``module`` is missing. Only an import could check the modules inside."""
     top = module.partition(".")[0]
     try:
         with folder_last(os.getcwd()):
@@ -261,7 +263,7 @@ def is_own(name: str) -> bool:
 
 
 def defined_names(place: str) -> tuple[list[str], set[str]] | None:
-    """Return the names that a file or a module defines, and those that it imports. None if only an import shows them.
+    """Return (names that a file or module defines, names that it imports), or None if only an import can find them.
 
     Raises:
         SyntaxError: The file is no Python code.
@@ -299,7 +301,7 @@ def _is_dynamic(node: ast.AST) -> bool:
 
 
 def _source_file(place: str) -> Path | None:
-    """Return the source file of ``file.py`` or ``package.module``. Imports nothing; None if there is no such file."""
+    """Return the source file of ``file.py`` or ``package.module`` without importing it, or None if there is none."""
     if place.endswith(".py"):
         return Path(place)
     top, *rest = place.split(".")

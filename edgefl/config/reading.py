@@ -1,4 +1,4 @@
-"""Reading of a federation file, with every problem at once: each key and its expected value."""
+"""Reading of federation files, with one error that lists every problem."""
 
 from __future__ import annotations
 
@@ -19,7 +19,15 @@ from edgefl.wire.text import similar, suggest
 
 
 def load(path: Path | None, overrides: Mapping[str, object] | None = None) -> Federation:
-    """Load the federation in ``path`` (defaults if None) with dotted ``overrides``; ConfigError lists every problem."""
+    """Return the federation in a file.
+
+    Args:
+        path: the TOML file; None for the defaults.
+        overrides: values by dotted key that replace those of the file.
+
+    Raises:
+        ConfigError: lists each wrong key with its expected value.
+    """
     tables = _read(path) if path else {}
     for key, value in (overrides or {}).items():
         _assign(tables, key, value)
@@ -27,9 +35,9 @@ def load(path: Path | None, overrides: Mapping[str, object] | None = None) -> Fe
 
 
 def checked(path: str | Path) -> Federation:
-    """Load the federation in the file ``path``, with every name and option checked against the shipped catalogs.
+    """Return the federation in the file ``path``, with every name and option checked against the shipped catalogs.
 
-    Builds nothing.
+    Builds no model.
 
     Raises:
         ConfigError: lists every problem.
@@ -39,9 +47,12 @@ def checked(path: str | Path) -> Federation:
 
 
 def check_names(path: Path | None, overrides: Mapping[str, object]) -> Federation:
-    """Return the federation in ``path`` with ``overrides``. Checks keys, names and options; loads no torch.
+    """Return the federation in ``path`` (None: the defaults) with ``overrides``. Checks keys, names and options without
+    torch.
 
-    ConfigError lists every problem.
+    Raises:
+        ConfigError: lists every problem.
+        DataError: a file or folder of data is missing.
     """
     tables = _read(path) if path else {}
     for key, value in overrides.items():
@@ -53,7 +64,11 @@ def check_names(path: Path | None, overrides: Mapping[str, object]) -> Federatio
 
 
 def check_tiers(federation: Federation, wanted: Iterable[str]) -> None:
-    """Raise ConfigError for a tier that is not in the federation or, if that has none, in the presets of its model."""
+    """Check names of tiers against the federation or, if it has no tiers, against the presets of its model.
+
+    Raises:
+        ConfigError: there is no such tier.
+    """
     known = list(federation.tiers) or shipped().tiers(federation.model.name) or ["strong"]
     for name in wanted:
         if name not in known:
@@ -82,9 +97,13 @@ def _check_places(federation: Federation) -> None:
 def parse(
     tables: Mapping[str, Any], *, source: str, problems: Sequence[str] = (), given: Iterable[str] = ()
 ) -> Federation:
-    """Check plain tables.
+    """Return the federation of plain tables.
 
-    Keys that are ``given`` on the command line are not attributed to the ``source``.
+    Args:
+        tables: the tables, as in a TOML file.
+        source: name of their origin, for errors.
+        problems: further problems to report.
+        given: keys of the command line, whose errors do not name ``source``.
 
     Raises:
         ConfigError: lists each wrong key with its expected value, and all other ``problems``.
@@ -108,7 +127,7 @@ def parse(
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as in a file: lists for tuples, text for paths, and nothing for None."""
+    """Return a value as it would be in a TOML file: lists for tuples, text for paths, and no None."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):

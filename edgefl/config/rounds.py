@@ -1,4 +1,4 @@
-"""Tables of a federation file for rounds: course, selection, aggregation, transport, server, simulated clients."""
+"""Tables of a federation file about rounds: end of a round, selection, aggregation, downlink, server, simulated clients."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ class SelectionTable(ConfigTable):
 
 
 class ServerTable(ConfigTable):
-    """Processes that receive updates: the server itself, or workers. The trained weights do not depend on it."""
+    """Processes of the server that receive updates. The trained weights do not depend on their number."""
 
     workers: int = Field(
         0,
@@ -318,7 +318,7 @@ class ServerTable(ConfigTable):
 
 
 class ClientsTable(ConfigTable):
-    """Speed of simulated clients and their links, their spending, and the share that is lost."""
+    """Speed, links, energy and losses of simulated clients."""
 
     step_ms: float = Field(0, ge=0, description="a local step on the median client; 0: no time")
     down_mbit: float = Field(0, ge=0, description="its link to the server, megabits per second; 0: no time")
@@ -410,7 +410,7 @@ class SimulationTable(ClientsTable):
 
     @field_serializer("tiers")
     def _what_they_say(self, tiers: dict[str, ClientsTable]) -> dict[str, dict[str, Any]]:
-        """Return the keys that a file sets, without defaults, which are the table's own."""
+        """Return the keys that a file sets for each tier; omitted keys have the values of the table itself."""
         return {name: table.model_dump(exclude_unset=True) for name, table in tiers.items()}
 
     @model_validator(mode="after")
@@ -425,7 +425,7 @@ class SimulationTable(ClientsTable):
         return self
 
     def of_tier(self, tier: str) -> ClientsTable:
-        """Return the settings of the clients of ``tier``."""
+        """Return the settings of the clients of ``tier``: its own, else those of the table."""
         common = {name: getattr(self, name) for name in ClientsTable.model_fields}
         own = self.tiers.get(tier)
         return ClientsTable(**common | (own.model_dump(exclude_unset=True) if own else {}))

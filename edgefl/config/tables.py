@@ -52,7 +52,7 @@ BATCH, STEPS = 32, 10
 
 
 class ConfigTable(BaseModel):
-    """Part of a federation file: no keys but its own, and never changed."""
+    """Base class of the tables of a federation file: unknown keys are refused, values cannot be changed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -149,7 +149,9 @@ class AlgorithmTable(ConfigTable):
     @model_validator(mode="before")
     @classmethod
     def _alike_in_all_that_edgefl_brings(cls, table: Any) -> Any:
-        """Return the same batches and steps for all of them, so that runs compare; an algorithm from a file has its own."""
+        """Fill in the same batch and steps for all shipped algorithms, so that runs are comparable; a user's own has its
+        defaults.
+        """
         if not isinstance(table, dict) or ":" in str(table.get("name", "")):
             return table
         given = {key: value for key, value in table.items() if value is not None}
@@ -157,7 +159,7 @@ class AlgorithmTable(ConfigTable):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Return the options that were set, for ``edgefl.algorithms.build``, which refuses those that an algorithm lacks."""
+        """Return the options that are set, as keyword arguments of the algorithm's factory."""
         return self.model_dump(exclude={"name"}, exclude_none=True)
 
 
@@ -171,7 +173,7 @@ class OptimizerTable(ConfigTable):
 
 
 class DataTable(ConfigTable):
-    """Data of the simulated devices and of the server's evaluation."""
+    """Data of the devices on one machine and of the server's evaluation."""
 
     name: DatasetName = Field(
         "auto",
@@ -267,7 +269,7 @@ class DataTable(ConfigTable):
 
     @property
     def way_to_read(self) -> Reader | None:
-        """Return the reader that the table names."""
+        """Return the reader that the table describes, None without one."""
         return msgspec.convert(self.reader, Reader) if self.reader else None
 
     @model_validator(mode="after")
@@ -287,7 +289,7 @@ class DataTable(ConfigTable):
 
 
 class TierTable(ConfigTable):
-    """A class of devices of equal capacity: the submodel it trains."""
+    """Class of devices of equal capacity, and the submodel that they train."""
 
     kind: str = Field("output_side", description="a kind of `edgefl ls kinds`; how the model is cut")
     gamma: float | None = Field(
@@ -315,7 +317,7 @@ class TierTable(ConfigTable):
 
     @property
     def submodel(self) -> dict[str, Any]:
-        """Return the options of the kind, for ``edgefl.submodels.catalog.build``."""
+        """Return the options of the tier's kind, as keyword arguments of ``edgefl.submodels.catalog.build``."""
         cut_options: dict[str, Any] = (
             {"cut": self.cut, "chunks": self.chunks} if self.kind == "output_side" else {}
         )

@@ -1,4 +1,4 @@
-"""A federation as text: every key with its meaning, and a file that is read as an equal federation; and TOML in general."""
+"""Federations as TOML text: a documented file of all keys, a file that loads as an equal federation, and differences."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def changes(before: Federation, now: Federation, but: IncEx) -> list[str]:
 
 
 def by_key(tables: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
-    """Return values by their dotted keys; a value that a person sets as one, such as options, stays one."""
+    """Return the values of nested tables by dotted key. Mappings that are one setting, such as options, are not split."""
     values: dict[str, Any] = {}
     for name, value in tables.items():
         key = f"{parent}{name}"
@@ -90,7 +90,11 @@ def _toml(value: object) -> str:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return the tables in ``text``; raise TOMLDecodeError for all faults, long numbers and deep nesting included."""
+    """Return the tables in TOML text.
+
+    Raises:
+        TOMLDecodeError: the text is malformed, has a number that is too long, or is nested too deeply.
+    """
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError:

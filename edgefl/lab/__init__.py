@@ -1,1 +1,1 @@
-"""Federations on one machine: their data, processes and events. Used by `edgefl run` and the benchmarks."""
+"""Federations on one machine: data, processes and events of a run. Used by `edgefl run` and the benchmarks."""

@@ -42,7 +42,7 @@ def parse_agents(text: str) -> dict[str, int]:
 
 
 def with_agents(federation: Federation, counts: Mapping[str, int]) -> Federation:
-    """Return the federation with as many devices as agents, dealt to its tiers in turns."""
+    """Return the federation with as many devices as agents, distributed evenly over its tiers."""
     tiers = own_tiers(federation)
     total = sum(counts.values())
     share = {name: len(range(place, total, len(tiers))) for place, name in enumerate(tiers)}
@@ -51,7 +51,7 @@ def with_agents(federation: Federation, counts: Mapping[str, int]) -> Federation
 
 
 def dealt(devices: Sequence[str], counts: Mapping[str, int]) -> dict[str, str]:
-    """Return the kind of each device. Kinds take turns, so that a tier has several of them."""
+    """Return the kind of agent of each device. Kinds alternate, so that a tier has several of them."""
     turns = zip_longest(*([kind] * count for kind, count in counts.items()))
     kinds = [kind for kind in chain.from_iterable(turns) if kind]
     return dict(zip(devices, cycle(kinds), strict=False)) if kinds else {}

@@ -46,7 +46,7 @@ _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def check_room(connections: int) -> None:
-    """Raise the limit on open files as far as ``connections`` need it.
+    """Raise this process's limit on open files as far as ``connections`` connections need it.
 
     Raises:
         ConfigError: if the system's limits are too low, with the remedy.

@@ -99,7 +99,10 @@ def deployed_submodel(
 
 
 def _like(federation: Federation, kind: str) -> TierTable:
-    """Return a tier of this kind without a size."""
+    """Return a table for submodels of ``kind`` with the options of the federation's tiers of that kind, without a size.
+
+    ConfigError if their options differ.
+    """
     tiers = {name: table for name, table in federation.tiers.items() if table.kind == kind}
     if kind == "output_side" or not tiers:
         return TierTable(kind=kind)
@@ -128,11 +131,11 @@ _SHOWN = 400
 
 @dataclass(frozen=True)
 class Deployment:
-    """A deployed file and its facts, in JSON types.
+    """Deployed file and its facts, in JSON types.
 
     Attributes:
         artifact: the file.
-        facts: what the file is, how it is fed, how accurate it is.
+        facts: format, inputs, origin and accuracy of the file.
         target: its format and options.
     """
 
@@ -362,7 +365,7 @@ class DeploymentBuilder:
         return {INPUT: first_input(type(source.module), inputs)[0]}
 
     def module(self, submodel: Submodel, number: int = FIRST_ROUND) -> nn.Sequential:
-        """Return ``submodel`` on its own, in inference mode; a rolling window as in round ``number``."""
+        """Return ``submodel`` as a module in inference mode; a rolling submodel as it is in round ``number``."""
         return self._finished(submodel, number)[0]
 
     @property
@@ -371,9 +374,10 @@ class DeploymentBuilder:
         return next(iter(self.spec.metrics), "loss")
 
     def score(self, model: nn.Sequential | Callable[[Tensors], torch.Tensor]) -> float:
-        """Return :attr:`metric` on the test set, of a module or of a deployed file.
+        """Return the value of :attr:`metric` on the test set.
 
-        Statistics of each batch need full batches of the file's size.
+        Args:
+            model: a module, or a function that runs a deployed file on a batch.
         """
         forward = partial(call_with_inputs, model) if isinstance(model, nn.Module) else model
         count = len(self.dataset.test_y)
@@ -394,8 +398,8 @@ class DeploymentBuilder:
         return np.concatenate(found)
 
     def _finished(self, submodel: Submodel, number: int = FIRST_ROUND) -> tuple[nn.Sequential, str]:
-        """Return the module, and the statistics of its batch norms: ``frozen``, ``batch``, ``moving`` (as trained) or
-        ``none``.
+        """Return the module of a submodel, and the source of its batch norm statistics: ``frozen``, ``batch``,
+        ``moving`` or ``none``.
         """
         made = standalone(submodel, self.weights, number)
         moving = self.bn_eval == "frozen" and (self.narrow or not self._whole(made))
@@ -422,11 +426,11 @@ class DeploymentBuilder:
 
     @property
     def narrow(self) -> bool:
-        """Return True if narrow tiers moved the statistics of the whole model."""
+        """True if narrow tiers changed the statistics of the whole model."""
         return self.federation is not None and trains_narrow(self.federation)
 
     def _inference(self, submodel: Submodel) -> Function | None:
-        """Return the function from travelling weights to inference weights; None if both are equal."""
+        """Return the function that converts exchanged weights to inference weights; None if they are equal."""
         whole = OutputSide(self.spec, 0)
         if self.federation is None or algorithm_of(self.federation, whole).inference is None:
             return None
@@ -468,8 +472,8 @@ BUNDLES = "bundles/*.efl"
 def accuracy_on_test_set(run: Path) -> dict[str, float]:
     """Return the accuracy of each tier's submodel of a run's model on the test set.
 
-    A submodel that freezes units at the input side is the whole model on a device, so such tiers are equal. Batch norms have
-    the statistics of `edgefl deploy`. Nothing is downloaded.
+    A submodel that freezes units is the whole model on a device, so such tiers are equal. Batch norms use the
+    statistics of `edgefl deploy`. Nothing is downloaded.
 
     Args:
         run: folder of the run.
@@ -506,10 +510,11 @@ def accuracy_on_test_set(run: Path) -> dict[str, float]:
 
 
 def _check_same(run: Path, dataset: Dataset, *, named: bool) -> None:
-    """Check that the run's bundles have this dataset's samples, or that a run without bundles names its dataset.
+    """Check that ``dataset`` is that of the run, by its bundles' samples, or by its name (``named``) if it has no
+    bundles.
 
     Raises:
-        DataError: if neither is true.
+        DataError: if it is not.
     """
     spec = next((read_bundle(path).manifest.data for path in sorted(run.glob(BUNDLES))), None)
     if spec == data_spec(dataset) or (spec is None and named):

@@ -1,4 +1,4 @@
-"""Facts of a deployed file: what it is, how it is fed, the preprocessing of its inputs, and what loads it."""
+"""Facts of a deployed file: model, inputs, preprocessing, origin, and the libraries that load it."""
 
 from __future__ import annotations
 
@@ -108,13 +108,13 @@ def described(
 
 
 def model_name(name: str) -> str:
-    """Return the name of a model without the folder of its factory's file."""
+    """Return the name of a model; of ``path/file.py:factory`` without the folder."""
     place, colon, factory = name.rpartition(":")
     return f"{Path(place).name}:{factory}" if colon and place.endswith(".py") else name
 
 
 def digest(weights: Mapping[str, Array]) -> str:
-    """Return the SHA-256 of weights: names, shapes and bytes, by name."""
+    """Return the SHA-256 of weights, over names, shapes and bytes in the order of names."""
     found = hashlib.sha256()
     for name in sorted(weights):
         array = np.ascontiguousarray(weights[name])
@@ -150,7 +150,7 @@ def _inputs(
 
 
 def _range(dataset: Dataset, data: DataSpec, own: str, layer: Preprocessing | None) -> list[float]:
-    """Return the least and the largest value: of the data's type where it bounds them, else of test rows."""
+    """Return [least, largest value] of an input: those of its type if it is bounded, else those of the test rows."""
     if isinstance(layer, Pixels):
         return [0, 255]
     if isinstance(layer, Waves):
@@ -204,13 +204,14 @@ _UPRIGHT = "turned as its EXIF orientation says"
 def recipe_of(
     data: DataSpec, *, pixels: bool, tokenizer: bytes, inside: Preprocessing | None = None
 ) -> Recipe:
-    """Return how a file of the data becomes the first input: ``kind``, the numbers of each step, and the steps as text.
+    """Return the preprocessing from a data file to the first input: ``kind``, numbers of each step, and the steps as
+    text.
 
     Args:
         data: the samples of the model.
-        pixels: whether samples are images of whole numbers.
+        pixels: True if samples are images of whole numbers.
         tokenizer: JSON of the tokenizer of texts; empty if tokens are bytes.
-        inside: the part that the deployed file computes itself.
+        inside: preprocessing that the deployed file does itself; None for none.
     """
     reader = data.reader
     if pixels and (reader is None or isinstance(reader, ImageReader)):

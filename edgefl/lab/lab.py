@@ -1,4 +1,4 @@
-"""A federation on one machine: a broker, a server and device agents as processes of their own."""
+"""Federation on one machine: broker, server and device agents as separate processes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ _LEFT_BY_A_RUN = (
 
 @dataclass(frozen=True)
 class Restart:
-    """A process that died and was started again."""
+    """Event: a process has died and was started again."""
 
     name: str
 
@@ -90,7 +90,7 @@ class ServerEvent:
 
 
 def refuse_finished(folder: Path) -> None:
-    """Raise ConfigError if a run that is over is in the folder."""
+    """Raise ConfigError if the folder contains a finished run."""
     if (folder / "model.safetensors").exists():
         raise ConfigError(f"{folder} holds a finished run: use `fresh` or another `out`")
 
@@ -173,8 +173,9 @@ class Lab:
         return self._injector.happened if self._injector is not None else self._happened
 
     def _environment(self, name: str) -> dict[str, str]:
-        """Return the broker's address for ``name``, as an environment variable: a process's arguments and the folder are
-        public.
+        """Return the environment variable with the broker's address for the process ``name``.
+
+        It may contain a password, so it is not an argument or in a file: both are public.
         """
         address = self.address
         if name in self._browsers and self._websocket_port:
@@ -239,17 +240,18 @@ class Lab:
             self.supervisor.start_program(device, [*command, *arguments, *limits], self._environment(device))
 
     def data_of(self, device: str) -> Path:
-        """Return the data file of a device: its own in ``data.devices_dir``, or its part of the dataset."""
+        """Return the path of a device's data: its own in ``data.devices_dir``, else its part of the dataset."""
         return self._own_data.get(device, self.folder / "devices" / device / "data.npz")
 
     def events(self, patience_s: float = math.inf) -> Iterator[ServerEvent | Restart]:
-        """Yield the server's events until it is done, data that a device refuses, and restarts of processes.
+        """Yield the server's events, rejected data of devices, and restarts, until the server is done.
 
         Args:
-            patience_s: limit of the whole run.
+            patience_s: limit of the whole run in seconds.
 
         Raises:
-            EdgeflError: if a process failed for good, after the server's remaining events; or after ``patience_s``.
+            EdgeflError: if a process cannot be restarted, after the server's remaining events; or after
+                ``patience_s``.
         """
         deadline = time.monotonic() + patience_s
         while True:
@@ -286,7 +288,7 @@ class Lab:
             line = self._line(0)
 
     def _line(self, timeout_s: float) -> tuple[str, dict[str, Any]] | None:
-        """Return the next line; its event is empty for other text."""
+        """Return (process, event) of the next line; the event is empty for other text. None on timeout."""
         try:
             name, line = self.supervisor.lines.get(timeout=timeout_s)
             event = msgspec.json.decode(line)
@@ -311,7 +313,7 @@ class Lab:
 
 
 def _address(broker: BrokerTable, port: int) -> Address:
-    """Return the broker's address, with the environment's password if the file has none."""
+    """Return the broker's address, with the password from the environment if the file has none."""
     address = broker.address(port)
     if broker.kind == "amqtt":
         address = replace(address, mqtt="3.1.1")  # it has no other, and would say so to each connection
@@ -322,7 +324,7 @@ def _address(broker: BrokerTable, port: int) -> Address:
 
 
 def _password_given(broker: BrokerTable) -> str:
-    """Return the environment's password: its own variable, or an address of the same user and broker."""
+    """Return the password in the environment: from its own variable, or from an address with the same user and broker."""
     if alone := os.environ.get(PASSWORD, ""):
         return alone
     if not (named := os.environ.get(BROKER, "")):
@@ -333,7 +335,7 @@ def _password_given(broker: BrokerTable) -> str:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Raise ConfigError for a folder with other files than locks that is not a run's: its files are never discarded."""
+    """Raise ConfigError if a folder contains files but no run, so that files of others are never deleted."""
     if (folder / CONFIG_NAME).exists() or not folder.exists():
         return
     if any(child.suffix != ".lock" for child in folder.iterdir()):
@@ -343,7 +345,7 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Remove an earlier run's files from ``folder``, and no others.
+    """Delete the files of an earlier run in ``folder``, and no others.
 
     Raises:
         ConfigError: if the folder is not a run's.

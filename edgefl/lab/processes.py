@@ -30,7 +30,9 @@ _ERROR = "error: "
 
 @dataclass
 class SupervisedProcess:
-    """One supervised process. The supervisor reads its standard output line by line; a log file gets texts and errors."""
+    """State of a supervised process. Its standard output is read line by line; texts and errors go into the file
+    ``log``.
+    """
 
     name: str
     command: Sequence[str]
@@ -44,10 +46,10 @@ class SupervisedProcess:
 
 
 class Supervisor:
-    """Starts children, restarts those that died of a signal or a crash, and writes their pids to ``processes.json``.
+    """Starts processes, restarts those that crashed or were killed, and writes their ids to ``processes.json``.
 
-    A child that exits with 0 is done. A child that exits with the code of an expected error (bad configuration, bad
-    data, port in use) ends the run: starting it again would not help.
+    A process that exits with 0 is done. The exit code of an expected error (bad configuration, bad data, port in use)
+    ends the run, because a restart would not help.
     """
 
     def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -107,10 +109,10 @@ class Supervisor:
         write_whole(self._folder / "processes.json", msgspec.json.encode(pids))
 
     def check(self) -> list[str]:
-        """Restart died processes, and return their names.
+        """Restart processes that died, and return their names.
 
         Raises:
-            EdgeflError: if a process failed for good.
+            EdgeflError: if a process ended with the code of an expected error, or too often.
         """
         restarted = []
         for child in self._children.values():
@@ -141,7 +143,7 @@ class Supervisor:
         return process if process is not None and process.poll() is None else None
 
     def replace(self, name: str, environment: Mapping[str, str]) -> None:
-        """Kill a process; its successor gets these environment variables too."""
+        """Kill a process; the restarted one gets ``environment`` in addition."""
         child = self._children[name]
         child.environment = {**child.environment, **environment}
         if (process := self.running(name)) is not None:
@@ -151,7 +153,7 @@ class Supervisor:
         return self._children[name].done
 
     def wait(self, names: Sequence[str], timeout_s: float) -> None:
-        """Wait for processes to end by themselves."""
+        """Wait up to ``timeout_s`` seconds for processes to end, and restart those that die."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and not all(self.is_done(name) for name in names):
             self.check()
@@ -185,7 +187,7 @@ def _text_of(line: bytes) -> str:
 
 
 def _failed(child: SupervisedProcess, code: int) -> EdgeflError:
-    """Return a process's own error, or its last line, with its exit code."""
+    """Return the error for a process that failed: its own message or last line, with its exit code."""
     text = child.log.read_text(errors="replace")
     errors = "\n".join(line for line in text.splitlines() if line.startswith(_ERROR))
     words = last_line(errors or text, "it said nothing").removeprefix(_ERROR)
@@ -195,9 +197,10 @@ def _failed(child: SupervisedProcess, code: int) -> EdgeflError:
 
 
 class AgentProcess:
-    """An agent in a process group of its own, so that its children end with it. Its output is appended to ``log``.
+    """Agent in a process group of its own, which is ended with its children. Its output is appended to ``log``.
 
-    Raises ConfigError if the command cannot be run.
+    Raises:
+        ConfigError: the command cannot be run.
     """
 
     def __init__(
@@ -237,7 +240,7 @@ class AgentProcess:
         self._process.wait()
 
     def terminate(self) -> None:
-        """Ask the agent to leave (SIGTERM)."""
+        """Ask the agent to end (SIGTERM)."""
         self._process.terminate()
 
     def wait(self, within_s: float | None = None) -> int | None:

@@ -1,4 +1,4 @@
-"""Profiles of bundles through any agent, which runs with a broker of its own.
+"""Profile of a bundle by any agent, with a temporary broker.
 
 ::
 
@@ -36,7 +36,7 @@ _SETTLE_S = 0.5
 
 @dataclass(frozen=True, kw_only=True)
 class AgentProfiling:
-    """Options of a profile through an agent.
+    """Options of a profile by an agent.
 
     Attributes:
         device: name of the agent.
@@ -63,11 +63,11 @@ def profiled(
     on_report: Callable[[FleetReport], None] = lambda _: None,
     stopping: Callable[[FleetProfiler], None] = lambda _: None,
 ) -> DeviceReport:
-    """Profile a bundle through an agent.
+    """Start an agent, let it measure a bundle, and return its report.
 
     Args:
-        command: command of the agent. Its options are appended: --id, --broker, --federation, --data, --store, --engine
-            and --server-key, of a temporary key.
+        command: command of the agent. Its options are appended: --id, --broker, --federation, --data, --store,
+            --engine and --server-key, of a temporary key.
         bundle: the bundle.
         how: options of the profile.
         on_report: receives each new report.
@@ -115,14 +115,14 @@ def profiled(
 
 
 def _watch(agent: AgentProcess, profiler: FleetProfiler) -> None:
-    """Stop the profiler after the end of the agent."""
+    """Wait for the end of the agent, then stop the profiler."""
     agent.wait()
     time.sleep(_SETTLE_S)
     profiler.stop()
 
 
 def _explained(report: DeviceReport, agent: AgentProcess, log: Path) -> DeviceReport:
-    """Return ``report`` with the agent's end or silence as its reason."""
+    """Return ``report`` with a reason if the agent has ended or did not answer."""
     code, last = agent.exit_code, _last_line(log)
     said = f", and its last words were: {last}" if last else ", and it wrote nothing"
     if code is not None:

@@ -21,13 +21,17 @@ BROKER, PASSWORD = "EDGEFL_BROKER", "EDGEFL_BROKER_PASSWORD"
 
 
 def without_password(federation: Federation) -> Federation:
-    """Return the federation without the broker's password, for the folder of a run, which people share."""
+    """Return the federation without the broker's password, because people share the folder of a run."""
     broker = federation.broker.model_copy(update={"password": ""})
     return federation.model_copy(update={"broker": broker})
 
 
 def config_of(folder: Path) -> Path:
-    """Return the configuration in the folder of a run; ConfigError if there is none."""
+    """Return the path of the configuration in the folder of a run.
+
+    Raises:
+        ConfigError: there is none.
+    """
     path = folder / CONFIG_NAME
     if not path.is_file():
         raise ConfigError(
@@ -38,7 +42,11 @@ def config_of(folder: Path) -> Path:
 
 
 def journal_of(folder: Path) -> Path:
-    """Return the journal in the folder of a run; ConfigError if there is none."""
+    """Return the path of the journal in the folder of a run.
+
+    Raises:
+        ConfigError: there is none.
+    """
     path = folder / "journal.sqlite"
     if not path.is_file():
         raise ConfigError(
@@ -50,12 +58,12 @@ def journal_of(folder: Path) -> Path:
 
 
 def is_simulation(folder: Path) -> bool:
-    """Return True for the folder of a simulation that is not one of a run."""
+    """Return True if the folder contains a simulation and no run."""
     return (folder / SIMULATION_CONFIG).is_file() and not (folder / CONFIG_NAME).is_file()
 
 
 def weights_of(folder: Path) -> Path:
-    """Return the model in the folder of a run or simulation; of an unfinished run, the newest checkpoint.
+    """Return the path of the model in the folder of a run or simulation; of an unfinished run, the newest checkpoint.
 
     Raises:
         ConfigError: if the folder is neither's, or there is no model yet.
@@ -77,7 +85,7 @@ def weights_of(folder: Path) -> Path:
 
 
 def round_of(checkpoint: Path) -> int:
-    """Return the round in the name of a checkpoint's file."""
+    """Return the number of the round in a checkpoint's file name."""
     return int("".join(filter(str.isdigit, checkpoint.stem)) or 0)
 
 

@@ -1,4 +1,4 @@
-"""Bundles of a federation, and the requests that bundles were compiled from."""
+"""Compilation of a federation's bundles, and the compile requests of existing bundles."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ Progress = Callable[[str], None]
 
 
 class OutlineTarget(Target):
-    """Target that lowers functions, so that their ports are those of the ONNX graphs, and writes nothing."""
+    """Target that lowers functions only to get the ports of their ONNX graphs, and writes nothing."""
 
     name = "onnx"
 
@@ -92,9 +92,8 @@ def outline_of(
     *,
     progress: Progress = lambda _: None,
 ) -> BundleArchive:
-    """Return the bundle with its manifest and without its graphs: nothing is written or run.
-
-    Arguments as of :func:`bundle_of`.
+    """Return a bundle with its manifest and empty graphs, without writing or running any. Arguments as in
+    :func:`bundle_of`.
 
     Raises:
         ExportError: if a function breaks the contract.
@@ -117,13 +116,13 @@ def _request(
 
 
 def request_of(manifest: Manifest, federation: Federation | None = None, model: str = "") -> CompileRequest:
-    """Return the request that a bundle claims to be compiled from.
+    """Return the request from which a bundle was compiled, as far as its manifest describes it.
 
     Args:
         manifest: the bundle's manifest.
-        federation: the federation that the bundle was exported with; its tier of the same name is taken. Without it, the
-            units and the algorithm that the manifest names, with default options.
-        model: a model to compare with in place of the named one.
+        federation: the federation that the bundle was exported with, for its tier of the same name. None: the
+            model, units and algorithm that the manifest names, with default options.
+        model: model that replaces the named one; "" for none.
 
     Raises:
         ConfigError: if the manifest does not describe enough, or if the federation has no such tier.
@@ -164,7 +163,9 @@ def request_of(manifest: Manifest, federation: Federation | None = None, model: 
 
 
 def _label(manifest: Manifest) -> tuple[Array, int | None]:
-    """A label as the bundle's graphs read it, (1, *label), and the number that counts for nothing among such."""
+    """Return a label of zeros as the bundle's graphs read it, (1, *label), and the class number to ignore (None if
+    none).
+    """
     graphs = (*(phase.graph for phase in manifest.phases), manifest.evaluate)
     for port in (port for name in graphs for port in manifest.graph(name).inputs_of("batch")):
         if port.label.endswith(".y"):

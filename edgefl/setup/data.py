@@ -1,4 +1,4 @@
-"""The data of a run on one machine: one dataset, spread over the devices."""
+"""Data of a run on one machine: one dataset, distributed over the devices."""
 
 from __future__ import annotations
 
@@ -36,7 +36,11 @@ def warn_on_stderr(text: str) -> None:
 
 
 def data_table(data: object) -> dict[str, Any]:
-    """Return the table ``[data]`` of a dataset that is named, or of a file. ConfigError for anything else."""
+    """Return the table ``[data]`` for a dataset's name or a file.
+
+    Raises:
+        ConfigError: ``data`` is something else.
+    """
     if not isinstance(data, str | Path):
         raise ConfigError(
             f"argument `data` is {type(data).__name__}; give a dataset's name, or a file: `Dataset.save(path)` writes one",
@@ -48,7 +52,11 @@ def data_table(data: object) -> dict[str, Any]:
 
 
 def open_data(federation: Federation) -> Dataset:
-    """The dataset of the file, scaled and limited as it says. DataError if it is nowhere, or damaged."""
+    """Return the dataset of the table ``[data]``, scaled and limited as the table says.
+
+    Raises:
+        DataError: Its files are missing or damaged.
+    """
     table = federation.data
     directory = Path(table.dir) if table.dir else None
     if table.name == "file":
@@ -87,7 +95,7 @@ def _own(table: DataTable, seed: int) -> Dataset:
 
 
 def _texts(table: DataTable, corpus: Corpus, seed: int) -> Dataset:
-    """Samples of a corpus, for the task and in the tokens that the table says."""
+    """Return the samples of a corpus of texts, for the task and with the tokens of the table."""
     whole = table.tokens == "bytes" or (table.tokens == "auto" and corpus.name == "Tiny Shakespeare")
     task = table.task if table.task != "auto" else "class" if corpus.classes else "next"
     words = vocabulary.separated if table.name == "wikitext2" else vocabulary.words
@@ -108,16 +116,16 @@ def _texts(table: DataTable, corpus: Corpus, seed: int) -> Dataset:
 def partition(
     federation: Federation, dataset: Dataset, devices: int, *, warn: Warn = warn_on_stderr
 ) -> list[Any]:
-    """Return the row numbers of each device, as ``[data]`` spreads the samples.
+    """Return the row numbers of each device's training samples, distributed as ``[data]`` says.
 
     Args:
         federation: settings.
         dataset: the samples.
         devices: number of devices.
-        warn: called if devices get fewer samples than they should.
+        warn: called with a text if devices get fewer samples than they should.
 
     Raises:
-        DataError: the samples cannot be spread so; the message has a remedy.
+        DataError: the samples cannot be distributed so; the message has a remedy.
     """
     table, labels, seed = federation.data, dataset.train_y, federation.federation.seed
     if table.devices_dir:
@@ -149,7 +157,11 @@ def partition(
 
 
 def how_spread(table: DataTable, dataset: Dataset) -> str:
-    """The partition that the table asks for; ConfigError for one that such samples do not have."""
+    """Return the partition of the table, with ``auto`` replaced by the one that suits the dataset.
+
+    Raises:
+        ConfigError: the dataset lacks what the partition needs, such as classes or owners.
+    """
     classed = has_classes(dataset)
     if table.partition == "auto":
         return "dirichlet" if classed else "owners" if dataset.owners is not None else "iid"
@@ -169,7 +181,7 @@ def has_classes(dataset: Dataset) -> bool:
 
 
 def _of_owners(owners: Array, test_owners: Array, parts: list[Any]) -> list[Any]:
-    """Rows of the test set whose owners have training rows among ``parts``, per device."""
+    """Return, for each device, the test rows of the owners of its training rows. DataError if a device has none."""
     rows = [np.flatnonzero(np.isin(test_owners, owners[part])) for part in parts]
     if empty := [device for device, own in enumerate(rows) if not len(own)]:
         raise DataError(
@@ -181,7 +193,8 @@ def _of_owners(owners: Array, test_owners: Array, parts: list[Any]) -> list[Any]
 
 
 def own_data(federation: Federation, devices: Sequence[str]) -> dict[str, Path]:
-    """Return the path in ``data.devices_dir`` of each device, whose name it has with any ending; {} without that setting.
+    """Return the path of each device's own data in ``data.devices_dir``: its name with any ending. {} without that
+    setting.
 
     Raises:
         DataError: a device has none, or several.
@@ -212,11 +225,19 @@ def own_data(federation: Federation, devices: Sequence[str]) -> dict[str, Path]:
 
 
 def held_out(federation: Federation, dataset: Dataset, parts: list[Any]) -> list[Any]:
-    """Rows of the test set per device, disjoint, like its training rows ``parts``: of its own owners where these were
-    dealt, in the same class proportions where samples have classes, else as many to each.
+    """Return the row numbers of each device's test samples, disjoint and distributed like its training rows.
 
-    Partition groups takes ``group_test_samples``; all others as many as the test set allows. DataError if a device would
-    get none.
+    They belong to the same owners if rows were distributed by owners. Else they have the same class proportions if
+    samples have classes, else equal numbers. Partition ``groups`` uses ``group_test_samples``; all others as many as
+    possible.
+
+    Args:
+        federation: settings.
+        dataset: the samples.
+        parts: training rows of each device.
+
+    Raises:
+        DataError: a device would get no sample.
     """
     table, seed = federation.data, federation.federation.seed
     how = how_spread(table, dataset)

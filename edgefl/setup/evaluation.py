@@ -38,9 +38,9 @@ Evaluate = Callable[[Arrays], Mapping[str, float]]
 
 @dataclass(frozen=True, eq=False)
 class StatisticsRows:
-    """Rows of the server from which statistics of norm layers are estimated: training rows, or test rows without any.
+    """Rows of the server for estimating statistics of norm layers: training rows, or test rows if there are none.
 
-    Labels are not read. ``most``: 0 for all rows.
+    Labels are not read. ``most`` is the largest number of rows, 0 for all.
     """
 
     dataset: Dataset
@@ -48,18 +48,18 @@ class StatisticsRows:
 
     @property
     def source(self) -> Literal["training", "test"]:
-        """The part of the dataset that the rows are from."""
+        """Part of the dataset that the rows come from."""
         return "training" if len(self.dataset.train_y) else "test"
 
     @property
     def count(self) -> int:
-        """The number of rows."""
+        """Number of rows."""
         available = len(self.dataset.train_y) or len(self.dataset.test_y)
         return min(available, self.most or available)
 
     @property
     def warning(self) -> str:
-        """A warning if the rows are too few to rely on accuracy with these statistics, or ""."""
+        """Warning if the rows are too few for a reliable accuracy, or ""."""
         if self.count >= FEW_ROWS:
             return ""
         return (
@@ -68,7 +68,7 @@ class StatisticsRows:
         )
 
     def batches(self) -> Iterator[Mapping[str, Array]]:
-        """Yield the rows by the parts of a batch, in batches of about equal size."""
+        """Yield the rows in batches of about equal size, each a mapping from input names to arrays."""
         read, labels = self.dataset.test_batch, self.dataset.test_y
         if self.source == "training":
             read, labels = self.dataset.train_batch, self.dataset.train_y
@@ -79,20 +79,25 @@ class StatisticsRows:
 
 
 def trains_narrow(federation: Federation) -> bool:
-    """Return True if norm layers may read narrow or masked activations in training, so that their moving statistics do not
-    describe the whole model. Output-side tiers train layers as they are in the whole model."""
+    """Return True if training may run norm layers on narrow or masked activations.
+
+    Their moving statistics then do not describe the whole model. Output-side tiers train layers as in the whole
+    model.
+    """
     return any(tier.kind != "output_side" for tier in federation.tiers.values())
 
 
 def estimated_statistics(federation: Federation, spec: ModelSpec) -> tuple[str, ...]:
-    """Return the names of the statistics that evaluation of the whole model estimates, () where moving ones hold."""
+    """Return the names of statistics that are estimated for evaluating the whole model; () if moving statistics are
+    valid.
+    """
     return estimable(spec.module, moving=trains_narrow(federation))
 
 
 def evaluation_warning(federation: Federation, spec: ModelSpec, dataset: Dataset) -> str:
-    """Return a warning if the reported accuracy is not reliable, or "".
+    """Return a warning if the reported accuracy is unreliable, or "".
 
-    The server has too few rows to estimate statistics from, or the model has statistics that cannot be estimated.
+    This happens if the server has too few rows, or the model has statistics that cannot be estimated.
     """
     rows = StatisticsRows(dataset)
     if not estimated_statistics(federation, spec):
@@ -115,9 +120,11 @@ def evaluation_warning(federation: Federation, spec: ModelSpec, dataset: Dataset
 def federation_evaluation(
     federation: Federation, spec: ModelSpec, dataset: Dataset, device: str = "auto"
 ) -> Evaluate:
-    """Return the evaluation of the whole model of a federation, as its algorithm has inference.
+    """Return a function that evaluates the whole model of a federation, in the form in which its algorithm runs
+    inference.
 
-    Statistics of norm layers that training does not give are estimated from the server's rows, as for `edgefl deploy`.
+    Statistics of norm layers that training does not provide are estimated from the server's rows, as in `edgefl
+    deploy`.
     """
     whole = replace(spec, module=with_buffers(spec.module))
     algorithm = algorithm_of(federation, OutputSide(whole, 0))
@@ -132,14 +139,15 @@ def evaluation(
     *,
     estimated: Collection[str] = (),
 ) -> Evaluate:
-    """Return ``weights -> {name: value}`` on the test set, as ``algorithm`` of the whole model has inference.
+    """Return a function from weights to loss and metrics by name on the test set.
 
     Args:
-        spec: the model; its metrics (:attr:`~edgefl.models.spec.ModelSpec.metrics`) and ``loss`` are the values.
-        algorithm: the local training of the whole model.
+        spec: the model; its metrics (:attr:`~edgefl.models.spec.ModelSpec.metrics`) and ``loss`` are computed.
+        algorithm: the local training of the whole model, which defines the form of weights in inference.
         dataset: holds the test set.
         device: torch's device, or ``auto``.
-        estimated: buffers of ``spec`` to estimate from the dataset's rows instead of reading them from the weights, by name.
+        estimated: names of buffers of ``spec`` that are estimated from the dataset's rows, not read from the
+            weights.
     """
     where = torch.device(processor(device))
     count, label = len(dataset.test_y), spec.label.shape
@@ -174,8 +182,11 @@ def evaluation(
 
 
 def perplexity_to_beat(dataset: Dataset) -> float | None:
-    """Perplexity on the test set of the unigram model of the training set, over the tokens that a language model is
-    measured on; None where labels are no tokens of the samples, or there are none to learn from."""
+    """Return the perplexity of a unigram model of the training set on the test set, a baseline for language models.
+
+    It covers the tokens on which a language model is evaluated. Return None if labels are no tokens of the samples,
+    or there is no training set.
+    """
     labels = labels_of(dataset)
     if not isinstance(labels, TokenLabels) or not len(dataset.train_y):
         return None

@@ -95,7 +95,7 @@ class FederationOptions:
 
 
 def parse_options(pairs: Sequence[str], what: str = "a model option") -> dict[str, Any]:
-    """Return ``KEY=VALUE`` texts as a dictionary; a value that is no JSON is a string.
+    """Return ``KEY=VALUE`` texts as a dictionary. Values are JSON; a value that is no JSON is a string.
 
     Raises:
         ConfigError: a text has no key or no value.
@@ -113,10 +113,14 @@ def parse_options(pairs: Sequence[str], what: str = "a model option") -> dict[st
 
 
 def parse_named(text: str, what: str) -> dict[str, Any]:
-    """Return ``name`` and ``options`` of ``what`` ("codec", "algorithm"). A value that is no JSON is a string.
+    """Return a dictionary with ``name`` and ``options`` from ``NAME:KEY=VALUE,...``, without checking them.
+
+    Args:
+        text: the text. Values are JSON; a value that is no JSON is a string.
+        what: kind of choice for errors, such as "codec".
 
     Raises:
-        ConfigError: the text does not follow the grammar. The catalogs check name and options.
+        ConfigError: the text does not follow the grammar.
     """
     match = _TEXT.fullmatch(text)
     if match is None:
@@ -145,7 +149,7 @@ def parse_loss(text: str) -> dict[str, Any]:
 
 
 def _named_or_own(text: str, what: str, known: Collection[str]) -> dict[str, Any]:
-    """Return ``name`` and ``options`` of one that is ``known``, or of one in a file of the user."""
+    """Return ``name`` and ``options`` from a text that names an entry of ``known``, or ``FILE.py:FACTORY`` of the user."""
     own = None if text.partition(":")[0].strip() in known else _OWN.fullmatch(text)
     if own is None:
         return parse_named(text, what)

@@ -1,4 +1,4 @@
-"""The model of a federation, the shapes of its samples, and what each tier holds of it."""
+"""Model of a federation, shapes of its samples, and submodels of its tiers."""
 
 from __future__ import annotations
 
@@ -33,19 +33,23 @@ _PROCESS_BYTES, _PROCESS_SHARE = GIB, 24
 
 @runtime_checkable
 class SelfChecking(Protocol):
-    """A submodel that finds out by itself whether it can learn."""
+    """Interface of a submodel that can check whether its training will learn."""
 
     def warnings(self, weights: Mapping[str, Array]) -> tuple[str, ...]:
-        """Return warnings about a training that begins from these initial weights."""
+        """Return warnings about training that starts from the initial weights ``weights``."""
 
 
 def process_bytes(spec: ModelSpec) -> int:
-    """Return the estimated memory of a compiling process: torch, its graphs, copies of weights and of a step's values."""
+    """Return the estimated memory in bytes of a process that compiles: torch, graphs, copies of weights and activations."""
     return _PROCESS_BYTES + _PROCESS_SHARE * sum(tensor.nbytes for tensor in spec.weights.values())
 
 
 def federation_model(federation: Federation, dataset: Dataset) -> ModelSpec:
-    """The model with initial weights by seed, fitted to the samples and classes of ``dataset``."""
+    """Return the federation's model, fitted to the samples and classes of ``dataset``, with initial weights by its seed.
+
+    Raises:
+        ConfigError, ModelError: as :func:`fitted_model`.
+    """
     table, loss = federation.model, federation.loss
     return fitted_model(
         table.name,
@@ -66,10 +70,19 @@ def fitted_model(
     options: Mapping[str, Any] | None = None,
     loss: Loss | None = None,
 ) -> ModelSpec:
-    """The model ``name`` with initial weights by ``seed``, fitted to the samples and classes of ``dataset``, and trained on
-    ``loss``; None: on its own, or on the one that fits its output and the labels.
+    """Return a model fitted to the samples and classes of ``dataset``.
 
-    ConfigError where the model, its batch norm mode ``bn`` and the data do not go together.
+    Args:
+        name: name of the model, or ``file.py:factory``.
+        dataset: the samples.
+        bn: mode of batch norm.
+        seed: seed of the initial weights.
+        options: options of the factory.
+        loss: loss of the training; None: the model's own, or the one that fits its output and the labels.
+
+    Raises:
+        ConfigError: model, batch norm mode and data do not fit together.
+        ModelError: the model cannot be built or cut.
     """
     offered = _offered(dataset)
     factory = MODELS.get(name)
@@ -92,7 +105,9 @@ def fitted_model(
 
 
 def _offered(dataset: Dataset) -> dict[str, Any]:
-    """Return the arguments about the data that a factory may take. For numeric labels, there is one output per number."""
+    """Return the arguments about the data that a factory may take. For regression labels, outputs equal the label's
+    numbers.
+    """
     labels = dataset.test_y
     outputs = (*labels.shape[1:], 1)[0] if labels.dtype.kind == "f" else dataset.classes
     if dataset.below:
@@ -105,7 +120,9 @@ def _offered(dataset: Dataset) -> dict[str, Any]:
 
 
 def sample_of(dataset: Dataset) -> tuple[int, ...] | TensorSpec | dict[str, TensorSpec]:
-    """Return the shape of a sample, with its dtype if that is not float32, and with the other inputs of the model."""
+    """Return the shape of a sample: a tuple for float32, a TensorSpec for another dtype, a mapping if there are further
+    inputs.
+    """
     x = TensorSpec(dataset.shape, getattr(torch, dataset.dtype), dataset.below or None)
     if dataset.others:
         return {"x": x} | {name: _spec(other) for name, other in dataset.others.items()}
@@ -118,7 +135,11 @@ def _spec(other: OtherInput) -> TensorSpec:
 
 
 def check_fits(spec: ModelSpec, model: str, dataset: Dataset) -> None:
-    """ConfigError if the model does not read such samples, or is not trained on such labels."""
+    """Check that the model reads the dataset's samples and trains on its labels.
+
+    Raises:
+        ConfigError: it does not.
+    """
     dtype = str(spec.sample.dtype).removeprefix("torch.")
     label, labels = spec.label, labels_of(dataset)
     of_classes = not labels.dtype.is_floating_point
@@ -174,7 +195,7 @@ def _remedy(dataset: Dataset) -> str:
 
 
 def labels_of(dataset: Dataset) -> TensorSpec:
-    """One label of ``dataset``: class numbers, int64, or other numbers, float32."""
+    """Return shape and dtype of one label: int64 for classes and tokens, float32 for other numbers."""
     shape = tuple(dataset.test_y.shape[1:])
     if dataset.test_y.dtype.kind == "f":
         return TensorSpec(shape, torch.float32)
@@ -191,7 +212,7 @@ def labels_of(dataset: Dataset) -> TensorSpec:
 
 
 def _check_shift(loss: CausalLM, model: str, dataset: Dataset, labels: TokenLabels) -> None:
-    """ConfigError for labels that would be shifted twice, or not at all."""
+    """Raise ConfigError if the loss shifts labels that are shifted already, or does not shift labels that are not."""
     if loss.shift == (labels.are == "tokens"):
         return
     there, learned = ("the tokens themselves", "to repeat each token")
@@ -211,10 +232,10 @@ def _described(labels: TensorSpec) -> str:
 
 
 def submodel_of(spec: ModelSpec, tier: str, table: TierTable) -> Submodel:
-    """Return the submodel of a tier.
+    """Return the submodel that the table of a tier describes.
 
     Raises:
-        ConfigError, ModelError: the tier cannot have it; the message begins with the tier's name.
+        ConfigError, ModelError: the model has no such submodel; the message begins with the tier's name.
     """
     with naming_tier(tier):
         return submodels.build(spec, table.kind, **table.submodel)
@@ -222,7 +243,7 @@ def submodel_of(spec: ModelSpec, tier: str, table: TierTable) -> Submodel:
 
 @contextmanager
 def naming_tier(tier: str) -> Iterator[None]:
-    """Begin the message of a ConfigError or a ModelError of the block with the tier's name."""
+    """Put the tier's name before the message of each ConfigError and ModelError of the block."""
     try:
         yield
     except (ConfigError, ModelError) as error:
@@ -230,7 +251,7 @@ def naming_tier(tier: str) -> Iterator[None]:
 
 
 def submodel_warnings(submodel: Submodel, tier: str, initial: Mapping[str, Array]) -> Iterator[str]:
-    """Yield warnings about the training of a tier. None of them stops a run."""
+    """Yield texts about a tier that may not learn from the ``initial`` weights."""
     if isinstance(submodel, SelfChecking):
         for text in submodel.warnings(initial):
             yield f"tier {tier!r}: {text}"
@@ -258,25 +279,29 @@ def data_spec(dataset: Dataset) -> DataSpec:
 
 
 def _reader_of(dataset: Dataset) -> Reader | None:
-    """The dataset's. Images need none, unless their numbers are not those of 8 bits: white is 16 in handwritten digits."""
+    """Return the dataset's reader. Images need one only if their values are not 8 bits: white is 16 in handwritten
+    digits.
+    """
     if dataset.reader is None and dataset.pixels and dataset.top < _HALF_OF_8_BITS:
         return ImageReader(white=dataset.top)
     return dataset.reader
 
 
 def samples_like(federation: Federation) -> Dataset:
-    """The dataset of a federation that has a table ``[data]``; else one sample of zeros and its label, as the model reads
-    them by itself, with the options that it is given.
+    """Return the dataset of a federation with a table ``[data]``; else one sample of zeros with its label that fits the
+    model.
 
-    DataError if the dataset is nowhere; ModelError for a model of one's own that does not say what it reads.
+    Raises:
+        DataError: the dataset's files are missing.
+        ModelError: there is no dataset, and the user's own model does not define its inputs.
     """
     return open_data(federation) if federation.data.model_fields_set else _zeros_for(_by_itself(federation))
 
 
 def model_with_samples(federation: Federation) -> tuple[ModelSpec, Dataset]:
-    """Return the model of a federation, fitted to the samples that :func:`samples_like` returns, and these samples.
+    """Return the model of a federation, and the samples of :func:`samples_like` to which it is fitted.
 
-    A module of the user's own is cut once: without a table ``[data]`` the samples fit it as it is.
+    A module of the user's own is cut only once: without a table ``[data]``, the samples fit it as it is.
     """
     table = federation.model
     if federation.data.model_fields_set or ":" not in table.name or table.bn != "global":
@@ -289,7 +314,7 @@ def model_with_samples(federation: Federation) -> tuple[ModelSpec, Dataset]:
 
 
 def _by_itself(federation: Federation) -> ModelSpec:
-    """Return the model as it is built without data."""
+    """Return the federation's model with its default sample shape, independent of data."""
     table, loss = federation.model, federation.loss
     options: dict[str, Any] = {"seed": federation.federation.seed, **table.options}
     options |= {} if table.output is None else {"output": table.output}

@@ -18,9 +18,10 @@ def check_device(device: str) -> None:
 
 
 def processor(device: str) -> str:
-    """Return the torch device: ``auto`` is CUDA where there is one, else ``cpu``.
+    """Return the name of the torch device: ``cuda`` for ``auto`` if there is a GPU, else ``cpu``.
 
-    ConfigError for another name, and for CUDA where torch finds none.
+    Raises:
+        ConfigError: the name is unknown, or torch finds no GPU for ``cuda``.
     """
     check_device(device)
     if device == "cpu":

@@ -1,4 +1,4 @@
-"""Runs: the lock of their folder, paths that do not depend on the working folder, and the digest of their settings."""
+"""Folder of a run: its lock, absolute paths in its configuration, and the digest of its settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNDECIDING: Mapping[str, IncEx | bool] = {
 
 
 def run_digest(federation: Federation) -> str:
-    """Return the digest of all keys that affect the trained weights. A run is resumed under the same digest only.
+    """Return a digest of all settings that affect the trained weights. A run can be resumed only with the same digest.
 
     Keys with default values are left out, so that a release with more keys resumes the runs of this one.
     """
@@ -46,8 +46,11 @@ def imports_code(federation: Federation) -> bool:
 
 
 def code_of(federation: Federation) -> list[str]:
-    """The code that a run comes from: edgefl's release without its patch, and the digests of the files of a model's and of a
-    algorithm's factory, and of a loss, outside it. What these files import is not among them."""
+    """Return texts that identify the code of a run: edgefl's release, and digests of the user's files with factories or
+    a loss.
+
+    The release is taken without its patch. Modules that these files import are not included.
+    """
     own = {
         "model": federation.model.name,
         "algorithm": federation.algorithm.name,
@@ -65,7 +68,16 @@ _BROKER_FILES = ("ca_file", "cert_file", "key_file", "password_file")
 
 
 def held(folder: Path, name: str, what: str) -> FolderLock:
-    """The folder, made if there is none, for this process alone; StoreError names the one that has it."""
+    """Create the folder if needed, and lock it for this process.
+
+    Args:
+        folder: the folder of a run.
+        name: file name of the lock.
+        what: word for the holder in the error, such as "simulation".
+
+    Raises:
+        StoreError: another process holds the lock; the text names it.
+    """
     try:
         make_folder(folder)
         return FolderLock(folder, name, patience_s=_STOPPING_S)

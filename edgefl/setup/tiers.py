@@ -1,4 +1,4 @@
-"""Tiers of a federation: those of the file, of the model, or of a text on the command line."""
+"""Tiers of a federation, from its file, its model, or a text on the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,18 @@ from edgefl.wire.text import suggest
 
 
 def completed(federation: Federation, per_tier: int = 2) -> Federation:
-    """Fill in what one machine implies: the model's own tiers, devices per tier, waiting for all of them."""
+    """Return the federation completed for a run on one machine.
+
+    Missing tiers are the model's own, missing patterns of device names are ``TIER-*``, and rounds wait for all
+    devices if ``round.min_devices`` is not set.
+
+    Args:
+        federation: the federation.
+        per_tier: devices of each of the model's own tiers.
+
+    Raises:
+        ConfigError: no tier has a device.
+    """
     tiers = own_tiers(federation, per_tier)
     by_memory = any(table.memory_bytes for table in tiers.values())
     tiers = {
@@ -29,7 +40,7 @@ def completed(federation: Federation, per_tier: int = 2) -> Federation:
 
 
 def check_counts(tiers: Mapping[str, TierTable]) -> None:
-    """Raise ConfigError if there are tiers, and one machine starts no device of any."""
+    """Raise ConfigError if there are tiers, but none has a number of devices."""
     if tiers and not any(table.count for table in tiers.values()):
         raise ConfigError(
             "no tier has a count: say in [tiers.NAME] how many devices `edgefl run` is to start"
@@ -37,8 +48,10 @@ def check_counts(tiers: Mapping[str, TierTable]) -> None:
 
 
 def with_guests(federation: Federation, guests: int) -> Federation:
-    """The federation on one machine, whose first round waits for so many devices from elsewhere too, unless its file
-    says how many it waits for."""
+    """Return the federation completed for one machine, whose rounds also wait for ``guests`` devices from elsewhere.
+
+    If the file sets ``round.min_devices``, its value stays.
+    """
     if "min_devices" in federation.round.model_fields_set:
         return completed(federation)
     whole = completed(federation)
@@ -61,12 +74,12 @@ def _preset_tiers(model: str, count: int) -> dict[str, TierTable]:
 
 
 def idle_tiers(federation: Federation) -> list[str]:
-    """Return the tiers of which one machine starts no device."""
+    """Return the tiers without devices on one machine."""
     return [name for name, table in federation.tiers.items() if not table.count]
 
 
 def device_names(federation: Federation) -> list[str]:
-    """``strong-0``, ``strong-1``, ``weak-0``, ..."""
+    """Return the names of the devices on one machine: ``strong-0``, ``strong-1``, ``weak-0``, ..."""
     return [f"{tier}-{number}" for tier, table in federation.tiers.items() for number in range(table.count)]
 
 
@@ -76,7 +89,11 @@ _ITEM = re.compile(r"(?:(?P<name>[^=:*,]+)=)?(?P<kind>[^=:*,]+)(?::(?P<size>[^=:
 
 
 def check_tiers(text: str) -> None:
-    """Raise ConfigError for tiers that no model has. Loads no model, and no torch."""
+    """Check the tiers in a text of the command line without loading a model or torch.
+
+    Raises:
+        ConfigError: no model has such a tier.
+    """
     kinds = sorted(shipped().kinds)
     for _, kind, size, _ in _items(text) if text else ():
         known = kinds if size else ("full", *_PRESETS, *kinds)
@@ -90,7 +107,9 @@ def check_tiers(text: str) -> None:
 
 
 def _items(text: str) -> Iterator[tuple[str, str, str, int | None]]:
-    """Yield (name, kind, size, devices) of each tier. ConfigError for one that cannot be read, or a name given twice."""
+    """Yield (name, kind, size, devices) of each tier in a text. ConfigError if one cannot be read, or a name is
+    repeated.
+    """
     names: set[str] = set()
     for item in text.split(","):
         match = _ITEM.fullmatch(item.strip())
@@ -106,11 +125,18 @@ def _items(text: str) -> Iterator[tuple[str, str, str, int | None]]:
 
 
 def parse_tiers(text: str, model: str, *, count: int = 1) -> dict[str, dict[str, Any]]:
-    """Tables for the federation file's ``tiers``, by name.
+    """Return the tables ``tiers`` of a federation file from a text of the command line, by name.
 
-    KIND is a submodel kind, ``full``, or a preset of the model (``strong``, ``moderate``, ``weak``). SIZE is the share
-    of the parameters (``0.25``, ``1/4``), or for ``output_side`` the number of frozen units. Without NAME a tier is
-    called after its kind; without DEVICES it gets ``count``. ConfigError with the grammar for anything else.
+    Args:
+        text: ``[NAME=]KIND[:SIZE][*DEVICES]`` separated by commas. KIND is a submodel kind, ``full``, or a preset
+            of the model (``strong``, ``moderate``, ``weak``). SIZE is the share of the parameters (``0.25``,
+            ``1/4``), or for ``output_side`` the number of frozen units. Without NAME a tier has the name of its
+            kind.
+        model: name of the model, for its presets.
+        count: number of devices of a tier without DEVICES.
+
+    Raises:
+        ConfigError: the text does not follow the grammar, which the message contains.
     """
     from edgefl.submodels.catalog import KINDS
     from edgefl.submodels.output_side.submodel import TIERS

@@ -1,4 +1,4 @@
-"""Start of torch without parts that no command needs: its compiler, 350 modules, and tensors on several machines, 150."""
+"""Faster start of torch: without its compiler (350 modules) and distributed tensors (150), which no command needs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ _DISTRIBUTED = "torch.distributed.tensor"
 
 
 def without_dynamo() -> None:
-    """Leave ``torch._dynamo`` out until some code compiles with it, such as a model of the user. Called by commands.
+    """Delay the import of ``torch._dynamo`` until some code compiles with it, such as a model of the user. Called by
+    commands.
 
-    torch imports its compiler to mark decompositions as not compiled, for a setting of fake tensors, and to switch compiled
-    gradients off. Each mode that sees torch's ops asks for the class of distributed tensors: here it is one without
-    instances, also for later imports.
+    torch imports its compiler to mark decompositions as not compiled, for a setting of fake tensors, and to switch
+    compiled gradients off. Each mode that intercepts torch's ops asks for the class of distributed tensors: it is
+    replaced by a class without instances, also for later imports.
     """
     on_first_use(_DYNAMO, {"disable": _disable}, alone=("config",))
     if is_unused(_DYNAMO):
@@ -28,7 +29,7 @@ def without_dynamo() -> None:
 
 
 def load_export() -> None:
-    """Load ``torch.export`` and the compiler that it needs, as torch loads them without Triton and distributed training."""
+    """Load ``torch.export`` and the compiler that it needs, but neither Triton nor distributed training."""
     without_dynamo()
     on_first_use("networkx", {"DiGraph": object})  # an annotation of the compiler names it
     import torch.distributed
@@ -47,7 +48,9 @@ def load_export() -> None:
 
 
 def _disable(function: Callable[..., Any], recursive: bool = True, *, wrapping: bool = True) -> Any:
-    """Return a function that runs ``function`` as it is until torch compiles, then as ``torch._dynamo.disable`` makes it."""
+    """Return a function that runs ``function`` unchanged until torch compiles, then like ``torch._dynamo.disable`` makes
+    it.
+    """
     made: list[Callable[..., Any]] = []
 
     def called(*args: Any, **kwargs: Any) -> Any:

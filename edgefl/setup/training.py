@@ -1,4 +1,4 @@
-"""Training of a federation's tiers: algorithm, codec, optimizer, allowed rounds, sizes of updates, candidates."""
+"""Training of a federation's tiers: algorithm, codec, optimizer, allowed modes of rounds, sizes of updates, candidates."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ from edgefl_export.compiler.request import TierTraining
 
 
 def algorithm_of(federation: Federation, submodel: Submodel) -> Algorithm:
-    """The local training of a submodel, its update coded. ConfigError where algorithm, codec and kind do not go together."""
+    """Return the local training of a submodel, including the encoding of its update.
+
+    Raises:
+        ConfigError: algorithm, codec and kind of submodel cannot be combined.
+    """
     table, optimizer = federation.algorithm, federation.optimizer
     return coded_algorithm(
         submodel,
@@ -43,7 +47,7 @@ def algorithm_of(federation: Federation, submodel: Submodel) -> Algorithm:
 
 
 def replaced_algorithm(federation: Federation) -> str:
-    """Return a text about a codec that replaces the federation's algorithm by its own training, or an empty one."""
+    """Return a text if the codec replaces the federation's algorithm by a training of its own, else ""."""
     codec, name = codecs.build(federation.codec.name, **federation.codec.options), federation.algorithm.name
     trained_with, _ = trained_by(codec, name, {})
     if trained_with == name:
@@ -56,13 +60,16 @@ def replaced_algorithm(federation: Federation) -> str:
 
 
 def tier_tables(federation: Federation) -> Mapping[str, TierTable]:
-    """The tiers of a federation; one named ``strong``, with the whole model, where the file has none."""
+    """Return the tiers of a federation; a single one named ``strong``, with the whole model, if the file has none."""
     return federation.tiers or {"strong": TierTable()}
 
 
 def tier_of(federation: Federation, spec: ModelSpec, name: str) -> TierTraining:
-    """The tier ``name`` with its algorithm. ConfigError or ModelError where model, kind, algorithm or codec do not go
-    together."""
+    """Return the training of the tier ``name``.
+
+    Raises:
+        ConfigError, ModelError: model, kind, algorithm and codec cannot be combined.
+    """
     table = tier_tables(federation)[name]
     submodel = submodel_of(spec, name, table)
     shorter = {
@@ -74,16 +81,16 @@ def tier_of(federation: Federation, spec: ModelSpec, name: str) -> TierTraining:
 
 
 def tiers_of(federation: Federation, spec: ModelSpec, names: Collection[str] = ()) -> dict[str, TierTraining]:
-    """All tiers, or those in ``names``, in the order of the file: see :func:`tier_of`."""
+    """Return the training of all tiers, or of those in ``names``, in the order of the file. Raises like :func:`tier_of`."""
     tables = tier_tables(federation)
     return {name: tier_of(federation, spec, name) for name in tables if not names or name in names}
 
 
 def why_not(method: Algorithm) -> str:
-    """Return the reason why devices of ``method`` cannot begin from several versions of the model; empty if they can.
+    """Return the reason why an algorithm cannot run in asynchronous rounds (mode ``buffered``), or "" if it can.
 
-    An update must be a change of the weights that is valid whatever the other devices began from. Its inputs must be in the
-    weights of its version, or be the device's own.
+    Devices then begin from different versions of the model. An update must be a change of the weights that is valid
+    for any version. All inputs must be in the weights of its version, or be the device's own.
     """
     if method.whole:
         return "it needs every device in every round, and no round waits for any"
@@ -99,7 +106,11 @@ def why_not(method: Algorithm) -> str:
 
 
 def check_versions(method: Algorithm) -> None:
-    """ConfigError with the reason where devices of ``method`` cannot begin from several versions at a time."""
+    """Check that an algorithm can run in asynchronous rounds.
+
+    Raises:
+        ConfigError: it cannot; the message has the reason of :func:`why_not`.
+    """
     if why := why_not(method):
         raise combination_error(
             f"algorithm {method.name!r} does not go with round.mode buffered: {why}; choose round.mode synchronous, or "
@@ -110,7 +121,7 @@ def check_versions(method: Algorithm) -> None:
 
 
 def _shared(method: Algorithm) -> tuple[str, ...]:
-    """The server's states that devices read, or that only devices could fill."""
+    """Return the names of server states that devices read, or that only devices can compute."""
     names = [name for function in method.functions for name in function.inputs if name.startswith("weights.")]
     read = server_state.states_of([name.removeprefix("weights.") for name in names], method.server_state)
     return tuple(name for name in read if name != server_state.WEIGHTS)
@@ -119,8 +130,12 @@ def _shared(method: Algorithm) -> tuple[str, ...]:
 def tier_sizes(
     federation: Federation, spec: ModelSpec, submodels: Mapping[str, Submodel]
 ) -> dict[str, UpdateSize]:
-    """The size of an update, by tier. ConfigError or ModelError, which begins with the tier's name, where codec, algorithm
-    and kind do not go together."""
+    """Return the size of an update by tier.
+
+    Raises:
+        ConfigError, ModelError: codec, algorithm and kind cannot be combined; the message begins with the tier's
+            name.
+    """
     weights = {name: tensor.numpy() for name, tensor in spec.weights.items()}
     shapes = {name: array.shape for name, array in weights.items()}
     trained = {name for name, _ in spec.module.named_parameters(remove_duplicate=False)}
@@ -142,7 +157,7 @@ def tier_sizes(
 
 
 def _sent(algorithm: Algorithm) -> dict[str, tuple[int, ...]] | None:
-    """The tensors of an update that holds more than weights, or less; None where it is the weights, in whatever form."""
+    """Return the shapes of an update's tensors by name if they are not exactly the weights, else None."""
     ports = (*algorithm.start.inputs, *algorithm.finish.inputs)
     if algorithm.form.sections or not (
         algorithm.server_state or any(role_of(name) == "carry" for name in ports)
@@ -166,8 +181,11 @@ _HEADER_BYTES = 100  # of safetensors, for each tensor
 
 
 def announcement(federation: Federation, spec: ModelSpec, tiers: Mapping[str, object]) -> tuple[int, int]:
-    """(bytes of a round's announcement, messages that the round publishes at once), estimated: weights go whole, and what a
-    tier gets beside the units is not in."""
+    """Estimate the cost of one round's downlink, with whole weights and without what tiers get besides units.
+
+    Returns:
+        (bytes of the announcement, number of messages that the round publishes at once).
+    """
     chunk = federation.wire_limits.chunk_bytes
     halves = federation.downlink.encoding == "float16"
     sizes: dict[str, int] = {}
@@ -232,9 +250,13 @@ def arrays_of(spec: ModelSpec, *, rounded: bool) -> Arrays:
 
 
 def candidate_of(federation: Federation) -> Federation:
-    """The federation as it would be with the candidate in place; an algorithm of another name has its own options only.
+    """Return the federation with the settings of its rollout's candidate.
 
-    ConfigError names a key that cannot be used."""
+    A candidate with another algorithm gets only the options of the rollout table.
+
+    Raises:
+        ConfigError: a key cannot be used; the message names it.
+    """
     tables = federation.model_dump(mode="json", exclude_unset=True)
     table = federation.rollout
     tables.pop("rollout", None)
@@ -249,8 +271,11 @@ def candidate_of(federation: Federation) -> Federation:
 def candidates_of(
     federation: Federation, spec: ModelSpec, tiers: Mapping[str, TierTraining]
 ) -> dict[str, TierTraining]:
-    """The candidate of each tier that has one; none without a rollout. ConfigError if its updates would be others than
-    those of ``tiers``, or mean something else."""
+    """Return the candidate's training of each tier that has one; {} without a rollout.
+
+    Raises:
+        ConfigError: the candidate's updates have another form or meaning than those of ``tiers``.
+    """
     if not federation.rollout.on:
         return {}
     if not tried_tiers(federation):
@@ -264,13 +289,13 @@ def candidates_of(
 
 
 def tried_tiers(federation: Federation) -> tuple[str, ...]:
-    """The tiers that have a candidate."""
+    """Return the names of the tiers that have a candidate."""
     table, tiers = federation.rollout, tier_tables(federation)
     return tuple(tiers) if table.algorithm else tuple(name for name in tiers if name in table.tiers)
 
 
 def _check_candidate(tier: str, algorithm: Algorithm, candidate: Algorithm) -> None:
-    """Raise ConfigError unless the candidate's server side equals that of the algorithm: one server serves both."""
+    """Raise ConfigError unless candidate and algorithm need the same computation on the server, which serves both."""
     if algorithm.whole or candidate.whole:
         raise refused(
             tier, "its algorithm needs every device in every round, and a trial compares some with others"

@@ -1,4 +1,4 @@
-"""Ground of all packages: files, processes, memory, sizes. Imports nothing else of edgefl."""
+"""Utilities of all packages: files, processes, memory, sizes. Imports nothing else of edgefl."""
 
 import os
 

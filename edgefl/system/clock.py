@@ -1,4 +1,4 @@
-"""Times of day, as lines for people begin with them, and as deadlines need them."""
+"""Times of day as text for logs, and a steady clock for deadlines."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Source of the time in seconds. Tests pass one that they set themselves."""
+    """Function that returns the time in seconds. Tests pass one that they control."""
 
     def __call__(self) -> float: ...
 
 
 def clock(when: float) -> str:
-    """Local time of day of ``when`` (epoch seconds), ``HH:MM:SS``."""
+    """Return the local time of day of ``when`` (seconds since the epoch) as ``HH:MM:SS``."""
     return time.strftime("%H:%M:%S", time.localtime(when))
 
 
@@ -21,8 +21,8 @@ _STARTED = time.time() - time.monotonic()
 
 
 def steady_time() -> float:
-    """Seconds since the epoch that never jump: by the wall clock of the process's start, and what has passed since.
+    """Return seconds since the epoch that never jump: the wall clock at the start of the process plus the elapsed time.
 
-    Whoever sets the wall clock of a running server must not end its rounds, nor keep them open for a day.
+    A change of the wall clock of a running server must neither end its rounds nor keep them open for a day.
     """
     return _STARTED + time.monotonic()

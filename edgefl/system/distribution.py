@@ -1,4 +1,4 @@
-"""The distribution that these packages are installed by. On the package index, edgefl is another project's name."""
+"""Name, version and extras of the installed distribution. On the package index, edgefl is the name of another project."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ NAME = "edgefl-tiers"
 
 
 def install(extra: str) -> str:
-    """The command that brings what ``extra`` of pyproject.toml lists: ``pip install 'edgefl-tiers[server]'``."""
+    """Return the command that installs an extra of pyproject.toml: ``pip install 'edgefl-tiers[server]'``."""
     return f"pip install '{NAME}[{extra}]'"
 
 
 def version() -> str:
-    """Return the version of these sources by their pyproject.toml, or of the installed distribution, else ``unknown``.
+    """Return the version in pyproject.toml of these sources, else of the installed distribution, else ``unknown``.
 
-    Reads names of files only: ``importlib.metadata`` imports the parser of e-mails, 1.3 MB of an idle device and a tenth of
-    its start.
+    Reads only names of files: ``importlib.metadata`` imports the parser of e-mails, 1.3 MB of an idle device and a
+    tenth of its start.
     """
     root = Path(__file__).resolve().parents[2]
     if of_sources := _of_sources(root / "pyproject.toml"):
@@ -38,7 +38,7 @@ def series(release: str) -> str:
 
 
 def _of_sources(project: Path) -> str:
-    """The version in our own project file; "" where there is none, or another project's."""
+    """Return the version in our own pyproject.toml; "" if there is none, or it is another project's."""
     try:
         text = project.read_text(encoding="utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""Files that are replaced in one step, and locks of folders."""
+"""Atomic replacement of files, and locks of folders."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ _OF_RIGHTS = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Name ``path`` in errors of full or read-only disks within the block.
-
-    A write to an open file fails without a file name.
+    """Add ``path`` to errors of full or read-only disks in the block, because a write to an open file fails without a
+    file name.
     """
     try:
         yield
@@ -35,7 +34,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def remedy(error: OSError) -> str:
-    """Return advice for an error of the file system, or an empty text if there is no general one."""
+    """Return advice for an error of the file system, or "" if there is no general one."""
     if error.errno in _NO_ROOM:
         return "free some space there, or name another folder"
     if error.errno == errno.ENOENT:
@@ -47,11 +46,16 @@ def remedy(error: OSError) -> str:
 def replacing(
     path: Path, *, durable: bool = False, shared: bool = False, private: bool = False
 ) -> Iterator[BinaryIO]:
-    """A file beside ``path`` to write to, which takes its place where the block ends without an error.
+    """Open a temporary file beside ``path``, and rename it to ``path`` if the block ends without an error.
 
-    ``durable``: its bytes are on disk before it does, and its name before the block has ended. ``shared``: several
-    processes may write the same path at once; the last one stays. ``private``: only its owner may read it. The folder must
-    exist; an OSError names the file.
+    Args:
+        path: The file to replace; its folder must exist.
+        durable: Wait until the bytes and the new name are on disk.
+        shared: Several processes may write the same path at the same time; the last one wins.
+        private: Only the owner may read the file.
+
+    Raises:
+        OSError: Writing fails; it names the file.
     """
     own = f".{os.getpid()}-{threading.get_ident()}" if shared else ""
     partial = path.with_name(path.name + own + PARTIAL)
@@ -73,8 +77,10 @@ def replacing(
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the names in ``folder`` are on disk: a file that was made or renamed there may else be gone after a power
-    cut, whatever was synced of its bytes. A system without such a wait has none to offer."""
+    """Wait until the names in ``folder`` are on disk. Does nothing on systems without such a call.
+
+    Otherwise a new or renamed file may be missing after a power failure, even if its bytes were synchronized.
+    """
     if sys.platform == "win32":
         return
     descriptor = os.open(folder, os.O_RDONLY)
@@ -88,18 +94,20 @@ def sync_folder(folder: Path) -> None:
 
 
 def private_opener(path: str, flags: int) -> int:
-    """Open a file for :func:`open`; a new one is readable by its owner only."""
+    """Open a file, as ``opener`` of :func:`open`; a new file is readable by its owner only."""
     return os.open(path, flags, 0o600)
 
 
 def make_private(path: Path) -> None:
-    """Make the file if there is none, readable by its owner only: what a database holds is private from its first byte."""
+    """Create the file if there is none, readable by its owner only. Call it before a database creates the file for
+    everyone.
+    """
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
 
 
 def make_folder(folder: Path, *, private: bool = False) -> None:
-    """Make ``folder`` and those above it if there are none, on disk before this returns.
+    """Create ``folder`` and its parents if they are missing, and wait until they are on disk.
 
     ``private``: only the owner may look into a new ``folder``.
     """
@@ -112,19 +120,19 @@ def make_folder(folder: Path, *, private: bool = False) -> None:
 def write_whole(
     path: Path, data: bytes, *, durable: bool = False, shared: bool = False, private: bool = False
 ) -> None:
-    """Replace the content of ``path`` by ``data``, whole or not at all; see :func:`replacing`."""
+    """Replace the content of ``path`` by ``data`` atomically; options as in :func:`replacing`."""
     with replacing(path, durable=durable, shared=shared, private=private) as file:
         file.write(data)
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace the content of ``path`` by ``text`` in UTF-8; its folder is made if there is none."""
+    """Replace the content of ``path`` by ``text`` in UTF-8 atomically. Missing folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, text.encode())
 
 
 def reserve_room(file: IO[bytes], size: int) -> None:
-    """Give ``file`` its ``size`` bytes on disk now: a disk that is full later would end the round."""
+    """Allocate ``size`` bytes on disk for ``file`` now, because a disk that is full later would end the round."""
     if hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(file.fileno(), 0, size)
@@ -145,7 +153,7 @@ _AGAIN_S = 0.1
 
 
 class FolderHeld(Exception):
-    """Another process holds the lock. ``pid``: its number, 0 where it could not write it down."""
+    """Another process holds the lock. ``pid`` is its process id, 0 if unknown."""
 
     def __init__(self, path: Path, pid: int) -> None:
         super().__init__(f"{path} is held by process {pid or 'unknown'}")
@@ -153,20 +161,20 @@ class FolderHeld(Exception):
 
     @property
     def who(self) -> str:
-        """``process 4711``, for a message; "another process" where its number is not known."""
+        """Return ``process 4711`` for a message, or "another process" if its id is unknown."""
         return f"process {self.pid}" if self.pid else "another process"
 
 
 class FolderLock:
-    """The lock ``folder/name``, held from here until :meth:`release` or the end of the process.
+    """Lock on the file ``folder/name``, held from construction until :meth:`release` or the end of the process.
 
-    The file stays: to remove it would let two processes in.
+    The file is never removed, because a removal would allow two processes to hold the lock.
 
     Args:
-        folder: where the lock lies.
-        name: of its file.
-        patience_s: seconds to wait for another holder, such as a process that is being stopped. A line on standard error
-            names it.
+        folder: folder of the lock.
+        name: name of its file.
+        patience_s: seconds to wait for another holder, such as a process that is being stopped. A line on
+            standard error names it.
 
     Raises:
         FolderHeld: another process holds the lock.
@@ -207,7 +215,7 @@ class FolderLock:
 
 
 def _taken(descriptor: int) -> bool:
-    """Return True if this process has the lock now. File systems without locks grant it always."""
+    """Try to lock an open file; return True on success. File systems without locks always succeed."""
     if sys.platform == "win32":
         return True
     try:

@@ -2,7 +2,7 @@
 
 ::
 
-    tasks = [partial(offer, size) for size in sizes]            # each is called with a function that takes progress texts
+    tasks = [partial(offer, size) for size in sizes]            # each is called with a function for progress texts
     for result in side_by_side(tasks, print, processes=processes_for(GIB)):
         ...                                                     # in the order of the tasks
 
@@ -36,7 +36,9 @@ _NONE = -1
 
 
 def processes_for(nbytes: int) -> int:
-    """Return how many processes of ``nbytes`` each have a core and free memory; 1 except on Linux, where forks are safe."""
+    """Return the number of processes of ``nbytes`` each that cores and free memory allow; 1 except on Linux, where forks
+    are safe.
+    """
     if sys.platform != "linux":
         return 1
     return max(1, min(cores(), _free_bytes() // nbytes))
@@ -47,8 +49,8 @@ def side_by_side(
 ) -> Iterator[Result]:
     """Yield the results of the tasks in their order. An error of a task is raised in its place and ends the others.
 
-    With one process, or one task, they run in this process, and so does a task whose process dies or whose result cannot be
-    pickled.
+    A single task, or tasks with one process, run in this process. So does a task whose process dies or whose result
+    cannot be pickled.
 
     Args:
         tasks: functions that take a function for progress texts.
@@ -74,7 +76,7 @@ def side_by_side(
 
 @dataclass(eq=False)
 class _Worker:
-    """A process, the line to it, and the number of the task that it has."""
+    """Worker process, the connection to it, and the number of its current task."""
 
     process: BaseProcess
     line: Connection
@@ -161,7 +163,7 @@ def _collected(tasks: Sequence[Task[Result]], workers: Sequence[_Worker], report
 
 
 def _hear(worker: _Worker, arrived: dict[int, Any], waiting: Iterator[int], report: Report) -> None:
-    """Receive one message of a worker: a progress text, a result, or its end."""
+    """Receive one message of a worker: a progress text, a result (which is stored in ``arrived``), or its end."""
     try:
         message = worker.line.recv()
     except (EOFError, OSError):
@@ -176,7 +178,7 @@ def _hear(worker: _Worker, arrived: dict[int, Any], waiting: Iterator[int], repo
 
 
 def _give(worker: _Worker, waiting: Iterator[int]) -> None:
-    """The next task, if there is one."""
+    """Send the next waiting task to ``worker``, if there is one."""
     worker.task = next(waiting, _NONE)
     if worker.task >= 0:
         with suppress(OSError):  # it died meanwhile: its line says so when it is read

@@ -38,11 +38,14 @@ class _Unused(ModuleType):
 
 
 def on_first_use(name: str, known: Mapping[str, object] = _NOTHING, alone: Sequence[str] = ()) -> None:
-    """Let ``import name`` cost nothing until it is used, for every importer in this process: to be called by what starts the
-    process. Nothing happens where the module is loaded already, or unknown.
+    """Make ``import name`` load the module only when an attribute is first read, for all importers in this process.
 
-    ``known``: attributes that it has before. ``alone``: modules of a package that load now, and without it; any other one
-    loads the package.
+    Call it early in a process. It does nothing if the module is already loaded or does not exist.
+
+    Args:
+        name: Name of the module.
+        known: Attributes that the module has before it is loaded.
+        alone: Modules of a package that are imported now without loading it. Any other module loads the package.
     """
     spec = None if name in sys.modules else _specification(name)
     if spec is None:
@@ -62,8 +65,10 @@ def on_first_use(name: str, known: Mapping[str, object] = _NOTHING, alone: Seque
 
 @contextmanager
 def parts_alone(*packages: str) -> Iterator[None]:
-    """Load modules of these packages, the outermost named first, without the packages, which load far more: they wait for
-    their first use, and load with any module that is not loaded in here."""
+    """In the block, import modules of ``packages`` without running the packages' own code, which loads far more.
+
+    The packages are loaded on their first use, or with any other of their modules. Name the outermost package first.
+    """
     opened = []
     for name in packages:
         on_first_use(name)
@@ -79,8 +84,11 @@ def parts_alone(*packages: str) -> Iterator[None]:
 
 
 def not_here(*names: str) -> None:
-    """Let a library that loads these modules where they are installed go without them in this process, unless they are
-    loaded already: to be called by what starts the process."""
+    """Let imports of these modules fail in this process, unless they are already loaded, for libraries that need them
+    optionally.
+
+    Call it early in a process.
+    """
     for name in names:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # which Python takes for one that there is not
 
@@ -117,7 +125,7 @@ def _specification(name: str) -> ModuleSpec | None:
 
 
 def _loaded_before(package: str) -> list[tuple[str, ModuleType]]:
-    """The modules of a package that were loaded without it, which left their names with what stood for it."""
+    """Return (name, module) of the modules of a package that were loaded before the package itself."""
     parts = ((name.rpartition("."), module) for name, module in list(sys.modules.items()))
     return [(child, module) for (above, _, child), module in parts if above == package and module is not None]
 
@@ -136,7 +144,7 @@ class _Folders(list[str]):
 
 
 class _Loaded(MetaPathFinder, Loader):
-    """Python has found the package unused; it has loaded by now, and with it perhaps what is looked for: once is enough."""
+    """Finder for modules whose lazy package was loaded during the search, and the module perhaps with it."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -149,7 +157,7 @@ class _Loaded(MetaPathFinder, Loader):
         return sys.modules[spec.name]
 
     def exec_module(self, module: ModuleType) -> None:
-        """It has run; whoever imports a module gives it a specification, and it has its own."""
+        """Restore the specification of a module that has run already."""
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
 
@@ -171,11 +179,11 @@ def lazily_from(package: str, names: Collection[str], modules: Sequence[str]) ->
 
 
 def lazily(package: str, places: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of ``package``.
+    """Return the ``__getattr__`` of ``package``, which imports a name's module when the name is first used.
 
     Args:
-        package: its name.
-        places: names by the module that each comes from; ``Round=RoundTable`` for one that has another name there.
+        package: Name of the package.
+        places: Names by module; ``Round=RoundTable`` exports the module's name ``RoundTable`` as ``Round``.
     """
     found = {
         name.partition("=")[0]: (place, name.rpartition("=")[2])

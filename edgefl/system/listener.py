@@ -1,9 +1,9 @@
-"""Web server with bounded connections, for every page that this package serves.
+"""Web server with a bounded number of connections, for all pages of edgefl.
 
-A connection is *pending* while no request on it is answered, or its client reads nothing of what was sent: either ends it
-after ``REQUEST_S``. A WebSocket is pending except within :func:`kept`. The server has fewer connections than descriptors. If
-it has no room it ends the connection that is pending longest, so a request that comes at once is answered beside any number
-of idle connections.
+A connection is *pending* while none of its requests is being answered, or while its client does not read. Both states
+end after ``REQUEST_S``. A WebSocket is pending except within :func:`kept`. The number of connections is smaller than
+that of file descriptors. If it is reached, the server closes the connection that has been pending longest, so that
+idle connections cannot block new requests.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ _MOST_MESSAGES = 100
 
 
 def most_connections() -> int:
-    """Return the number of connections that the descriptors of this process allow, each with another one behind it."""
+    """Return the number of connections that the file descriptors of this process allow, each with a second one to a
+    backend.
+    """
     if sys.platform == "win32":
         return 512
     import resource
@@ -53,7 +55,11 @@ def most_connections() -> int:
 
 
 def listening(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at this address; port 0 is any that is free. OSError if it cannot be had."""
+    """Return a socket that listens at this address; port 0 selects a free one.
+
+    Raises:
+        OSError: The address cannot be used.
+    """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, address = found[0]
     made = socket.socket(family, kind, protocol)
@@ -69,7 +75,13 @@ def listening(host: str, port: int) -> socket.socket:
 
 
 def certificate_fault(cert_file: str, key_file: str, names: str) -> str:
-    """Return what is wrong with a certificate and its key, which settings called ``names`` name; empty if nothing is."""
+    """Return the problem with a certificate and its key, or "" if they can be used.
+
+    Args:
+        cert_file: Certificate; "" for none.
+        key_file: Private key; "" for none.
+        names: Names of the two settings, for the text.
+    """
     if bool(cert_file) != bool(key_file):
         return f"a certificate and its key go together: name both ({names}), or none"
     try:
@@ -85,12 +97,13 @@ def certificate_fault(cert_file: str, key_file: str, names: str) -> str:
 
 
 class _ClientSocket(socket.socket):
-    """A client's connection.
+    """Connection of a client.
 
     Attributes:
-        idle_since: Since when no request is answered; None while one is.
-        unread_since: Since when the client takes nothing of what is sent; None if it took everything.
-        is_kept: Whether it is a WebSocket in use.
+        idle_since: Time since which no request is being answered; None while one is.
+        unread_since: Time since which the client does not read; None if it has read everything.
+        accepted_by: The listening socket.
+        is_kept: True for a WebSocket in use.
     """
 
     idle_since: float | None = None
@@ -100,17 +113,17 @@ class _ClientSocket(socket.socket):
 
     @property
     def pending_since(self) -> float | None:
-        """Since when the client is awaited; None while it is not."""
+        """Time since which the connection is pending, or None if it is not."""
         if self.is_kept:
             return None
         return self.idle_since if self.unread_since is None else self.unread_since
 
     def send(self, data: Any, flags: int = 0, /) -> int:
-        """Send, and note whether the client takes it."""
+        """Send, and record whether the client reads."""
         return self._sent(len(data), super().send, data, flags)
 
     def sendmsg(self, buffers: Iterable[Any], *options: Any) -> int:
-        """Send several buffers, and note whether the client takes them."""
+        """Send several buffers, and record whether the client reads."""
         pieces = list(buffers)
         return self._sent(sum(map(len, pieces)), super().sendmsg, pieces, *options)
 
@@ -124,13 +137,13 @@ class _ClientSocket(socket.socket):
         return taken
 
     def close(self) -> None:
-        """Close it, and make room for another one."""
+        """Close the connection, and free its place."""
         if self.accepted_by is not None:
             self.accepted_by.open.pop(self, None)
         super().close()
 
     def end(self) -> None:
-        """Have the event loop close it."""
+        """Shut the connection down, so that the event loop closes it."""
         self.idle_since = self.unread_since = None
         with suppress(OSError):
             self.shutdown(socket.SHUT_RDWR)
@@ -138,7 +151,7 @@ class _ClientSocket(socket.socket):
 
 @contextmanager
 def kept(scope: MutableMapping[str, Any]) -> Iterator[None]:
-    """Have the server keep the WebSocket of this ASGI scope as long as the context is open."""
+    """Count the WebSocket of this ASGI scope as in use during the block, so that the server does not close it."""
     connection = scope.get("state", {}).get(_CONNECTION)
     if isinstance(connection, _ClientSocket):
         connection.is_kept = True
@@ -163,7 +176,7 @@ class _BoundedSocket(socket.socket):
         """Accept a connection for the event loop.
 
         Raises:
-            BlockingIOError: No connection waits, or the loop has to close some first.
+            BlockingIOError: No connection is waiting, or the loop must close some first.
             OSError: All connections are being answered. The loop tries again after a second.
         """
         if len(self.open) >= self._most:
@@ -180,7 +193,7 @@ class _BoundedSocket(socket.socket):
         return connection, address
 
     def end_late(self) -> None:
-        """End the connections whose request did not come in time."""
+        """Close the connections that have been pending for more than ``REQUEST_S``."""
         late = time.monotonic() - REQUEST_S
         for connection in [*self.open]:
             if connection.pending_since is not None and connection.pending_since < late:
@@ -195,7 +208,7 @@ class _BoundedSocket(socket.socket):
 
 
 class _Http(H11Protocol):
-    """HTTP on a connection that knows whether a request is answered."""
+    """HTTP protocol that records whether a request is being answered."""
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -225,9 +238,9 @@ class _Http(H11Protocol):
 
 
 class _OnceAMinute(logging.Filter):
-    """Drops a message that was logged within the last minute: clients must not fill the log.
+    """Log filter that drops a message logged within the last minute, because clients must not fill the log.
 
-    It makes one line of asyncio's report that no connection can be accepted.
+    It shortens asyncio's report that no connection can be accepted to one line.
     """
 
     def __init__(self) -> None:
@@ -235,7 +248,7 @@ class _OnceAMinute(logging.Filter):
         self._logged: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return True if the record is to be logged."""
+        """Return True if the record should be logged."""
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, ValueError) and "._start_serving(" in record.getMessage():
             return False  # a second after it could not accept, and the server has stopped meanwhile
@@ -255,11 +268,11 @@ class _OnceAMinute(logging.Filter):
 
 
 class WebServer(uvicorn.Server):
-    """A uvicorn server with bounded connections.
+    """A uvicorn server with a bounded number of connections.
 
     Args:
         app: The ASGI application.
-        options: Of ``uvicorn.Config``; what all pages have in common has a default.
+        options: Options of ``uvicorn.Config``; those common to all pages have defaults.
     """
 
     def __init__(self, app: Any, **options: Any) -> None:
@@ -272,7 +285,7 @@ class WebServer(uvicorn.Server):
                 logger.addFilter(_OnceAMinute())
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen on ``sockets``, which are taken over."""
+        """Start to listen on ``sockets``, which the server closes in the end."""
         if sys.platform == "win32":  # its event loop accepts by other means
             await super().startup(sockets)
             return
@@ -284,7 +297,7 @@ class WebServer(uvicorn.Server):
         await super().shutdown([*self._listening] or sockets)
 
     async def on_tick(self, counter: int) -> bool:
-        """End late connections now and then."""
+        """Close late connections periodically."""
         if counter % _TICKS == 0:
             for each in self._listening:
                 each.end_late()

@@ -1,4 +1,4 @@
-"""Memory of the machine and of processes, and when Python searches it for garbage."""
+"""Memory and processors of the machine and of processes, and control of the garbage collector."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def most_bytes() -> int:
 
 
 def release_freed() -> None:
-    """Return freed memory that the allocator holds to the system (Linux)."""
+    """Return memory that the allocator holds free to the system (Linux with glibc)."""
     with suppress(OSError, AttributeError):  # another C library than GNU's
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -44,14 +44,14 @@ _PERIOD = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 
 
 def cores() -> int:
-    """Processors that this process may run on, and has time on where a control group limits it; at least 1."""
+    """Return the number of processors that this process may use, by affinity and control group; at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _quota()
     return allowed if quota is None else max(1, min(allowed, math.ceil(quota)))
 
 
 def _quota() -> float | None:
-    """Return the processors that the control group grants, or None without a limit or a report of it."""
+    """Return the number of processors that the control group allows; None if there is no limit or no report of it."""
     for path in _QUOTAS:
         try:
             quota, *period = path.read_text().split()
@@ -65,9 +65,9 @@ def _quota() -> float | None:
 
 @contextlib.contextmanager
 def collecting_later() -> Iterator[None]:
-    """No search meanwhile: what grows and stays would be walked through again and again.
+    """Disable the garbage collector in the block, for code that builds large lasting objects.
 
-    Memory that only cycles hold is free afterwards. Of the process: threads that run meanwhile are searched later too.
+    The collector would scan them again and again. It is disabled for all threads of the process.
     """
     searching = gc.isenabled()
     gc.disable()
@@ -80,9 +80,9 @@ def collecting_later() -> Iterator[None]:
 
 @contextlib.contextmanager
 def built_to_stay() -> Iterator[None]:
-    """Keep the garbage collector away from objects that live as long as the process.
+    """Exclude all objects that exist at the end of the block from garbage collection, also in forked processes.
 
-    It does not run in the block (:func:`collecting_later`), and scans the objects at no time later, nor in forked processes.
+    Use it to build objects that live as long as the process. The collector is disabled in the block.
     """
     with collecting_later():
         yield

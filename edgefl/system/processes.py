@@ -1,9 +1,10 @@
-"""Child processes: commands, their end, and processes that end with the one that started them.
+"""Child processes: command lines, termination, and processes that end with their parent.
 
-A process ends with its parent, also by SIGKILL, in one of two ways, because no single one serves both. :func:`end_by_signal`
-asks the kernel (Linux) for SIGTERM, which a server or a device answers by an orderly end; it needs no thread and leaves
-standard input alone. But the kernel means the *thread* that started the process. So a process that a passing thread starts,
-to measure something, gets a :func:`sign_of_life` as its standard input and calls :func:`end_with_input`, on any system.
+A process ends with its parent, also after SIGKILL, in one of two ways, because no single way serves both cases.
+:func:`end_by_signal` asks the kernel (Linux) for SIGTERM, which a server or a device answers by an orderly end. It
+needs no thread and leaves standard input alone, but the kernel watches the *thread* that started the process. A
+process that a short-lived thread starts, such as a measurement, therefore gets a :func:`sign_of_life` as its standard
+input and calls :func:`end_with_input`, on any system.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ def end_process(process: subprocess.Popen[Any], within_s: float = 10.0) -> None:
 def child_process(
     command: Sequence[str], *, within_s: float = 10.0, **options: Any
 ) -> Iterator[subprocess.Popen[Any]]:
-    """Run ``command`` while the block runs, then end it as :func:`end_process` and close its pipes.
+    """Run ``command`` during the block, then end it with :func:`end_process` and close its pipes.
 
     Args:
         command: the program and its arguments.
         within_s: seconds that the process has to end before it is killed.
-        options: those of :class:`subprocess.Popen`.
+        options: options of :class:`subprocess.Popen`.
     """
     from subprocess import Popen
 
@@ -72,7 +73,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_by_signal() -> None:
-    """Be terminated when the supervisor is gone (Linux). Without a supervisor, nothing happens."""
+    """Ask the kernel to terminate this process when its supervisor ends (Linux). Without a supervisor, do nothing."""
     parent = os.environ.get(PARENT)
     if not parent or sys.platform != "linux":
         return
@@ -83,7 +84,10 @@ def end_by_signal() -> None:
 
 @contextmanager
 def sign_of_life() -> Iterator[int]:
-    """Standard input for a process that is to end with this one: it never gets a byte."""
+    """Yield the reading end of a pipe, which never delivers a byte and closes when this process ends.
+
+    Pass it as standard input to a process that calls :func:`end_with_input`.
+    """
     read, write = os.pipe()
     try:
         yield read
@@ -93,7 +97,7 @@ def sign_of_life() -> Iterator[int]:
 
 
 def end_with_input() -> None:
-    """End this process, whose standard input is a :func:`sign_of_life`, when its parent is gone."""
+    """Start a thread that ends this process when its standard input, a :func:`sign_of_life`, is closed."""
     threading.Thread(target=_wait_for_end_of_input, name="parent", daemon=True).start()
 
 
@@ -109,7 +113,9 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 
 def start_module(module: str, end: socket.socket) -> subprocess.Popen[bytes]:
-    """Start ``module`` with the descriptor of ``end`` as its argument. Ctrl-C does not reach its session."""
+    """Start ``module`` in a process of a new session, so that Ctrl-C does not reach it. Its argument is the descriptor
+    of ``end``.
+    """
     import subprocess
 
     return subprocess.Popen(

@@ -1,4 +1,6 @@
-"""Files of the user with the names of modules that edgefl imports. Imports nothing that such a file could replace."""
+"""Protection against files of the user with names of modules that edgefl imports. Imports nothing that these could
+replace.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,11 @@ def user_folders() -> list[str]:
 
 
 def prefer_installed_modules() -> None:
-    """Move a folder of :func:`user_folders` to the end of ``sys.path`` if a file in it replaces a standard or a required
-    module: a ``random.py`` or ``numpy.py`` beside a script would otherwise be imported by every library."""
+    """Move a folder of :func:`user_folders` to the end of ``sys.path`` if one of its files has the name of an installed
+    module.
+
+    Every library would otherwise import a ``random.py`` or ``numpy.py`` beside a script.
+    """
     for folder in user_folders():
         try:
             with os.scandir(folder or ".") as entries:

@@ -1,8 +1,8 @@
-"""Sizes in bytes as people write them, in one grammar, and as they are shown to people.
+"""Parsing of sizes, rates and budgets in text, and sizes as text.
 
-A size is a number and a unit, with or without a space, in any case: ``67108864B``, ``64M``, ``64 MiB``, ``1.5GB``. K, M and
-G are KiB, MiB and GiB (powers of 1024); KB, MB and GB are powers of 1000. A number alone is refused: most people who write
-64 mean MiB.
+A size is a number and a unit, with or without a space, in any case: ``67108864B``, ``64M``, ``64 MiB``, ``1.5GB``. K,
+M and G are KiB, MiB and GiB (powers of 1024); KB, MB and GB are powers of 1000. A number without a unit is refused,
+because most people who write 64 mean MiB.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ _BUDGET = "a memory budget is a size such as 48MiB or a share such as 50%"
 
 
 def parse_size(text: str) -> int:
-    """Bytes, rounded down; ValueError for what is no size, for one without a unit, and for more than 2^60."""
+    """Return a size in bytes, rounded down.
+
+    Raises:
+        ValueError: The text is no size, has no unit, or is more than 2^60 bytes.
+    """
     match = _SIZE.fullmatch(text.strip())
     if match and not match[2]:
         raise ValueError(f"{text!r} has no unit; write {match[1]}MiB, or {match[1]}B for bytes")
@@ -34,7 +38,11 @@ def parse_size(text: str) -> int:
 
 
 def parse_rate(text: str) -> float:
-    """Bytes per second of ``1MB/s``, ``200 kB/s``, ``1MiB/s`` or ``8Mbit/s``; ValueError for anything else."""
+    """Return the bytes per second of a text such as ``1MB/s``, ``200 kB/s``, ``1MiB/s`` or ``8Mbit/s``.
+
+    Raises:
+        ValueError: The text is no rate, or zero.
+    """
     match = _RATE.fullmatch(text.strip())
     if match is None or float(match[1]) <= 0:
         raise ValueError(f"a link is a rate such as 1MB/s or 8Mbit/s, found {text!r}")
@@ -43,7 +51,11 @@ def parse_rate(text: str) -> float:
 
 
 def parse_budget(text: str) -> tuple[float, bool]:
-    """A memory budget: (bytes, False), or of a share such as ``50%`` (0.5, True). ValueError for anything else, or zero."""
+    """Return a memory budget as (bytes, False), or as (share from 0 to 1, True) for a text such as ``50%``.
+
+    Raises:
+        ValueError: The text is neither, or zero.
+    """
     share = _SHARE.fullmatch(text.strip())
     try:
         amount = float(share[1]) / 100 if share else float(parse_size(text))
@@ -55,17 +67,17 @@ def parse_budget(text: str) -> tuple[float, bool]:
 
 
 def mib(count: float) -> str:
-    """The number of mebibytes alone, for a column that names the unit."""
+    """Return the number of mebibytes without a unit, for columns whose title has it."""
     return f"{count / MIB:.1f}"
 
 
 def mebibytes(count: float) -> str:
-    """``"64.0 MiB"``."""
+    """Return a number of bytes as text in MiB, such as ``"64.0 MiB"``."""
     return f"{mib(count)} MiB"
 
 
 def mebibytes_up(count: float) -> str:
-    """Rounded up: whoever asks for the size that is shown gets enough."""
+    """Return a number of bytes as text in MiB, rounded up: a user who requests the shown size gets enough."""
     return mebibytes(math.ceil(count / MIB * 10) / 10 * MIB)
 
 

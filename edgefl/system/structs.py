@@ -1,4 +1,4 @@
-"""Structs from other objects, and digests of plain values."""
+"""Construction of structs from other objects, and digests of plain values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 def filled(kind: type[_Struct], /, *sources: object, **own: Any) -> _Struct:
-    """Return a struct of ``kind``. Each field comes from ``own``, otherwise from the first source with such an attribute.
+    """Return a struct of type ``kind``. Each field is taken from ``own``, else from the first source with such an
+    attribute.
 
     Raises:
         TypeError: a field without default is missing.
@@ -24,5 +25,5 @@ def filled(kind: type[_Struct], /, *sources: object, **own: Any) -> _Struct:
 
 
 def digest_of(values: object) -> str:
-    """SHA-256 of what JSON can hold, dataclasses among it, whatever the order of keys."""
+    """Return the SHA-256 of values that JSON can express, including dataclasses, independent of the order of keys."""
     return hashlib.sha256(msgspec.json.encode(values, order="deterministic")).hexdigest()

@@ -1,1 +1,1 @@
-"""Page through which browsers join a federation, with its QR code and its relay to the broker."""
+"""Web page through which browsers join a federation, with its QR code and its relay to the broker."""

@@ -1,4 +1,4 @@
-"""``python -m edgefl.web``: serve the page that :class:`edgefl.web.page.WebSettings` describe, in JSON on its input."""
+"""``python -m edgefl.web``: serve the page with the :class:`edgefl.web.page.WebSettings` in JSON on standard input."""
 
 from __future__ import annotations
 

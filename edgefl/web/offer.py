@@ -1,4 +1,4 @@
-"""Offer of a federation to browsers, and slices of its training samples for browsers without data."""
+"""Offer of a federation to browsers, and samples for browsers without data."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class WebOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tiers_of(federation: Federation) -> tuple[OfferedTier, ...]:
-    """Return the tiers open to browsers, by name or by memory, in the order of the file."""
+    """Return the tiers that browsers can choose, by name or by memory, in the order of the file."""
     return tuple(offered for name, table in federation.tiers.items() for offered in _offered(name, table))
 
 
@@ -106,7 +106,7 @@ _NAME = "{}.npz"
 def write_samples(folder: Path, dataset: Dataset, seed: int) -> int:
     """Write up to 16 files of equally many training samples.
 
-    Devices of the run hold the same rows: samples serve for a trial, and show nothing of a model's accuracy.
+    Devices of the run have the same rows, so the samples are for trying only and say nothing about accuracy.
 
     Args:
         folder: folder of the files.
@@ -128,7 +128,7 @@ def write_samples(folder: Path, dataset: Dataset, seed: int) -> int:
 
 
 def sample_of(folder: Path, device: str) -> Path:
-    """Return the file of a device, the same in every call: its training data must not change within a round."""
+    """Return the sample file of a device, the same in every call, because its data must not change within a round."""
     files = sorted(folder.glob(_NAME.format("*")), key=lambda path: int(path.stem))
     number = int.from_bytes(hashlib.sha256(device.encode()).digest()[:4], "big")
     return files[number % len(files)]

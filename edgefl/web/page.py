@@ -61,7 +61,7 @@ class WebSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def secret_of(folder: Path) -> str:
-    """Return the secret that admits browsers. It is created once per run folder, so that a restart keeps joined browsers."""
+    """Return the secret that admits browsers. It is created once in ``folder``, so that a restart keeps joined browsers."""
     path = folder / "secret"
     make_folder(folder)
     known = path.read_text(encoding="ascii").strip() if path.is_file() else ""
@@ -75,7 +75,7 @@ def secret_of(folder: Path) -> str:
 
 
 def address_of(host: str, port: int, secret: str, *, secure: bool) -> str:
-    """Return the address to scan. The secret is in the fragment, which browsers do not send."""
+    """Return the page's URL for the QR code. The secret is in the fragment, which browsers do not send."""
     found = own_address() if host in _EVERYWHERE else host
     place = f"[{found}]" if ":" in found else found
     return f"{'https' if secure else 'http'}://{place}:{port}/#{secret}"
@@ -97,9 +97,6 @@ def browsers_broker(text: str, *, secure: bool) -> str:
     Args:
         text: URL of a WebSocket listener.
         secure: True if the page is served over https.
-
-    Returns:
-        The URL.
 
     Raises:
         ConfigError: if it is no WebSocket, holds a password, or the page may not open it.
@@ -147,14 +144,14 @@ def built_page() -> Path:
 
 
 def in_terminal(url: str) -> str:
-    """Return the QR code of ``url`` as text, two modules per character; the light border suits any background."""
+    """Return the QR code of ``url`` as text, two modules per character, with a light border for any background."""
     out = io.StringIO()
     _code(url).terminal(out, compact=True, border=2)
     return out.getvalue()
 
 
 def as_svg(url: str) -> bytes:
-    """Return the QR code of ``url`` as SVG, dark on light as cameras need it."""
+    """Return the QR code of ``url`` as SVG, dark on light for cameras."""
     out = io.BytesIO()
     _code(url).save(out, kind="svg", scale=4, border=2, dark="#000", light="#fff", xmldecl=False)
     return out.getvalue()

@@ -1,6 +1,6 @@
-"""Relay between browsers' WebSockets and the broker, as MQTT over TCP or TLS, byte for byte.
+"""Relay of bytes between browsers' WebSockets and the broker (MQTT over TCP or TLS).
 
-One address and certificate thus serve the page and its messages. A broker without passwords keeps listening on its own
+The page and its messages thus have one address and certificate. A broker without passwords keeps listening on its own
 machine only, and only browsers with the page's secret pass.
 """
 
@@ -30,7 +30,7 @@ _FULL, _NO_BROKER, _REFUSED = 1013, 1011, 1008
 
 @dataclass
 class BrowserRelay:
-    """Relay of browsers to ``broker``.
+    """Relay of browsers to ``broker``; ``open`` is the number of connected browsers.
 
     Raises:
         ConfigError: if the broker needs a client certificate, or is a WebSocket itself.
@@ -58,7 +58,7 @@ class BrowserRelay:
                 self._context.set_alpn_protocols([self.broker.alpn])
 
     async def serve(self, browser: WebSocket) -> None:
-        """Relay until one side closes. Each side is read only as fast as the other side takes the bytes."""
+        """Relay bytes until one side closes. Each side is read only as fast as the other can write."""
         is_full = self.open >= min(MOST_BROWSERS, most_connections() // 2)
         if PROTOCOL not in browser.scope["subprotocols"] or (is_full and not self._greeting):
             await browser.close(_FULL)
@@ -101,7 +101,7 @@ class BrowserRelay:
             await _close(browser)
 
     async def _greeted(self, browser: WebSocket) -> bytes:
-        """Return the browser's first packet, a whole CONNECT of MQTT; empty if none arrives in time."""
+        """Return the browser's first packet, a complete CONNECT of MQTT, or b"" if none arrives in time."""
         greeting = b""
         until = asyncio.timeout(_CONNECT_S)
         self._greeting[until] = None
@@ -119,7 +119,7 @@ class BrowserRelay:
 
 
 def _connect_size(data: bytes) -> int:
-    """Return the size of the packet that begins here; 0 if its header is not whole."""
+    """Return the size of the packet at the beginning of ``data``; 0 if its header is incomplete."""
     size = 0
     for place, digit in enumerate(data[1:5]):
         size += (digit & ~_MORE) << (7 * place)

@@ -1,4 +1,4 @@
-"""Server of the page: its files are public, and its API requires the secret of the scanned address."""
+"""Web server of the page: its files are public; its API requires the secret in the scanned address."""
 
 from __future__ import annotations
 
@@ -39,18 +39,15 @@ _REFUSED = 1008
 def application(
     offer: WebOffer, *, secret: str, url: str, static: Path, samples: Path, relay: BrowserRelay | None
 ) -> Starlette:
-    """Return the web application of the page.
+    """Return the ASGI application of the page.
 
     Args:
         offer: the offer to browsers.
-        secret: secret of the scanned address.
+        secret: secret in the scanned address.
         url: the scanned address.
         static: folder of the page's files.
         samples: folder of the samples.
-        relay: relay to the broker; None if browsers reach the broker by themselves.
-
-    Returns:
-        The ASGI application.
+        relay: relay to the broker; None if browsers reach the broker directly.
     """
 
     def known(request: HTTPConnection) -> bool:
@@ -95,7 +92,7 @@ def _unknown() -> Response:
 
 
 class _PageFiles(StaticFiles):
-    """The page's files. Large ones are stored packed, with a suffix after the requested name."""
+    """Files of the page. Large ones are stored compressed, with a suffix after the requested name."""
 
     def lookup_path(self, path: str) -> tuple[str, os.stat_result | None]:
         place, found = super().lookup_path(path)
@@ -115,10 +112,10 @@ class _PageFiles(StaticFiles):
 
 
 class _Headers:
-    """Security headers of all responses.
+    """Middleware that adds security headers to all responses.
 
-    The page loads nothing from elsewhere, connects only to ``connects``, and is isolated from other origins, which threads
-    of WebAssembly need.
+    The page loads nothing from elsewhere, connects only to ``connects``, and is isolated from other origins, which
+    threads of WebAssembly need.
     """
 
     def __init__(self, app: ASGIApp, connects: list[str]) -> None:
@@ -162,7 +159,7 @@ class _Headers:
 
 
 def _is_host(text: str) -> bool:
-    """Return True for a Host header without characters that would end a directive of the policy."""
+    """Return True if a Host header has no characters that would end a directive of the security policy."""
     return bool(text) and all(letter.isalnum() or letter in ".-:[]" for letter in text)
 
 
@@ -213,7 +210,7 @@ def serve(settings: WebSettings) -> None:
 
 
 def _data(federation: Federation) -> Dataset | None:
-    """Return the dataset of the samples, or None if this machine lacks it: a server of devices with own data needs none."""
+    """Return the dataset for samples, or None if this machine lacks it, as a server of devices with their own data may."""
     try:
         return open_data(federation)
     except EdgeflError as error:

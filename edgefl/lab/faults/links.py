@@ -1,4 +1,4 @@
-"""TCP links to the broker, one per process, that can become slow, wrong and dead."""
+"""TCP relays between processes and the broker, with faults: delays, low bandwidth, duplicates, cut connections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _START_S = 10.0
 
 @dataclass
 class _LinkState:
-    """Present faults of a link."""
+    """Active faults of a link."""
 
     delay_s: float = 0.0
     jitter_s: float = 0.0
@@ -33,7 +33,7 @@ class _LinkState:
 
 @dataclass(eq=False)
 class _RelayedConnection:
-    """One connection: the client's end and the broker's."""
+    """Connection of a client and the corresponding one to the broker."""
 
     client: asyncio.StreamWriter
     broker: asyncio.StreamWriter
@@ -54,9 +54,9 @@ class _BrokerLink:
 
 
 class Links:
-    """One port per name, through which that process reaches the broker.
+    """Relays to the broker, with one listening port for each named process.
 
-    All work happens on the loop of one thread; :meth:`begin` and :meth:`end` may be called from any other.
+    All work happens on the event loop of one thread. :meth:`begin` and :meth:`end` may be called from any thread.
     """
 
     def __init__(
@@ -66,7 +66,14 @@ class Links:
         seed: int,
         elsewhere: Mapping[str, int] | None = None,
     ) -> None:
-        """``elsewhere`` has the broker's port for processes with another port than most."""
+        """Start the relays.
+
+        Args:
+            names: names of the processes.
+            broker: host and port of the broker.
+            seed: seed of random faults.
+            elsewhere: ports of the broker for processes that use another one.
+        """
         self._broker = broker
         self._elsewhere = elsewhere or {}
         self._loop = asyncio.new_event_loop()
@@ -104,14 +111,14 @@ class Links:
     # -- faults ----------------------------------------------------------------------------------------------
 
     def later(self, seconds: float, work: Callable[..., None], *arguments: object) -> None:
-        """Call ``work`` on the thread of the links, unless they are stopped before."""
+        """Call ``work`` on the thread of the links after ``seconds``, unless they are stopped before."""
         self._loop.call_soon_threadsafe(self._loop.call_later, seconds, work, *arguments)
 
     def begin(self, names: Iterable[str], fault: Fault) -> None:
         self._change(names, lambda link: _begin(link, fault))
 
     def end(self, names: Iterable[str], fault: Fault) -> None:
-        """End the fault of :meth:`begin`; cut connections stay cut."""
+        """End the fault that :meth:`begin` started. Closed connections stay closed."""
         self._change(names, lambda link: _end(link, fault))
 
     def _change(self, names: Iterable[str], change: Callable[[_BrokerLink], None]) -> None:
@@ -232,7 +239,7 @@ def _end(link: _BrokerLink, fault: Fault) -> None:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Close with RST, which loses bytes in flight."""
+    """Close a connection by RST, which loses the bytes in flight."""
     sock = writer.get_extra_info("socket")
     if sock is not None:
         with contextlib.suppress(OSError):
@@ -274,7 +281,7 @@ class Packets:
 
 
 def _size(data: bytes) -> int | None:
-    """Return the size of the first packet in bytes; None if it is not known yet, 0 if it is no packet."""
+    """Return the size of the first packet in bytes; None if its header is incomplete, 0 if ``data`` are no packet."""
     if data[:1] and not 0x10 <= data[0] <= 0xF0:
         return 0
     length = 0
@@ -286,7 +293,7 @@ def _size(data: bytes) -> int | None:
 
 
 def second_copy(packet: bytes) -> bytes | None:
-    """Return a sender's repetition of a PUBLISH, marked as a duplicate if possible; None for any other packet."""
+    """Return a repetition of a PUBLISH packet, marked as duplicate if its QoS allows; None for any other packet."""
     if packet[0] & 0xF0 != _PUBLISH:
         return None
     return bytes([packet[0] | (_DUP if packet[0] & _QOS else 0)]) + packet[1:]
