@@ -1,4 +1,4 @@
-"""Ctrl-C at any time of a command: it ends with exit code 130 and without a traceback."""
+"""Ctrl-C at any time of a command: exit code 130, no traceback."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ _RETRY_S = 0.05
 
 
 def handler(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, but after the initialization of an extension module: numpy crashes if imports in it fail."""
+    """Raise KeyboardInterrupt, but not during the import of an extension module, because numpy crashes if such an import
+    fails.
+    """
     while frame is not None:
         if frame.f_code.co_qualname.rpartition(".")[0].endswith("ExtensionFileLoader") and _raise_later():
             return
@@ -41,14 +43,14 @@ def exit_on_interrupt() -> Iterator[None]:
 
 
 def follows_interrupt(error: BaseException | None) -> bool:
-    """Return True if a KeyboardInterrupt led to ``error``: libraries turn it into other errors, such as ImportError."""
+    """Return True if a KeyboardInterrupt caused ``error``. Libraries may turn it into other errors, such as ImportError."""
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
 
 
 def _raise_again(ignored: sys.UnraisableHookArgs) -> None:
-    """Raise a KeyboardInterrupt again that Python ignored: in ``__del__``, or in a callback of an import lock."""
+    """Raise a KeyboardInterrupt again that Python ignored, in ``__del__`` or in a callback of an import lock."""
     if not issubclass(ignored.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(ignored)
     else:

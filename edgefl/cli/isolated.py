@@ -1,7 +1,7 @@
-"""``edgefl device`` and ``edgefl server`` read their options in a child process.
+"""Start of ``edgefl device`` and ``edgefl server``, whose options a child process reads.
 
-Modules that read a command line (typer, rich, pydantic) take 15 MB, which an idle process would keep. A child reads the
-options and ends, while this process loads its own modules.
+Modules that read a command line (typer, rich, pydantic) take 15 MB, which an idle process would keep. A child reads
+the options and ends, while this process loads its own modules.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ if TYPE_CHECKING:
 
 
 class ProcessModule(Protocol):
-    """Module that runs a process once its settings are known."""
+    """Interface of a module with the code of a process, which runs with settings."""
 
     @property
     def settings_type(self) -> type[msgspec.Struct]: ...
 
     def load(self) -> Any:
-        """Load everything that does not depend on the settings; the result goes to ``run``."""
+        """Load everything that does not depend on the settings. Its result is an argument of ``run``."""
 
     def run(self, settings: Any, loaded: Any) -> None: ...
 
 
 @dataclass(frozen=True)
 class SettingsPipe:
-    """Pipe from the child that reads options to the process that they are for. The command's context object."""
+    """Writing end of the pipe from the child that reads options to the process that uses them; the command's context
+    object.
+    """
 
     descriptor: int
 
@@ -44,9 +46,13 @@ class SettingsPipe:
 
 
 def run(command: Callable[..., None], module_name: str) -> None:
-    """Read the options in a child, called with a :class:`SettingsPipe`, then run a :class:`ProcessModule` here.
+    """Read the options in a child process, then run a :class:`ProcessModule` in this one.
 
     If the child sends no settings, exit with its code.
+
+    Args:
+        command: reads the command line in the child; called with a :class:`SettingsPipe`.
+        module_name: module that runs here.
     """
     # In a process with several threads, a fork may wait endlessly for a lock that another thread held.
     if not hasattr(os, "fork") or threading.active_count() > 1:

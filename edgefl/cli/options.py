@@ -1,4 +1,4 @@
-"""Options that commands share: their help, their values, and paths that are checked before torch is loaded."""
+"""Shared options of commands: help texts, values, and checks of paths before torch is loaded."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ Seed = Annotated[int | None, typer.Option(min=0, help="decides weights, partitio
 
 
 def help_of(command: Callable[..., None]) -> str:
-    """Return the help text of a command: a paragraph is one line, and no blank line is between examples."""
+    """Return the help text of a command from its docstring: paragraphs as one line, examples without blank lines."""
     shown: list[str] = []
     for paragraph in inspect.cleandoc(command.__doc__ or "").split("\n\n"):
         if paragraph.startswith(" "):
@@ -96,7 +96,19 @@ def address(
     *,
     insecure_password: bool = False,
 ) -> Address:
-    """The broker of ``text`` as the other options say it is reached; what they say goes before what the text says."""
+    """Return the broker's address from the options of a command.
+
+    Args:
+        text: ``host:port`` or a URL.
+        ca_file: certificate of the broker's authority; like all options, it replaces a value in ``text``.
+        cert_file: client certificate.
+        key_file: its key.
+        password_file: file with the password.
+        insecure_password: the password may be sent without TLS.
+
+    Raises:
+        BrokerError: the address or a file cannot be used.
+    """
     parsed = Address.parse(text)
     secret = read_secret(password_file) if password_file else parsed.password
     if parsed.username and not secret:
@@ -114,13 +126,21 @@ def address(
 
 
 def checked_key(text: str) -> str:
-    """Keys that can be used, or none; better now than at the first message."""
+    """Return ``text`` if it is empty or lists valid public keys, to report an error early.
+
+    Raises:
+        ConfigError: a key cannot be used.
+    """
     parse_keys(text)
     return text
 
 
 def token_text(text: str) -> str:
-    """Return the token, or the one in the file named as @FILE. ConfigError if there is no such file or token."""
+    """Return the token in ``text``, or in the file of ``@FILE``; "" for "".
+
+    Raises:
+        ConfigError: there is no such file, or it contains no token.
+    """
     if not text:
         return ""
     try:
@@ -137,7 +157,11 @@ def token_text(text: str) -> str:
 
 
 def parse_limits(entries: list[str]) -> Limits:
-    """``["fetch_window=4"]`` as Limits; ConfigError names the entry."""
+    """Return texts such as ``fetch_window=4`` as Limits.
+
+    Raises:
+        ConfigError: a limit is unknown or has a bad value; the text names it.
+    """
     pairs = dict(entry.partition("=")[::2] for entry in entries)
     if wrong := describe_unknown(pairs, Limits.__struct_fields__):
         raise ConfigError(f"--limit {wrong[0]}; `edgefl validate --template` lists all limits")
@@ -148,7 +172,11 @@ def parse_limits(entries: list[str]) -> Limits:
 
 
 def parse_bytes(text: str, option: str) -> int:
-    """``64MiB`` or ``64M`` -> 67108864; ConfigError that names ``option`` for what is no size, and for a bare number."""
+    """Return a size such as ``64MiB`` or ``64M`` in bytes.
+
+    Raises:
+        ConfigError: the text is no size, or has no unit; the message names ``option``.
+    """
     try:
         return parse_size(text)
     except ValueError as error:
@@ -156,7 +184,11 @@ def parse_bytes(text: str, option: str) -> int:
 
 
 def parse_memory_budget(text: str) -> None:
-    """Raise ConfigError for a memory budget that is neither a size nor a share. Empty for none."""
+    """Check a memory budget; "" is none.
+
+    Raises:
+        ConfigError: it is neither a size nor a share.
+    """
     try:
         if text:
             parse_budget(text)
@@ -165,7 +197,7 @@ def parse_memory_budget(text: str) -> None:
 
 
 def _without_password(context: typer.Context, option: typer.CallbackParam, text: str) -> str:
-    """Everybody on a machine can read the arguments of its processes."""
+    """Return ``text``. ConfigError if it has a password on the command line, which all users of the machine can read."""
     source = context.get_parameter_source(option.name or "")
     if text and source is not None and source.name == "COMMANDLINE" and Address.parse(text).password:
         raise ConfigError(
@@ -176,7 +208,9 @@ def _without_password(context: typer.Context, option: typer.CallbackParam, text:
 
 
 def without_secret(context: typer.Context, option: typer.CallbackParam, text: str) -> str:
-    """Raise ConfigError for a secret on the command line. It belongs into a file, as @FILE, or into the environment."""
+    """Return ``text``. ConfigError for a secret on the command line: it must be in the environment or in a file
+    (``@FILE``).
+    """
     source = context.get_parameter_source(option.name or "")
     if text and source is not None and source.name == "COMMANDLINE" and not text.startswith("@"):
         raise ConfigError(
@@ -218,13 +252,13 @@ _ARGUMENT = re.compile(r"`([a-z][a-z_]*)`")
 
 
 def in_flags(message: str, command: Command, arguments: Sequence[str]) -> str:
-    """``message`` with the arguments that the command of this command line takes as flags; the others stay as they are."""
+    """Return ``message`` with names of arguments replaced by the flags of the called command; other names stay."""
     flags = _flags(_called(command, arguments))
     return _ARGUMENT.sub(lambda match: flags.get(match[1], match[0]), message)
 
 
 def _called(command: Command, arguments: Sequence[str]) -> Command:
-    """The innermost command that the words of a command line name."""
+    """Return the innermost command that the words of a command line name."""
     for word in arguments:
         children: dict[str, Command] = getattr(command, "commands", {})
         if word in children:
@@ -233,7 +267,7 @@ def _called(command: Command, arguments: Sequence[str]) -> Command:
 
 
 def _flags(command: Command) -> dict[str, str]:
-    """Flags by the name of their parameter, and by their own name."""
+    """Return the flags of a command by the names of their parameters."""
     flags: dict[str, str] = {}
     for parameter in command.params:
         longest = max((name for name in parameter.opts if name.startswith("--")), key=len, default="")
@@ -299,7 +333,11 @@ def version_option(
 
 
 def existing(path: Path | None) -> Path | None:
-    """Return ``path``; DataError with the most similar name in its folder if there is nothing."""
+    """Return ``path``.
+
+    Raises:
+        DataError: it does not exist; the text names the most similar file in its folder.
+    """
     if path is not None and not path.exists():
         from edgefl.wire.text import similar
 
@@ -308,7 +346,12 @@ def existing(path: Path | None) -> Path | None:
 
 
 def run_folder(path: Path) -> Path:
-    """Return ``path``; DataError or ConfigError unless it is the folder of a run or a simulation."""
+    """Return ``path``.
+
+    Raises:
+        DataError: it does not exist.
+        ConfigError: it is not the folder of a run or simulation.
+    """
     existing(path)
     if not any((path / name).is_file() for name in ("run.toml", "config.toml")):
         raise ConfigError(
@@ -319,9 +362,10 @@ def run_folder(path: Path) -> Path:
 
 
 def writable_file(path: Path | None) -> Path | None:
-    """Return ``path``; OSError unless a file can be written there.
+    """Return ``path``. An existing file or device, such as /dev/stdout, is written itself: its folder is not checked.
 
-    Devices such as /dev/stdout are written to themselves, and so are files that exist: their folder does not matter.
+    Raises:
+        OSError: no file can be written there.
     """
     if path is not None:
         if path.is_dir():
@@ -334,7 +378,11 @@ def writable_file(path: Path | None) -> Path | None:
 
 
 def writable_folder(path: Path | None) -> Path | None:
-    """Return ``path``; OSError unless it is a folder that can be written to, or can be made."""
+    """Return ``path``.
+
+    Raises:
+        OSError: it is no folder that can be written or created.
+    """
     if path is not None:
         _check_writable(path, path.absolute())
     return path

@@ -1,4 +1,4 @@
-"""Output of commands: tables for people, JSON lines for programs."""
+"""Output of commands: tables for terminals, JSON lines for programs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ from edgefl.wire.text import clean_text
 
 # Texts hold names and paths of users: `package.module:two:` is no emoji, and `[server]` is no markup.
 class CleanConsole(Console):
-    """A console on which no text moves the cursor, sets the title or hides a line."""
+    """Console that removes control characters from texts, so that they cannot move the cursor, set the title or hide a
+    line.
+    """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Yield the segments that rich makes, cleaned. Its own control codes stay."""
+        """Yield the segments of rich with cleaned texts. Rich's own control codes stay."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(clean_text(segment.text), segment.style)
 
     def print(self, *objects: Any, soft_wrap: bool | None = None, **options: Any) -> None:
-        """Print ``objects``; text is left to the terminal to wrap, so that a path or a digest in it can be copied."""
+        """Print ``objects``. Plain texts are wrapped by the terminal, not by rich, so that paths and digests can be
+        copied.
+        """
         if soft_wrap is None:
             soft_wrap = all(isinstance(each, str) for each in objects)
         super().print(*objects, soft_wrap=soft_wrap, **options)
@@ -40,13 +44,13 @@ _DIGEST = re.compile(r"[0-9a-f]{32,}")
 
 
 def print_json(value: Any) -> None:
-    """One JSON value on one line of standard output, at once."""
+    """Write ``value`` as one line of JSON to standard output, and flush it."""
     sys.stdout.write(msgspec.json.encode(value).decode() + "\n")
     sys.stdout.flush()
 
 
 def print_table(title: str, rows: list[dict[str, Any]], caption: str = "") -> None:
-    """Print rows with equal keys as a table; where that is too wide, digests are whole in lines below it."""
+    """Print rows with equal keys as a table. If it is too wide, digests are printed below it."""
     made, digests = table(title, rows, caption), list[str]()
     if made.box is SIMPLE_HEAD:
         digests = [name for name in rows[0] if any(_DIGEST.fullmatch(str(row[name])) for row in rows)]
@@ -61,7 +65,7 @@ def print_table(title: str, rows: list[dict[str, Any]], caption: str = "") -> No
 def table(title: str, rows: list[dict[str, Any]], caption: str = "") -> Table:
     """Return the table of :func:`print_table`. Long texts are folded, so that nothing is cut off.
 
-    On a narrow terminal it has no frame, and no word of a header and no number is broken.
+    On a narrow terminal it has no frame, and words of headers and numbers are not broken.
     """
     made = Table(title=title, title_justify="left", caption=caption or None, caption_justify="left")
     headers = [column.replace("_", " ") for column in rows[0]] if rows else []
@@ -84,7 +88,7 @@ def table(title: str, rows: list[dict[str, Any]], caption: str = "") -> Table:
 
 
 def human(value: Any) -> str:
-    """Numbers as people write them."""
+    """Return a value as text for people: numbers with separators, booleans as yes and no, None as ``-``."""
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     if isinstance(value, bool) or value is None:

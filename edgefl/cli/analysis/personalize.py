@@ -93,7 +93,11 @@ def personalize(
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """``0,1,5`` -> (0, 1, 5); ConfigError for anything else."""
+    """Return the whole numbers in a text such as ``0,1,5``.
+
+    Raises:
+        ConfigError: the text has another form.
+    """
     from edgefl.errors import ConfigError
 
     try:
@@ -105,7 +109,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def _curve(metric: str, made: list[PersonalReport]) -> list[dict[str, object]]:
-    """A line for each number of steps, a column for each protocol."""
+    """Return a row of a table for each number of steps, with a column for each protocol."""
     return [
         {"steps": point.steps}
         | {report.protocol: metric_value(metric, report.curve[place].value(metric), 2) for report in made}

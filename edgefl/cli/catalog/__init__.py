@@ -1,1 +1,1 @@
-"""``edgefl ls``, ``edgefl inspect``, ``edgefl validate``: look at what there is."""
+"""``edgefl ls``, ``edgefl inspect``, ``edgefl validate``: show catalogs, bundles and federation files."""

@@ -1,4 +1,4 @@
-"""Table of combinations that work, made by trying the rules that refuse on small models."""
+"""Table of combinations of algorithms, codecs and kinds, found by trying each one on small models."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 def combination_rows() -> list[dict[str, Any]]:
-    """Return one row per algorithm and one per codec: what each goes with, with its default options."""
+    """Return a row for each algorithm and each codec: what it can be combined with, with default options."""
     submodels = _submodels()
     return [
         *(_algorithm_row(name, submodels) for name in ALGORITHMS),
@@ -46,7 +46,7 @@ def combination_rows() -> list[dict[str, Any]]:
 
 
 def _submodels() -> dict[str, list[Submodel]]:
-    """Submodels of each kind: of a plain model, and of one with early exits, which some algorithms need."""
+    """Return small submodels by kind: of a plain model, and of one with early exits, which some algorithms need."""
     plain = build_model("mlp", size=8, hidden=[4, 4])
     specs: tuple[ModelSpec, ...] = (plain, with_exits(plain))
     return {
@@ -60,7 +60,7 @@ def _submodel(kind: str, options: Mapping[str, Any], spec: ModelSpec) -> Submode
 
 
 def _made(build: Callable[[Any], Any], things: Iterable[Any]) -> Iterator[Any]:
-    """Yield what ``build`` makes of each thing that no rule refuses."""
+    """Yield ``build(thing)`` for each thing for which it raises neither ConfigError nor ModelError."""
     for thing in things:
         try:
             made = build(thing)

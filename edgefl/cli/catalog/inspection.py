@@ -1,4 +1,6 @@
-"""``edgefl ls``, ``edgefl inspect``, ``edgefl validate`` and ``edgefl cache``: look at what there is."""
+"""``edgefl ls``, ``edgefl inspect``, ``edgefl validate`` and ``edgefl cache``: show catalogs, bundles, files and the
+cache.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,7 @@ def ls(
 
 
 def _combinations(rows: list[dict[str, Any]], name: str | None, as_json: bool) -> None:
-    """Print what goes with each algorithm and codec, or with those called ``name``."""
+    """Print the combinations of all algorithms and codecs, or of the one called ``name``."""
     from edgefl.facts.combinations import table
 
     if name is not None:
@@ -121,14 +123,14 @@ def _absent(what: str, name: str, known: Collection[str]) -> ConfigError:
 
 
 def _with_defaults(options: Any) -> dict[str, list[str]]:
-    """Options whose defaults are known as NAME=DEFAULT, in the words of the command line."""
+    """Return a row ``options`` with the options that have defaults, as NAME=DEFAULT; {} if there are none."""
     if not isinstance(options, dict):
         return {}
     return {"options": [f"{name}={msgspec.json.encode(value).decode()}" for name, value in options.items()]}
 
 
 def algorithm_table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The same in columns that fit a terminal; the options are left to :func:`one`."""
+    """Return the algorithms' rows with columns that fit a terminal, without options (:func:`_one` prints them)."""
     return [
         {
             "name": row["name"],
@@ -143,7 +145,11 @@ def algorithm_table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _one(rows: list[dict[str, Any]], name: str, what: str) -> list[dict[str, Any]]:
-    """Everything about one of ``rows``, a line each; ConfigError if there is none of that name."""
+    """Return all facts and options of the row called ``name`` as rows of a table.
+
+    Raises:
+        ConfigError: no row has that name.
+    """
     known = {str(row["name"]): row for row in rows if "name" in row}
     if name not in known:
         raise _absent(what, name, known)
@@ -159,7 +165,7 @@ def _one(rows: list[dict[str, Any]], name: str, what: str) -> list[dict[str, Any
 
 
 def _mark(option: str, row: dict[str, Any]) -> str:
-    """Return which functions of an algorithm an option affects; empty without graphs."""
+    """Return a text that names the functions of an algorithm that an option affects; "" if the row has no graphs."""
     if "scalars" not in row:
         return ""
     return next((f", {text}" for key, text in _MARKS.items() if option in row[key]), ", compiled in")
@@ -216,7 +222,7 @@ def _show(bundle: Bundle) -> None:
 
 
 def _update(manifest: Manifest) -> str:
-    """Return a text about an update: the codec, the arrays of a coded update, and their bytes."""
+    """Return a text about an update: the codec, its tensors or encoded arrays, and their size."""
     ports = manifest.graph(manifest.finish).outputs_of("update")
     arrays = [f"{port.label} {math.prod(port.shape):,} x {port.dtype}" for port in ports]
     contents = f"{len(ports)} tensors" if manifest.codec == "dense" else ", ".join(arrays)
@@ -294,7 +300,7 @@ def validate(
 
 
 def _refuse_what_breaks(federation: Federation, profile: str, traffic: tuple[int, int] | None) -> None:
-    """ConfigError with everything that the hosted broker would not take."""
+    """Raise ConfigError with every limit of the hosted broker ``profile`` that the federation exceeds."""
     from edgefl_server.access.limits import HOSTED, Traffic, find_exceeded_limits
 
     hosted = HOSTED[profile]
@@ -313,8 +319,11 @@ def _refuse_what_breaks(federation: Federation, profile: str, traffic: tuple[int
 
 
 def _built(federation: Federation) -> tuple[dict[str, UpdateSize], tuple[int, int]]:
-    """The size of an update, by tier (those of the file, or the model's own), and what a round sends. ModelError or
-    ConfigError if the model cannot be built for the data, or cut or trained as the tiers say."""
+    """Build the model and tiers. Return the size of an update by tier, and (bytes of a round's announcement, messages).
+
+    Raises:
+        ConfigError, ModelError: the model cannot be built for the data, or cut or trained as the tiers say.
+    """
     from edgefl.setup.data import open_data
     from edgefl.setup.model import federation_model, submodel_of, submodel_warnings
     from edgefl.setup.tiers import completed
@@ -331,7 +340,7 @@ def _built(federation: Federation) -> tuple[dict[str, UpdateSize], tuple[int, in
 
 
 def as_rows(updates: Mapping[str, UpdateSize]) -> list[dict[str, Any]]:
-    """A row for each part of each tier's update, and one for the whole with names, shapes and padding."""
+    """Return a row for each part of each tier's update, and one for the total with names, shapes and padding."""
     rows: list[dict[str, Any]] = []
     for tier, update in updates.items():
         for part in update.parts:
@@ -364,7 +373,7 @@ def as_rows(updates: Mapping[str, UpdateSize]) -> list[dict[str, Any]]:
 
 
 def for_people(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows as text: the tier's name once, sizes in KiB."""
+    """Return the rows for a terminal: text for numbers, and sizes with units."""
     lines = [
         {**row, "bits": round(row["bits"], 2), "size": size(row["bytes"]), "smaller": f"{row['ratio']:.1f}x"}
         for row in rows

@@ -1,1 +1,1 @@
-"""``edgefl device``: the agent and what else runs on a device. Never imports torch."""
+"""``edgefl device``, and other commands that run on a device. Never imports torch."""

@@ -32,7 +32,7 @@ Examples:
 
 
 class _AgentOrCommand(TyperGroup):
-    """Runs the agent, for which the options are; where a command is named first, it needs none of them."""
+    """Command group that runs the agent if no command is named; the options of the agent are required only then."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         needed = (

@@ -1,4 +1,4 @@
-"""``edgefl data check``: whether a device's data fit a bundle. Never imports torch."""
+"""``edgefl data check`` and ``edgefl data spread``: check a device's data, show how samples are distributed."""
 
 from __future__ import annotations
 

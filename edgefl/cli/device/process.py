@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of `edgefl device`: the arguments of :class:`edgefl.Agent`, and the form of its output."""
+    """Settings of the process of `edgefl device`: arguments of :class:`edgefl.Agent`, and ``as_json`` for its output."""
 
     federation: str
     device: str
@@ -48,7 +48,7 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load() -> None:
-    """Load what a device needs, in a process that is a device's and nothing else's."""
+    """Import the modules of a device in a process that does nothing else, and exclude them from garbage collection."""
     # paho reads proxies by it, and only where a package for them is installed; it brings all that speaks HTTP and e-mail,
     # 2.4 MB of an idle device.
     on_first_use("urllib.request")
@@ -58,7 +58,7 @@ def load() -> None:
 
 
 def run(settings: DeviceSettings, _loaded: None = None) -> None:
-    """Serve until done or stopped by SIGTERM or SIGINT; raises what :meth:`edgefl.Agent.run` raises."""
+    """Run the agent until it is done or SIGTERM or SIGINT arrives. Raises like :meth:`edgefl.Agent.run`."""
     from edgefl.api.device import Agent, DeviceLimits, Trust
 
     os.umask(0o077)  # the store, and all that lies in it
@@ -73,7 +73,7 @@ def run(settings: DeviceSettings, _loaded: None = None) -> None:
 
 
 def _fields_of(kind: type[Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Remove and return the arguments that are fields of a dataclass."""
+    """Remove the arguments that are fields of the dataclass ``kind`` from ``arguments``, and return them."""
     return {each.name: arguments.pop(each.name) for each in fields(kind) if each.name in arguments}
 
 

@@ -136,7 +136,7 @@ def _whole(path: str) -> str:
 
 
 def _say(host: str, port: int, websocket_port: int) -> None:
-    """Print the address, and who can connect."""
+    """Print the address of a broker without passwords, and who can connect."""
     from edgefl.wire.mqtt.address import Address
 
     also = f" and ws://{Address(host, websocket_port)}" if websocket_port else ""
@@ -147,7 +147,7 @@ def _say(host: str, port: int, websocket_port: int) -> None:
 
 
 def _tell(lab: LabBroker) -> None:
-    """Print the options with which each client connects."""
+    """Print the options with which each user of a broker with TLS connects."""
     from shlex import quote
 
     from edgefl.wire.mqtt.address import Address

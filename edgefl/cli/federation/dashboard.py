@@ -1,4 +1,4 @@
-"""``edgefl dashboard``: the fleet's page."""
+"""``edgefl dashboard``: the page of a run and its fleet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Events of the server as lines: local times, sizes with units, the first digits of digests."""
+"""Events of the server as lines of text, with local times, sizes with units, and shortened digests."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NO_STEP = "online, no step reported yet"
 
 
 def line(event: events.Event, now: float, repeats: Repeats | None = None) -> str | None:
-    """Return ``10:07:31  round 3 opened ...``, or None for an event that a log need not have.
+    """Return an event as ``10:07:31  round 3 opened ...``, or None for an event that is not logged.
 
     Args:
-        event: what happened.
+        event: the event.
         now: seconds since the epoch.
-        repeats: texts of earlier rounds, which are not printed again in full; default: print all in full.
+        repeats: texts of earlier rounds, which are shortened; None prints all in full.
     """
     if repeats is not None:
         event = _shortened(event, repeats)
@@ -45,7 +45,7 @@ def _shortened(event: events.Event, repeats: Repeats) -> events.Event:
 
 
 def text_of(event: events.Event) -> str | None:  # noqa: PLR0911 - a case for each event
-    """Return the event in a sentence, or None if only a table shows it."""
+    """Return the event as a sentence, or None if only a table shows it."""
     match event:
         case events.Started():
             over = event.next_round > event.rounds
@@ -182,19 +182,19 @@ def _counted(count: int, noun: str) -> str:
 
 
 class Repeats:
-    """The last text of each kind and device, with the round in which it was shown first."""
+    """Memory of printed texts by kind and device, to shorten repetitions in later rounds."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], tuple[str, int]] = {}
 
     def shorten(self, kind: str, device: str, number: int, text: str) -> str:
-        """Return ``text``, or the number of the round in which it was shown in full.
+        """Return ``text``, or a reference to the round in which it was printed in full.
 
         Args:
             kind: name of the event.
-            device: device of the event, empty for a whole round.
-            number: round of the event; 0 if it belongs to none.
-            text: what happened. Its own round number does not count as a difference.
+            device: device of the event, "" for a whole round.
+            number: round of the event; 0 for none.
+            text: text of the event. Its own round number does not count as a difference.
         """
         if not number or not text:
             return text

@@ -1,4 +1,4 @@
-"""The live view of a run: one row per device, one line per round."""
+"""Live view of a run: one row for each device, one line for each round."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 class View:
     """View of a run: the newest state of each device and round.
 
-    If ``live`` it is drawn on a terminal, and printed as lines elsewhere. If not, standard output belongs to a program, and
-    the lines go to standard error. ``updates``: sizes by tier.
+    Args:
+        live: True draws a table on a terminal, and prints lines elsewhere. False leaves standard output to a
+            program, and prints lines on standard error.
+        updates: sizes of an update by tier.
     """
 
     def __init__(
@@ -65,7 +67,7 @@ class View:
             self._live.stop()
 
     def take(self, item: ServerEvent | Restart) -> dict[str, Any] | None:
-        """Note one thing; returns the round's row when a round closed."""
+        """Add an event to the view and draw it. Return the round's row if it closed a round, else None."""
         closed = None
         if isinstance(item, Restart):
             self._notes.append(f"{item.name} was started again")
@@ -78,7 +80,9 @@ class View:
         return closed
 
     def _say_plainly(self, lines: Console, closed: dict[str, Any] | None) -> None:
-        """Print lines off a terminal: each stage of the start, each round, and the devices that a round waits for."""
+        """Print lines if there is no terminal: each stage of the start, each round, and the devices that a round waits
+        for.
+        """
         if closed is not None:
             lines.print(self._round_line(closed))
             return
@@ -148,7 +152,7 @@ class View:
         return _round_line(row, text, self._coded)
 
     def conclude(self, folder: Path) -> None:
-        """The last word: how good, where the model is, how to look further."""
+        """Print the results of the run: final metric, warnings, bytes sent, path of the model, and next commands."""
         if score := headline_metric(self._final):
             console.print(f"final {score}", style="bold green")
         if caveat := self._final.get("text"):
@@ -164,7 +168,7 @@ class View:
         console.print(f"a file for inference:          edgefl deploy --weights {folder} --out model.onnx")
 
     def _uplink(self) -> list[str]:
-        """Return lines about the bytes of a round's updates, headers included, and the share of moving statistics."""
+        """Return lines about the bytes of updates, headers included, and the share of moving statistics."""
         rounds = len(self._rounds)
         up = sum(row["up_bytes"] for row in self._rounds)
         if not rounds or not up:
@@ -185,7 +189,7 @@ _KEPT = (
 
 
 def _kept(event: dict[str, Any]) -> dict[str, Any]:
-    """The newest figures; a message that lacks one does not erase it."""
+    """Return the figures of an event that are present, so that a message without one does not erase the last value."""
     return {key: event[key] for key in _KEPT if event.get(key) not in (None, 0, 0.0)}
 
 
@@ -208,7 +212,7 @@ def _note(event: dict[str, Any]) -> str:
 
 
 def _refusal(event: dict[str, Any]) -> str:
-    """Return what a device declined, or what was refused of it."""
+    """Return a text about work that a device declined, or an update that was refused."""
     device, number, reason = event["device"], event["round"], event["reason"]
     what = f"declined round {number}" if event["event"] == "declined" else f"was refused in round {number}"
     head = f"{device} {what} ({reason})" if number else f"{device}, {reason}"
@@ -216,7 +220,7 @@ def _refusal(event: dict[str, Any]) -> str:
 
 
 def _waits_for(event: dict[str, Any]) -> str:
-    """Between two rounds, for devices to come; in one, for their updates."""
+    """Return a text about the devices or updates that the server waits for."""
     if event["event"] == "awaiting":
         devices = [
             f"{each['device']} ({'offline' if not each['online'] else each['stage'] or NO_STEP})"
@@ -253,5 +257,5 @@ def _round_line(row: dict[str, Any], text: str, coded: bool) -> str:
 
 
 def _smaller(coded: int, float32: int) -> str:
-    """Return how much smaller coded updates are; empty without an update."""
+    """Return a text such as `` (3.9x smaller than float32)``; "" if no update was sent."""
     return f" ({float32 / coded:.1f}x smaller than float32)" if coded else ""

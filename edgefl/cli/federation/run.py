@@ -1,4 +1,4 @@
-"""``edgefl run``: the main job on one machine."""
+"""``edgefl run``: train a federation on one machine."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def run(
 
 
 def _browsers(page: WebOptions, prepared: Prepared, as_json: bool) -> AbstractContextManager[None]:
-    """Serve the page on which phones join, if --web is given."""
+    """Return a context that serves the page for browsers if --web is given."""
     if not page.listen:
         return nullcontext()
     lab = prepared.lab

@@ -1,4 +1,4 @@
-"""Process of a server."""
+"""Process of `edgefl server`: its settings, and the loop that prints events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of `edgefl server`: the arguments of :class:`edgefl.Server`, and the form of its output.
+    """Settings of the process of `edgefl server`: arguments of :class:`edgefl.Server`, and ``as_json`` for its output.
 
     ``given``: keys that replace those of the federation file, unless they are empty. ``web``: the fields of
     :class:`edgefl.cli.federation.web.WebOptions`.
@@ -46,7 +46,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load() -> Process:
-    """Load what a server needs; the process that it begins loads torch meanwhile, which takes seconds."""
+    """Import the modules of a server, and return a process that imports torch at the same time, which takes seconds."""
     process = Process()
     on_first_use("urllib.request")  # of paho: see edgefl.cli.device.process
     not_here("coverage", "scipy")  # numba would take 18 MB for them
@@ -56,7 +56,7 @@ def load() -> Process:
 
 
 def run(settings: ServerSettings, process: Process) -> None:
-    """Serve until all rounds are over or stopped by SIGTERM or SIGINT; raises what :class:`edgefl.Server` raises."""
+    """Run the server until all rounds are over or SIGTERM or SIGINT arrives. Raises like :class:`edgefl.Server`."""
     from edgefl.api.serve import Server
     from edgefl.config import load as load_federation
     from edgefl.wire.mqtt.address import Address
@@ -93,7 +93,7 @@ def run(settings: ServerSettings, process: Process) -> None:
 
 
 def _page(settings: ServerSettings) -> AbstractContextManager[None]:
-    """Serve the fleet's page, if --dashboard is given."""
+    """Return a context that serves the dashboard if --dashboard is given."""
     if not settings.dashboard:
         return nullcontext()
     from edgefl.cli.federation.web import page_beside
@@ -102,7 +102,7 @@ def _page(settings: ServerSettings) -> AbstractContextManager[None]:
 
 
 def _web(settings: ServerSettings, federation: Federation) -> AbstractContextManager[None]:
-    """Serve the page on which browsers join, if --web is given."""
+    """Return a context that serves the page for browsers if --web is given."""
     if not any(settings.web):
         return nullcontext()
     from edgefl.api.serve import reached_at
@@ -123,7 +123,7 @@ settings_type = ServerSettings
 
 
 def say_start(config: Path, folder: Path, *, as_json: bool) -> None:
-    """Print what begins, before all that takes seconds is loaded."""
+    """Print that the server starts, before slow imports. Prints nothing for ``as_json``."""
     if not as_json:
         _print(
             f"{clock(time.time())}  starting: {config}, folder {folder}; loading torch and the compiler takes a while"
@@ -135,7 +135,7 @@ def _as_json(event: Event) -> None:
 
 
 def _say(event: Event, repeats: Repeats | None = None) -> None:
-    """Print a line for each event; progress of devices is for the live table only."""
+    """Print an event as one line. Progress of devices is not printed."""
     from edgefl.cli.federation.lines import line
 
     text = line(event, time.time(), repeats)

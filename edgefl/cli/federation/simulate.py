@@ -1,4 +1,4 @@
-"""``edgefl simulate``: a federation on one machine, before a fleet is touched."""
+"""``edgefl simulate``: train a federation on one machine in torch, without devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages beside a run or a server: that of the fleet, and that on which browsers join."""
+"""Pages that run beside a run or a server: the dashboard, and the page for browsers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ WebBroker = Annotated[
 
 @dataclass(frozen=True)
 class WebOptions:
-    """Options of the page for browsers. ``listen``: empty for none."""
+    """Options of the page for browsers. ``listen``: address of the page, "" for no page."""
 
     listen: str = ""
     cert_file: str = ""
@@ -64,8 +64,12 @@ class WebOptions:
     broker: str = ""
 
     def check(self) -> None:
-        """ConfigError, before anything is started, for a page that was not built, an address that is taken, a certificate or
-        a broker's URL that cannot be used."""
+        """Check the options before anything is started.
+
+        Raises:
+            ConfigError: the page is not built, its address is in use, or certificate or broker's URL cannot be
+                used.
+        """
         from edgefl.errors import ConfigError
 
         if not self.listen:
@@ -90,9 +94,18 @@ class WebOptions:
 def web_beside(
     options: WebOptions, folder: Path, federation: Federation, broker: Address, server_key: str, *, code: bool
 ) -> Iterator[None]:
-    """Serve the page for browsers while the block runs, and print its address, with its ``code`` to scan.
+    """Serve the page for browsers during the block in a process of its own, and print its address. Does nothing without
+    --web.
 
-    Nothing without ``--web``. Output of the page's process is in ``logs/web.log``.
+    Its output is in ``logs/web.log``.
+
+    Args:
+        options: options of the page.
+        folder: folder of the run.
+        federation: the federation.
+        broker: address of the broker.
+        server_key: public key of the server.
+        code: print a QR code of the address too.
     """
     if not options.listen:
         yield
@@ -118,9 +131,9 @@ def web_beside(
 def page_process(
     arguments: Sequence[str], log_file: Path, title: str, settings: bytes, **environment: str
 ) -> Iterator[None]:
-    """Run ``python -m ARGUMENTS`` while the block runs. It reads ``settings`` from standard input.
+    """Run ``python -m ARGUMENTS`` during the block, with ``settings`` on its standard input.
 
-    If it fails before the block ends, the last line here names its log. Whoever ends it by a signal knows why.
+    If it fails before the block ends, the last line printed names its log. Nothing is printed if a signal ended it.
     """
     log_file.parent.mkdir(exist_ok=True)
     command, own = module_command(*arguments), {PARENT: str(os.getpid()), **environment}
@@ -208,8 +221,7 @@ _PLACES = {DASHBOARD_FLAG: DASHBOARD_DEFAULT, FLAG: DEFAULT}
 
 
 def with_place(arguments: Sequence[str]) -> list[str]:
-    """The words of a command line, where ``--dashboard`` and ``--web`` are followed by an address: by the default one if by
-    none."""
+    """Return the arguments of a command line with a default address after ``--dashboard`` and ``--web`` that lack one."""
     found: list[str] = []
     for at, word in enumerate(arguments):
         found.append(word)
@@ -221,9 +233,10 @@ def with_place(arguments: Sequence[str]) -> list[str]:
 
 @contextmanager
 def page_beside(listen: str, folder: Path, database: str = "") -> Iterator[None]:
-    """Serve the page of ``folder`` at ``listen`` while the block runs; nothing if that is empty.
+    """Serve the dashboard of ``folder`` at ``listen`` during the block in a process of its own. Does nothing if that is
+    "".
 
-    Output of the page's process is in ``logs/dashboard.log``.
+    Its output is in ``logs/dashboard.log``.
 
     Raises:
         ConfigError: the address cannot be listened on. Raised before anything is started.

@@ -1,4 +1,4 @@
-"""``edgefl check``: can this model be trained as it comes?"""
+"""``edgefl check``: check whether a model can be trained on devices."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def check(
 
 
 def _place_of(data: str) -> dict[str, object]:
-    """Return the setting for data that are no file: the name of a dataset. DataError if it is the name of a file."""
+    """Return the setting for ``data`` as the name of a dataset. DataError if it is a path that does not exist."""
     if Path(data).suffix or len(Path(data).parts) > 1:
         existing(Path(data))
     return {"data.name": data}
@@ -116,7 +116,9 @@ _LAYOUT = {"sample": "sample_shape", "classes": "classes"}
 
 
 def _layout(options: dict[str, Any]) -> dict[str, Any]:
-    """Take the arguments of the API out of ``options``. ConfigError if one is missing."""
+    """Remove ``sample_shape`` and ``classes`` from ``options``, and return them as arguments. ConfigError if one is
+    missing.
+    """
     if missing := [name for name in _LAYOUT.values() if name not in options]:
         raise ConfigError(
             f"a model of your own needs --data, or the shape of a sample and the number of classes; found no {missing[0]}: "

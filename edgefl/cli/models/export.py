@@ -152,7 +152,7 @@ def export(
 
 
 def _facts(exported: Exported) -> dict[str, Any]:
-    """Return the row of a written bundle."""
+    """Return the table row of a written bundle."""
     path, manifest = exported.path, exported.bundle.manifest
     assert path is not None
     return {
@@ -167,7 +167,7 @@ def _facts(exported: Exported) -> dict[str, Any]:
 
 
 def _telling(rows: list[dict[str, Any]]) -> set[str]:
-    """Return the columns that differ between rows, and those that are always shown."""
+    """Return the columns to show: those that differ between rows, and those that are always shown."""
     always = {"tier", "file", "bytes", "digest", "compiled"}
     return always | {key for key in ("exchange", "format") if len({row[key] for row in rows}) > 1}
 
@@ -193,7 +193,9 @@ def _export_fitting(
     file: Path,
     as_json: bool,
 ) -> None:
-    """One bundle per format: the recommended submodel for the device in ``file``, whose stem names the tier."""
+    """Export the submodel that is recommended for the device in ``file``, one bundle for each format. The tier has its
+    name.
+    """
     from edgefl.api.compile import compile
     from edgefl.api.export import written
     from edgefl.api.federation import load_federation

@@ -1,4 +1,4 @@
-"""``edgefl plan``: which submodels fit a device, and which one to take."""
+"""``edgefl plan``: list the submodels that fit a device, and recommend one."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def plan(
 
 
 def _model(config: Path | None, settings: dict[str, object]) -> tuple[Federation, ModelSpec]:
-    """A federation file's model is fitted to its data; without any, the model has its own default input."""
+    """Return the federation and its model, fitted to its data; without data the model has its own default input."""
     from edgefl.config import load, without_devices
     from edgefl.setup.model import model_with_samples
 
@@ -125,7 +125,11 @@ def _model(config: Path | None, settings: dict[str, object]) -> tuple[Federation
 
 
 def as_object(model: str, made: Fit) -> dict[str, Any]:
-    """Return the object that ``--json`` prints. ModelError if nothing fits."""
+    """Return the object that ``--json`` prints.
+
+    Raises:
+        ModelError: no submodel fits.
+    """
     return {
         "model": model,
         "recommended": made.recommended(),
@@ -154,7 +158,7 @@ def _show(model: str, made: Fit) -> None:
 
 
 def _left_out(made: Fit) -> list[str]:
-    """A line for each kind and reason."""
+    """Return a line for each kind and reason for which submodels were left out."""
     sizes: dict[tuple[str, str], list[str]] = {}
     for left, error in made.left_out:
         sizes.setdefault((left.kind, error.message), []).append(left.label)
@@ -165,7 +169,7 @@ def _left_out(made: Fit) -> list[str]:
 
 
 def _row(offer: SubmodelOffer, best: bool) -> dict[str, Any]:
-    """The columns that fit 80 characters; ``--json`` has them all."""
+    """Return the columns that fit 80 characters; ``--json`` prints all."""
     timed = offer.transfer_s is not None or offer.compute_s is not None
     return {
         "submodel": f"{offer.kind}, {offer.size}" + (" *" if best else " (dead)" if offer.dead else ""),
@@ -179,8 +183,10 @@ def _row(offer: SubmodelOffer, best: bool) -> dict[str, Any]:
 
 
 class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The keys of a device file. ``memory`` is a size over the idle process, like 64MiB; links are 1MB/s or 8Mbit/s;
-    ``compute`` is in GMAC/s. What is left out is unknown, or the algorithm's own (``batch``, ``steps``)."""
+    """Keys of a device file. Omitted keys are unknown, or have the algorithm's defaults (``batch``, ``steps``).
+
+    ``memory`` is a size above the idle process, like 64MiB; links are 1MB/s or 8Mbit/s; ``compute`` is in GMAC/s.
+    """
 
     memory: str | int = ""
     downlink: str = ""
@@ -194,14 +200,18 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     gamma: list[float | str] = []
 
     def or_else(self, other: Wishes) -> Wishes:
-        """These wishes, and those of ``other`` where they say nothing."""
+        """Return these values, completed by those of ``other`` for omitted keys."""
         return msgspec.structs.replace(other, **{name: value for name, value in self._told()})
 
     def _told(self) -> list[tuple[str, Any]]:
         return [(name, value) for name in self.__struct_fields__ if (value := getattr(self, name))]
 
     def check(self) -> None:
-        """Raise ConfigError for a size, a rate, a kind or a share that cannot be used. Loads no torch."""
+        """Check the values without loading torch.
+
+        Raises:
+            ConfigError: a size, a rate, a kind or a share cannot be used.
+        """
         from edgefl.config.names import check_kinds
 
         self.device  # noqa: B018  its sizes and rates are parsed
@@ -210,7 +220,11 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     @property
     def device(self) -> Device:
-        """ConfigError, which names the argument, for a memory or a rate that is none, or negative numbers."""
+        """The capacity of the device.
+
+        Raises:
+            ConfigError: a memory size or rate cannot be read, or a number is negative; the text names it.
+        """
         from edgefl_export.device import Device
 
         wrong = [
@@ -231,7 +245,11 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def read_device(path: Path) -> Wishes:
-    """The wishes in a TOML file; ConfigError that names what is wrong with it."""
+    """Return the values in a TOML file.
+
+    Raises:
+        ConfigError: the file does not exist or cannot be used; the text names the key.
+    """
     from edgefl.config.text import parse_toml
 
     try:
@@ -249,7 +267,11 @@ def read_device(path: Path) -> Wishes:
 
 
 def read_hello(path: Path) -> Wishes:
-    """Return memory and samples of a saved hello message (msgpack as it was sent, or JSON)."""
+    """Return memory and samples of a saved hello message (msgpack as it was sent, or JSON).
+
+    Raises:
+        ConfigError: the file does not exist or is no hello message.
+    """
     from edgefl.wire.mqtt.envelope import peek
     from edgefl.wire.mqtt.messages import MALFORMED, Hello
 
@@ -266,7 +288,7 @@ def read_hello(path: Path) -> Wishes:
 def planned(
     federation: Federation, spec: ModelSpec, wishes: Wishes, say: Callable[[str], None] = lambda _: None
 ) -> Fit:
-    """Every submodel of ``spec`` beside the device, trained by the federation's algorithm."""
+    """Return all submodels of ``spec`` with their costs on the device, trained by the federation's algorithm."""
     from edgefl.api.compile import plan
     from edgefl.api.training import Training
     from edgefl.setup.model import process_bytes
@@ -283,7 +305,7 @@ def planned(
 
 
 def suited(federation: Federation, submodel: Submodel) -> Federation:
-    """The federation with an algorithm that makes use of the submodel's thresholds, unless it names one itself."""
+    """Return the federation with algorithm ``tcbgd`` if it names none and the submodel has thresholds, else unchanged."""
     from edgefl.objective.carrier import Thresholded
 
     if "name" in federation.algorithm.model_fields_set or not isinstance(submodel.carrier, Thresholded):
@@ -294,18 +316,22 @@ def suited(federation: Federation, submodel: Submodel) -> Federation:
 
 
 def overrides(wishes: Wishes) -> dict[str, object]:
-    """Keys of the federation that the wishes set."""
+    """Return the settings of the federation that the values replace, by dotted key."""
     settings = {"algorithm.batch": wishes.batch, "algorithm.steps": wishes.steps}
     return {key: value for key, value in settings.items() if value}
 
 
 def listed(values: Iterable[str]) -> list[str]:
-    """``a,b`` and ``c`` as a, b, c."""
+    """Split texts at commas: ``["a,b", "c"]`` becomes ``["a", "b", "c"]``."""
     return [part.strip() for value in values for part in value.split(",") if part.strip()]
 
 
 def gammas(values: Iterable[str]) -> list[float]:
-    """Return shares like 0.25 or 1/64 as numbers. ConfigError for anything else, and outside of (0, 1]."""
+    """Return shares such as 0.25 or 1/64 as numbers.
+
+    Raises:
+        ConfigError: a text is no number above 0 and up to 1.
+    """
     return [_number(text) for text in listed(values)]
 
 

@@ -1,4 +1,4 @@
-"""``edgefl profile``: what bundles cost on this machine."""
+"""``edgefl profile``: measure the costs of bundles on this machine."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def profile(
 
 
 def _check_target(target: str, tiers: Sequence[str]) -> None:
-    """Raise ConfigError for a federation file, a model or a tier that is not there. Loads no torch."""
+    """Raise ConfigError for a federation file, a model or a tier that does not exist. Loads no torch."""
     if _is_bundle(target):
         return
     from edgefl.config.reading import check_names, check_tiers
@@ -208,7 +208,7 @@ def _check_target(target: str, tiers: Sequence[str]) -> None:
 
 
 def _check_places(html: Path | None, run: Path | None) -> None:
-    """Make or look for the folders, before anything is measured for nothing."""
+    """Create the folder of the page, and check the options --run and --html, before measurements begin."""
     from edgefl.errors import ConfigError
 
     if html:
@@ -221,7 +221,7 @@ def _check_places(html: Path | None, run: Path | None) -> None:
 
 @contextmanager
 def _ended_tidily() -> Iterator[None]:
-    """Handle SIGTERM as Ctrl-C within the block: the measuring process ends, and its folder is removed."""
+    """Handle SIGTERM like Ctrl-C in the block: the measuring process ends, and its folder is removed."""
     before = signal.signal(signal.SIGTERM, interrupts.handler)
     try:
         yield
@@ -249,7 +249,7 @@ def _print(profiles: list[BundleProfile]) -> None:
 
 
 def _print_halves(title: str, table: list[dict[str, str]]) -> None:
-    """Times, then memory and sizes below the same names: together they are too wide for a terminal."""
+    """Print a table in two parts, times and then memory and sizes, because together they are too wide for a terminal."""
     name, *columns = table[0]
     middle = columns.index("planned MiB")
     for part, shown in (("", columns[:middle]), (", memory and size", columns[middle:])):
@@ -258,7 +258,7 @@ def _print_halves(title: str, table: list[dict[str, str]]) -> None:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """Selection of bundles. ``main_only``: of an algorithm's exchanges the main one."""
+    """Selection of bundles to measure. ``main_only`` leaves out all exchanges of an algorithm but the main one."""
 
     batch: int | None
     engine: str
@@ -267,8 +267,11 @@ class _Chosen:
 
 
 def _wanted(targets: list[str], chosen: _Chosen) -> Iterator[Bundle]:
-    """The bundles of the command line, one after another; those of a model or a file are made here. ConfigError in the
-    end if there was none."""
+    """Yield the bundles that the arguments of the command name. Bundles of a model or a federation file are compiled.
+
+    Raises:
+        ConfigError: there is none (raised at the end).
+    """
     from edgefl.errors import ConfigError
 
     none = True
@@ -283,7 +286,7 @@ def _wanted(targets: list[str], chosen: _Chosen) -> Iterator[Bundle]:
 
 
 def _read(target: str, chosen: _Chosen) -> Iterator[Bundle]:
-    """The bundle in a file, if its tier and format are wanted."""
+    """Yield the bundle in a file if its tier and format are selected. ConfigError if it has another batch size."""
     from edgefl.api.bundle import Bundle
     from edgefl.errors import ConfigError
 
@@ -301,13 +304,13 @@ def _read(target: str, chosen: _Chosen) -> Iterator[Bundle]:
 
 
 def _is_bundle(target: str) -> bool:
-    """A file that is no federation file, or a path; what is neither is a model's name."""
+    """Return True for the path of a bundle; False for a federation file and the name of a model."""
     path = Path(target)
     return path.suffix == ".efl" or (path.suffix != ".toml" and (path.exists() or "/" in target))
 
 
 def _exported(target: str, chosen: _Chosen) -> Iterator[Bundle]:
-    """The bundles of each tier of a federation file, as `edgefl export` makes them, or of a model with default settings."""
+    """Yield the bundles of a federation file, compiled as by `edgefl export`, or of a model with default settings."""
     from edgefl.api.export import plan_export
     from edgefl.api.federation import load_federation
 

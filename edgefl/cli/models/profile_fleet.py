@@ -1,4 +1,4 @@
-"""``edgefl profile --fleet``: what bundles cost on the devices of a federation, side by side."""
+"""``edgefl profile --fleet``: measure the costs of bundles on the devices of a federation."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ProfileOptions:
 
 
 def files_of(targets: Sequence[str]) -> Iterator[str]:
-    """``targets`` with folders replaced by the bundles in them; of a run by those of all its tiers."""
+    """Yield ``targets``, with each folder replaced by its bundles; the folder of a run by the bundles of all its tiers."""
     for target in targets:
         path = Path(target)
         if not path.is_dir():
@@ -63,7 +63,13 @@ def files_of(targets: Sequence[str]) -> Iterator[str]:
 
 
 def refuse(given: Mapping[str, bool], *, fleet: bool, beside: bool = False) -> None:
-    """ConfigError for an option that was given and means nothing to a fleet, or without one, or beside recorded profiles."""
+    """Raise ConfigError if an option is given that cannot be combined with the kind of profile.
+
+    Args:
+        given: True for each option that is given, by name.
+        fleet: devices of a federation are measured.
+        beside: an agent is measured, or recorded profiles are shown.
+    """
     wrong = [name for name, there in given.items() if there]
     if wrong and beside:
         raise ConfigError(
@@ -93,7 +99,7 @@ def profile_fleet(bundles: Sequence[BundleArchive], options: ProfileOptions) -> 
 
 
 def show(report: FleetReport, of: str, options: ProfileOptions) -> None:
-    """Devices side by side, for people or as JSON, and on a page. ``of``: what they are the devices of."""
+    """Print the devices' profiles, or JSON, and write a page if one is requested. ``of`` is the title's subject."""
     if options.as_json:
         print_json(report)
     else:
@@ -139,7 +145,7 @@ def _asked(bundles: Sequence[BundleArchive], options: ProfileOptions) -> FleetRe
 
 @contextmanager
 def shown() -> Iterator[Callable[[FleetReport], None]]:
-    """A table of the devices that changes; lines where there is no terminal."""
+    """Yield a function that shows reports while they change: as a table on a terminal, else as lines."""
     from rich.live import Live
 
     if errors.is_terminal:
@@ -176,7 +182,7 @@ def _print(report: FleetReport, of: str) -> None:
 
 
 def _times(row: DeviceReport) -> dict[str, str]:
-    """A device's line: the slowest training step, and its parts."""
+    """Return the row of a device in the table of times: its slowest training step, and that step's parts."""
     from edgefl.analysis.profiles import rows
 
     profile = row.profile
@@ -195,7 +201,7 @@ def _times(row: DeviceReport) -> dict[str, str]:
 
 
 def _means(row: DeviceReport) -> dict[str, str]:
-    """A device's line: the most memory of all graphs by each measure, and what the step takes to load and in energy."""
+    """Return the row of a device in the table of memory: the maximum over graphs by each measure, load time, and energy."""
     from edgefl.analysis.profiles import rows
 
     profile = row.profile
@@ -247,10 +253,14 @@ _ROWS = 64
 
 
 def profile_beside(bundles: Sequence[Bundle], options: ProfileOptions) -> None:
-    """Measure each bundle through the agent, where one is named, and here; show both and what was recorded. An agent that
-    gives no profile ends it.
+    """Measure each bundle on this machine and, if ``options.command`` is set, by that agent. Show them with recorded
+    profiles.
 
-    ConfigError for a command that cannot be started, ParticipationError where the agent gives no profile.
+    Stops at the first agent without a profile.
+
+    Raises:
+        ConfigError: the command cannot be started.
+        ParticipationError: the agent gives no profile.
     """
     words = _words(options.command)
     begun, reports = time.monotonic(), list[DeviceReport]()
@@ -278,7 +288,7 @@ def _words(command: str) -> list[str]:
 
 
 def _here(bundle: Bundle, options: ProfileOptions, *, named: bool) -> DeviceReport:
-    """This machine's own profile; ``named``: it is the one that is called as was asked."""
+    """Measure on this machine and return the report. ``named``: it gets the name of the first requested device."""
     profile = bundle.profile(threads=options.threads, repeat=options.repeat, samples=options.samples)
     return DeviceReport(
         device=options.devices[0] if named and options.devices else HERE,
@@ -300,7 +310,7 @@ def _signals_as_before() -> Iterator[None]:
 
 
 def _through(words: Sequence[str], bundle: Bundle, options: ProfileOptions) -> DeviceReport:
-    """The profile of the agent that the command starts."""
+    """Start the agent of the command, and return its report."""
     from edgefl.lab.profiled_agent import AgentProfiling, profiled
     from edgefl.wire.mqtt.topics import checked_name
     from edgefl_device.profile.measure.inputs import Inputs

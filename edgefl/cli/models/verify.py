@@ -1,4 +1,4 @@
-"""``edgefl verify``: is a bundle what it says it is?"""
+"""``edgefl verify``: compare the graphs of a bundle with torch."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _row(check: GraphCheck) -> dict[str, Any]:
 
 
 def for_people(check: GraphCheck) -> dict[str, Any]:
-    """The columns that fit 80 characters, the one that may be long last; ``--json`` has them all."""
+    """Return the columns that fit 80 characters, the longest one last; ``--json`` prints all."""
     row = _row(check)
     return {
         "graph": row["graph"],
