@@ -27,7 +27,7 @@ from edgefl.wire.text import describe_unknown
 
 
 class CandidateTierTable(ConfigTable):
-    """Keys of a tier that have other values for the devices that try a rollout's candidate; None keeps a value."""
+    """Keys that differ for the devices of a tier that try the candidate; others stay as they are."""
 
     memory_budget: str | None = Field(None, description="another budget of the tier's graphs")
     activations: Activations | None = Field(None, description="another way to keep what waits")

@@ -283,7 +283,7 @@ class SelectionTable(ConfigTable):
 
 
 class ServerTable(ConfigTable):
-    """Processes of the server that receive updates. The trained weights do not depend on their number."""
+    """Processes that receive updates: the server itself, or workers. The trained weights do not depend on it."""
 
     workers: int = Field(
         0,
@@ -318,7 +318,7 @@ class ServerTable(ConfigTable):
 
 
 class ClientsTable(ConfigTable):
-    """Speed, links, energy and losses of simulated clients."""
+    """Speed of simulated clients and their links, their spending, and the share that is lost."""
 
     step_ms: float = Field(0, ge=0, description="a local step on the median client; 0: no time")
     down_mbit: float = Field(0, ge=0, description="its link to the server, megabits per second; 0: no time")

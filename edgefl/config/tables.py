@@ -173,7 +173,7 @@ class OptimizerTable(ConfigTable):
 
 
 class DataTable(ConfigTable):
-    """Data of the devices on one machine and of the server's evaluation."""
+    """Data of the simulated devices and of the server's evaluation."""
 
     name: DatasetName = Field(
         "auto",
@@ -289,7 +289,7 @@ class DataTable(ConfigTable):
 
 
 class TierTable(ConfigTable):
-    """Class of devices of equal capacity, and the submodel that they train."""
+    """A class of devices of equal capacity: the submodel it trains."""
 
     kind: str = Field("output_side", description="a kind of `edgefl ls kinds`; how the model is cut")
     gamma: float | None = Field(
