@@ -65,7 +65,7 @@ def on_first_use(name: str, known: Mapping[str, object] = _NOTHING, alone: Seque
 
 @contextmanager
 def parts_alone(*packages: str) -> Iterator[None]:
-    """In the block, import modules of ``packages`` without running the packages' own code, which loads far more.
+    """Import modules of ``packages`` in the block without running the packages' own code, which loads far more.
 
     The packages are loaded on their first use, or with any other of their modules. Name the outermost package first.
     """
