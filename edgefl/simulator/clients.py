@@ -81,7 +81,7 @@ _DRAWS = 1 << 64
 
 @dataclass(frozen=True)
 class ClientWork:
-    """Work of a client of ``tier`` in a round: bytes to fetch, local steps, bytes to send."""
+    """Work of a client of ``tier`` in a round: bytes to fetch, local steps, and bytes to send."""
 
     tier: str
     steps: int
@@ -131,10 +131,10 @@ class SimulatedFleet:
         return math.fsum(part.seconds for part in self._parts(client, work))
 
     def joules(self, number: int, client: str, work: ClientWork, seconds: float) -> float:
-        """Return the joules that a client has spent in round ``number`` at its end, ``seconds`` after its begin.
+        """Return the joules that a client has spent in round ``number``, ``seconds`` after the round's begin.
 
-        Fetching, steps and sending follow each other, and a client that is not ready stops at that time. A lost client has
-        fetched and trained, and sends nothing.
+        Fetching, training and sending follow each other. A client that is not ready stops at that time. A lost client
+        has fetched and trained, but not sent.
         """
         fetch, train, send = self._parts(client, work)
         spent, left = 0.0, seconds

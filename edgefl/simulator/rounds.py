@@ -164,7 +164,7 @@ class Rounds:
             self._report(opened)
 
     def send_task(self, assignment: Assignment) -> None:
-        """Do nothing: clients receive their tasks when the round opens, and lose none."""
+        """Do nothing: the clients of a round get their tasks when it opens."""
 
     def reassign(self, over: tuple[Assignment, ...], tasks: tuple[Assignment, ...]) -> None:
         """Do nothing: :class:`~edgefl.simulator.versions.Versions` has assigned these tasks already."""
@@ -348,7 +348,7 @@ class Rounds:
         return self._aggregation
 
     def _end(self, ended: OpenRound, done: RoundConclusion, outcome: states.Outcome, text: str) -> RoundRow:
-        """Publish the model after a round, evaluate it, and return the round's row."""
+        """Publish the model after a round, evaluate it if that is due, and return the row of the round."""
         aggregation, state, tally = self._open_aggregation(), self._state, self._tally
         weights = done.weights
         self._sums = aggregation.aggregator.release_sums()
@@ -387,7 +387,7 @@ class Rounds:
         )
 
     def _energy(self, ended: OpenRound, tally: RoundTally) -> float:
-        """Return the joules of all selected clients except those that declined."""
+        """Return the joules that all selected clients spent in a round, without those that declined."""
         declined = {each.device for each in ended.with_status("declined")}
         took = self._now - ended.opened
         return math.fsum(

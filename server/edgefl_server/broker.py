@@ -135,7 +135,7 @@ def mosquitto_base(limits: Limits = _LIMITS, memory_bytes: int = 0) -> list[str]
 
 
 def check_private(host: str) -> None:
-    """Raise BrokerError if other machines could reach a broker without passwords at ``host``."""
+    """Raise BrokerError if ``host`` is not a loopback address, because a broker without passwords must not be reachable."""
     if not Address(host).is_loopback:
         raise BrokerError(
             f"a broker without passwords listens to its own machine only, found host {host!r}: others come with TLS and "
@@ -145,7 +145,7 @@ def check_private(host: str) -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise BrokerError if a socket cannot listen on ``host:port`` now."""
+    """Raise BrokerError if a socket cannot be bound to ``host:port`` now."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

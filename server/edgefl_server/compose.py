@@ -261,9 +261,10 @@ def _rollout(federation: Federation) -> Rollout:
 
 
 def _scalars(algorithms: Mapping[str, Algorithm]) -> dict[str, float]:
-    """Return the scalars of an exchange, which are announced once for all tiers.
+    """Return the scalars of an exchange. A round announces them once, so all tiers must have the same values.
 
-    ConfigError if tiers have different values.
+    Raises:
+        ConfigError: If tiers have different values.
     """
     hyper: dict[str, float] = {}
     for tier, algorithm in algorithms.items():
@@ -292,7 +293,7 @@ def _warnings(
     initial: Arrays,
     aggregate: AggregateSpec,
 ) -> Iterator[Warned]:
-    """Return warnings for the user before anything is compiled."""
+    """Yield warnings about tiers, the learning rate decay and memory. Called before anything is compiled."""
     for name, tier in tiers.items():
         for text in submodel_warnings(tier.submodel, name, model):
             yield Warned(tier=name, text=text)
@@ -378,7 +379,7 @@ def _rules(federation: Federation, tables: Mapping[str, TierTable], method: Algo
 
 
 def _buffered(federation: Federation) -> dict[str, Any]:
-    """Return the rules of asynchronous rounds; empty for synchronous rounds."""
+    """Return the rules of asynchronous rounds as keyword arguments; an empty dict for synchronous rounds."""
     table = federation.round
     if table.mode == "synchronous":
         return {}

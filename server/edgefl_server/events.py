@@ -121,7 +121,7 @@ class DeviceLost(Event, frozen=True, kw_only=True):
 
 
 class DeviceFitness(Event, frozen=True, kw_only=True):
-    """An online device reports other conditions. ``unfit``: why rounds may not select it now; empty if they may."""
+    """An online device reported other conditions. ``unfit``: reason why rounds do not select it, or empty if they may."""
 
     device: str
     tier: str
@@ -129,7 +129,7 @@ class DeviceFitness(Event, frozen=True, kw_only=True):
 
 
 class DeviceFailed(Event, frozen=True, kw_only=True):
-    """A device's attempt at a round failed, by its own report; it tries again while the round is open."""
+    """A device reported that its attempt at a round failed. It tries again while the round is open."""
 
     device: str
     round: int

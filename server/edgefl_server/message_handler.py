@@ -394,7 +394,9 @@ def _online_event(device: str, state: State) -> tuple[states.Event, ...]:
 
 
 def tier_objection(rules: Rules, device: str, hello: messages.Hello) -> tuple[str, str] | None:
-    """Return (code, text) if a device has no tier, or not the one that it requests; None without an objection."""
+    """Return (reason code, text) if a device fits no tier, or another one than it requests; None if there is no
+    objection.
+    """
     tier = roster.tier_of(rules.tiers, device, hello.memory_bytes)
     known = {rule.name for rule in rules.tiers}
     there_are = f"there are {roster.describe_tiers(rules.tiers)}"

@@ -210,7 +210,7 @@ class EventReporter:
         return self._presence is not None and self._presence.known < self._presence.needed
 
     def report_waiting(self, state: State) -> None:
-        """Report the devices that the next round waits for, whenever they change."""
+        """Emit an event with the devices that the next round waits for, if they changed since the last call."""
         if state.phase != "waiting":
             self._presence = None
             return
@@ -221,7 +221,9 @@ class EventReporter:
             self.emit(events.Waiting(next_round=state.next_round, **vars(presence)))
 
     def report_opened(self, opened: OpenRound, trial: Trial | None) -> None:
-        """Report a round that began, and the trial of a candidate that began with it."""
+        """Emit the events of a round that opened, and of a trial that began with it; warn about tiers that a robust rule
+        cannot protect.
+        """
         event = events.RoundOpened(
             round=opened.number,
             goal=opened.goal,
@@ -305,7 +307,9 @@ class EventReporter:
     # -- devices ---------------------------------------------------------------------------------------------
 
     def report_newcomer(self, state: State, device: str) -> None:
-        """Warn about a device that no round selects before the method begins again."""
+        """Emit a warning, once, about a device that joined after the algorithm began and is not selected before it
+        begins again.
+        """
         tier = state.devices[device].tier
         if not tier or not state.members or device in state.members or device in self._newcomers:
             return

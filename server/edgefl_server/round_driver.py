@@ -383,7 +383,7 @@ class RoundDriver:
         self._policy.run(lambda: self.announcements.announce(self.state, self.model.version))
 
     def send_open_tasks(self) -> None:
-        """Send all open tasks."""
+        """Send all open tasks of the current round again."""
         if self.state.round is not None:
             self._send_tasks(self.state.round.with_status("open"))
 

@@ -21,9 +21,10 @@ _RELU_BACK = _aten.threshold_backward.default
 
 
 def pool_first(module: fx.GraphModule) -> None:
-    """Replace ``max_pool(relu(x))`` by ``relu(max_pool(x))``, over a quarter of the entries.
+    """Replace ``max_pool(relu(x))`` by ``relu(max_pool(x))``, which applies ReLU to a quarter of the entries.
 
-    Values and gradients are equal. If a maximum is below 0 its position may differ, but its gradient is multiplied by 0.
+    Values and gradients are equal. If a maximum is below 0 its position may differ, but its gradient is multiplied by
+    0.
     """
     for pool in [node for node in module.graph.nodes if node.target is _POOL]:
         relu = pool.args[0]

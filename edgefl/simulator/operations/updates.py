@@ -72,7 +72,7 @@ def _fuse_product(graph: fx.Graph, node: fx.Node, product: fx.Node, rate: fx.Nod
 
 
 def _sum_with_multiple(node: fx.Node) -> None:
-    """Fuse ``c * a + b`` with a number c."""
+    """Fuse ``c * a + b``, where c is a number, into one operation."""
     for multiple, other in (node.args, tuple(reversed(node.args))):
         if not _only(multiple, _aten.mul.Tensor):
             continue
@@ -83,7 +83,7 @@ def _sum_with_multiple(node: fx.Node) -> None:
 
 
 def _use_threshold(module: fx.GraphModule, node: fx.Node) -> None:
-    """Replace ``where(x >= c, y, 0)`` by a threshold, which has a kernel of its own: dropout, with its noise for x."""
+    """Replace ``where(x >= c, y, 0)`` by torch's threshold operation, which is faster. Dropout has this form."""
     mask, kept, otherwise = node.args
     if not (isinstance(mask, fx.Node) and mask.target is _aten.ge.Scalar and _is_zero(module, otherwise)):
         return

@@ -67,7 +67,7 @@ class RoundTask:
 
     @property
     def start(self) -> RoundModel:
-        """Model of the round."""
+        """Model of the round, with the weights as clients receive them."""
         return RoundModel(self.model, FixedDownlink(self.received))
 
     @property

@@ -277,7 +277,7 @@ class _PartSums:
         return sums
 
     def _scratch(self) -> Integers:
-        """Return the scratch sums of this thread, which all parts share."""
+        """Return this thread's array for sums, int64 [PART]. Its content is overwritten by the next part."""
         if not hasattr(self._own, "sums"):
             self._own.sums = np.empty(PART, np.int64)
         scratch: Integers = self._own.sums
@@ -290,7 +290,11 @@ _NO_INDEX = np.zeros(1, np.int64)
 def _add_here(
     chosen: Chosen, span: slice, work: SectionBlocks, start: int, sums: Integers, *, fresh: bool
 ) -> None:
-    """Add the blocks ``span`` of a section to ``sums``, which begins at entry ``start`` of the model."""
+    """Add the blocks ``span`` of a section to ``sums``, a part of the model whose first entry is ``start``.
+
+    ``chosen`` is the result of :func:`~edgefl_server.aggregate.adders.loop_of`. ``fresh``: overwrite the content of
+    ``sums``.
+    """
     blocks = work.blocks[span].copy()
     blocks[:, TARGET] -= start
     chosen(span, blocks)(_sink(_NO_INDEX, sums.size, fresh, sums))

@@ -53,7 +53,7 @@ class CheckedArrays:
 
 
 def readable(array: Array) -> Array:
-    """Return the array as compiled loops read it: in C order and aligned."""
+    """Return ``array`` in C order and aligned, as compiled loops require. It is copied only if necessary."""
     if isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.aligned:
         return array
     return np.require(array, requirements=["C", "A"])  # a number that was an array without a dimension, too
@@ -136,10 +136,7 @@ def _starts(pieces: Pieces, work: SectionBlocks, updates: Sequence[CheckedArrays
 
 @cache
 def _widen_table(dtype: str) -> npt.NDArray[np.float32]:
-    """Return the value of each pattern of 16 bits, float32 [65536].
-
-    The table includes the patterns of NaN, which are never looked up.
-    """
+    """Return the float32 value of each 16-bit pattern of ``dtype`` (float16 or bfloat16), float32 [65536]."""
     patterns = np.arange(1 << 16, dtype=np.uint16)
     with np.errstate(invalid="ignore"):
         return widen(patterns if dtype == "bfloat16" else patterns.view(np.float16))

@@ -316,7 +316,7 @@ class Aggregator:
             raise RuntimeError("this aggregator has given its sums away; make a new one for the next round")
 
     def _decode(self, update: CheckedArrays) -> CheckedArrays:
-        """Return the update in dense form."""
+        """Return the update with float32 arrays. An update without codes is returned as it is."""
         pieces = update.pieces
         if not pieces.form.sections:
             return update

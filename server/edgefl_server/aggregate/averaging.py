@@ -85,7 +85,11 @@ def distances(rows: Sequence[Row], counted: Mask | None = None) -> Distances:
 
 
 def scores(squares: Distances, bad: int) -> npt.NDArray[np.float64]:
-    """Return Krum's score of each update, float64 [K]: the sum of its K - bad - 2 smallest distances to others."""
+    """Return Krum's score of each of K updates, float64 [K]: the sum of its ``K - bad - 2`` smallest distances to other
+    updates.
+
+    ``squares`` is the result of :func:`distances`, ``bad`` the number of updates that may be bad.
+    """
     others = np.sort(squares + np.diag(np.full(len(squares), np.inf)), axis=1)
     kept: npt.NDArray[np.float64] = others[:, : len(squares) - bad - 2].sum(axis=1)
     return kept
@@ -202,7 +206,7 @@ class HolderMean:
         return renewal.by_parts(merge)
 
     def _total_weights(self) -> Integers:
-        """Return the weight of each entry, or a single number if all are equal."""
+        """Return the total weight of each entry, int64 [model], or int64 [1] if all entries have the same."""
         if all(pieces.whole for pieces, _ in self._held.values()):
             return self._taken + sum(weight for _, weight in self._held.values())
         from edgefl_server.aggregate import kernels

@@ -69,9 +69,9 @@ def add_codes(
 
 @compiled
 def _list_lines(addresses: Numbers, block: Numbers, bits: Number, lines: Numbers) -> Number:
-    """Return the number of memory lines that the codes of ``block`` take, and write their addresses to ``lines``.
+    """Write the addresses of the memory lines with the codes of ``block`` to ``lines``, and return their number.
 
-    The caller prefetches them: one stretch for each update is more than a processor predicts.
+    The caller prefetches them, because processors do not predict one stretch for each update.
     """
     found, own = words_at(np.uint64(lines.ctypes.data)), -(-bits * block[LENGTH] // (8 * _LINE))
     for k in range(addresses.shape[0]):

@@ -60,13 +60,15 @@ TUNINGS = (Tuning(), Tuning(registers=None), Tuning(64, 2), Tuning(64, 2, None),
 
 @triton.jit
 def _swap(a, b, low: tl.constexpr, by: tl.constexpr):
-    """Return the fields of ``a`` and ``b`` at the mask ``low`` side by side in one word, and those above them in another."""
+    """Return two words: the fields of ``a`` and ``b`` in the mask ``low`` side by side, and the fields above them."""
     return (a & low) | ((b & low) << by), ((a >> by) & low) | (b & (low << by))
 
 
 @triton.jit
 def _word(at, client, clients, stride, shift, inside):
-    """Return 32 bits of a client from any bit on: ``shift`` into the word ``at``, uint32."""
+    """Return 32 bits of ``client``, beginning at bit ``shift`` of the word at address ``at``; 0 for a client that does
+    not exist.
+    """
     # In the interpreter two numbers compare to a Python bool, and a mask & True is int32.
     here = (inside & (client < clients)) != 0
     low = tl.load(at + client * stride, here, other=0)
@@ -92,7 +94,7 @@ def _sum_of(tables, offset):
 
 @triton.jit
 def _look_up(sums, tables, table, nibbles):
-    """Return eight sums, each with the entry of its nibble. Offsets in bytes need only shifts and masks."""
+    """Return eight sums, each increased by the table entry that its nibble of ``nibbles`` selects."""
     s0, s1, s2, s3, s4, s5, s6, s7 = sums
     s0 += _sum_of(tables, ((nibbles << 3) & 0x78) | table)
     s1 += _sum_of(tables, ((nibbles >> 1) & 0x78) | table)
@@ -107,7 +109,7 @@ def _look_up(sums, tables, table, nibbles):
 
 @triton.jit
 def _in_order(sums):
-    """Return eight tensors as one of [words, 2, 2, 2] whose last three axes count through them."""
+    """Join eight tensors [words] into one [words, 2, 2, 2], whose last three axes are the index of the tensor."""
     s0, s1, s2, s3, s4, s5, s6, s7 = sums
     even, odd = tl.join(tl.join(s0, s4), tl.join(s2, s6)), tl.join(tl.join(s1, s5), tl.join(s3, s7))
     return tl.join(even, odd)

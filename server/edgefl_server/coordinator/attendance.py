@@ -64,7 +64,7 @@ def _count_needed(rules: Rules, state: State, now: float) -> int:
 
 
 def _patience_s(rules: Rules, state: State) -> float:
-    """Return the seconds for which the next round waits for more devices than its minimum."""
+    """Return the seconds for which the next round waits for more devices than ``min_reports``."""
     if state.next_round == 1:
         return rules.ready_timeout_s
     return rules.selection.patience_s if rules.selection.quorum else 0.0
@@ -220,7 +220,7 @@ def without_carry(current: OpenRound) -> tuple[str, ...]:
 
 
 def all_refused(current: OpenRound, names: Collection[str]) -> bool:
-    """Return True if all of these devices declined, or sent an update that was refused."""
+    """Return True if each of the devices ``names`` declined its task, or sent an update that was refused."""
     return all(current.assignments[name].status in ("rejected", "declined") for name in names)
 
 

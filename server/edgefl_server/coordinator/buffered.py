@@ -83,7 +83,7 @@ def wake_at(rules: Rules, state: State, current: OpenRound) -> float:
 
 
 def _count_free(rules: Rules, state: State, at_work: int) -> int:
-    """Return the number of devices that may get a task; 0 while an operator holds the run."""
+    """Return the number of tasks that may begin besides ``at_work`` open ones; 0 while an operator holds the run."""
     return 0 if state.held else max(0, (rules.concurrency or len(state.devices)) - at_work)
 
 

@@ -68,11 +68,11 @@ class Devices(Mapping[str, RosterEntry]):
         self.members = sum(map(_has_tier, known.values()))
 
     def with_device(self, device: RosterEntry) -> Devices:
-        """Return the devices with ``device``, which replaces one of its name."""
+        """Return the devices with ``device`` added; it replaces a device of the same name."""
         return self._replace(device.name, device)
 
     def without(self, name: str) -> Devices:
-        """Return the devices without the one of that name."""
+        """Return the devices without the device ``name``, if there is one."""
         return self._replace(name, None)
 
     def _replace(self, name: str, device: RosterEntry | None) -> Devices:
@@ -154,13 +154,15 @@ class Assignments(Mapping[str, Assignment]):
         return after
 
     def with_lost_turn(self, name: str) -> Assignments:
-        """Return the same tasks, where ``name`` has lost a turn to upload."""
+        """Return the tasks with ``lost_turn`` set in that of device ``name``, if it is open."""
         if (task := self.open.get(name)) is None:
             return self
         return self.with_tasks([replace(task, lost_turn=True)])
 
     def with_tasks(self, tasks: Sequence[Assignment]) -> Assignments:
-        """Return the tasks with new ones, each of a device without an open task. Earlier answers stay counted."""
+        """Return the tasks with ``tasks`` added; each device must have no open task. Answers to replaced tasks stay
+        counted.
+        """
         new = {task.device: task for task in tasks}
         after = Assignments.__new__(Assignments)
         fresh = [name for name in new if name not in self._all]

@@ -50,7 +50,7 @@ _NO_MODEL = (
 
 
 def initial(model_version: str, now: float) -> State:
-    """Return the state before the first round."""
+    """Return the state of a new run before its first round. ``now``: epoch seconds."""
     return State("waiting", 1, model_version, now)
 
 
@@ -95,7 +95,7 @@ def step(
 
 
 def wake_at(rules: Rules, state: State, now: float) -> float | None:
-    """Return the time at which a Tick may change something (epoch seconds), or None if only other events can."""
+    """Return the epoch second at which a Tick may change the state; None if only other events can."""
     if state.phase == "open" and state.round is not None:
         if rules.buffered:
             return buffered.wake_at(rules, state, state.round)
@@ -233,7 +233,7 @@ def _end_with_too_few(rules: Rules, state: State, current: OpenRound, now: float
 
 
 def _maybe_finish(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
-    """Assign new tasks in an asynchronous round until it has enough updates, then close it."""
+    """Close an asynchronous round if it has enough updates; otherwise assign new tasks."""
     if current.count("accepted") < current.goal:
         enough = len(current.assignments) >= min(MOST_REFUSED, len(state.devices))
         if enough and not current.count("open") and round_texts.all_diverged(current):

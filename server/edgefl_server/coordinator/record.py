@@ -16,7 +16,7 @@ WINDOW = 8
 
 
 class Participation(msgspec.Struct, frozen=True, array_like=True):
-    """Participation of one device: its tasks, its accepted updates, and the round of its last task."""
+    """Participation of one device: number of its tasks, number of its accepted updates, and the round of its last task."""
 
     tasks: int
     reports: int
@@ -24,9 +24,9 @@ class Participation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Turnout(msgspec.Struct, frozen=True, array_like=True):
-    """Tasks of a tier in one round whose result is known, and those of them without an update.
+    """Number of a tier's tasks in one round with a known result, and the number of these that brought no update.
 
-    A task that is still open when others have reached the round's goal has no result, unless its device is offline.
+    A task that is still open when the round reaches its goal has no known result, unless its device is offline.
     """
 
     tasks: int
@@ -68,7 +68,7 @@ class ParticipationRecord:
         return self.turnouts[-1] if self.turnouts and number == self.newest else {}
 
     def of_round(self, number: int, names: Iterable[str]) -> dict[str, Participation]:
-        """Return the participation of those ``names`` whose last task was of round ``number``."""
+        """Return the participation of those devices among ``names`` whose last task was in round ``number``."""
         found = {name: self.of.get(name, NOBODY) for name in names}
         return {name: each for name, each in found.items() if each.last == number}
 

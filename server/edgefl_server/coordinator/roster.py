@@ -17,7 +17,7 @@ CANDIDATE = "@candidate"
 
 
 def base_of(tier: str) -> str:
-    """Return the tier of a candidate: ``weak`` for ``weak@candidate``."""
+    """Return the tier without the suffix of a candidate: ``weak`` for ``weak@candidate`` and for ``weak``."""
     return tier.removesuffix(CANDIDATE)
 
 
@@ -156,7 +156,9 @@ def task_seed(seed: int, round_number: int, device: str, turn: int = 0) -> int:
 
 
 def task_nonce(run: str, seed: int, round_number: int, device: str, turn: int = 0) -> str:
-    """Return the identifier of a device's answer in a round of a run. It is the same after a restart."""
+    """Return the identifier of a device's task in a round of a run, 24 hexadecimal digits. It is the same after a
+    restart.
+    """
     return _digest("nonce", run, seed, round_number, device, *_turn(turn)).hex()[:24]
 
 

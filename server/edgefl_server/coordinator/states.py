@@ -170,7 +170,7 @@ class OpenRound:
 
     @property
     def began(self) -> tuple[Assignment, ...]:
-        """Tasks that begin from its own model: all of them, in synchronous rounds."""
+        """Tasks that begin from the model of this round. In synchronous rounds these are all tasks."""
         return tuple(each for each in self.assignments.values() if each.round == self.number)
 
     def version_of(self, number: int) -> str:

@@ -224,7 +224,7 @@ class Registry:
     # -- tokens ----------------------------------------------------------------------------------------------
 
     def issue(self, token: Token, device: str, *, valid_until: float) -> None:
-        """Permit the owner of ``token`` to add one key of ``device``, once, until ``valid_until``."""
+        """Store a token whose owner may add one key of ``device``, once, until ``valid_until`` (epoch seconds)."""
         with self._using(durable=True) as db:
             db.execute(
                 "INSERT INTO tokens VALUES(?, ?, ?, ?, ?)",

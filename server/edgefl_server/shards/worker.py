@@ -99,7 +99,7 @@ class KeyRing:
         self.keys: dict[str, tuple[DeviceKey, ...]] = {}
 
     def update(self, keys: Mapping[str, tuple[DeviceKey, ...] | None]) -> None:
-        """Replace keys by device; None removes a device."""
+        """Replace the keys of devices; None removes a device, whose messages then raise UnknownDevice."""
         for device, each in keys.items():
             if each is None:
                 self.keys.pop(device, None)

@@ -124,7 +124,7 @@ class ChunkReassembler:
         return MissingChunks(_gaps(chunk.count, partial.chunks)) if chunk.index == chunk.count - 1 else None
 
     def holds(self, device: str, chunk: UpdateChunk) -> bool:
-        """Return True if this chunk, with the same bytes, arrived before."""
+        """Return True if the unfinished update has this chunk with the same bytes."""
         partial = self._partial.get(device)
         if partial is None or not _is_same(partial.head, chunk):
             return False

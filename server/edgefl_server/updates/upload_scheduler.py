@@ -109,7 +109,7 @@ class UploadScheduler:
         return turn is not None and turn.offer == offer
 
     def note_chunk(self, device: str, chunk: UpdateChunk) -> None:
-        """Count a chunk of the device's update."""
+        """Count the bytes of a received chunk of the device's update, and store its time."""
         if (turn := self._turns.get(device)) is not None:
             turn.last_chunk = self._clock()
             turn.nbytes += len(chunk.data) if chunk.sha256 == turn.offer.sha256 else 0
@@ -170,7 +170,7 @@ class UploadScheduler:
         return len(self._turns) == self._slow or self._requested_bytes + size <= self._nbytes
 
     def _scan(self, now: float, opened: float, deadline: float) -> None:
-        """Mark the turns that are slow, and end those that are lost."""
+        """Mark slow turns, and end turns that took too long or had no chunk for too long."""
         rate = statistics.median(self._rates) if self._rates else 0.0
         for turn in self._turns.values():
             if turn.is_slow and now - turn.measured >= _MEASURE_S:

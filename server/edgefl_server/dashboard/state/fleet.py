@@ -21,8 +21,9 @@ MOST_LOG, MOST_DEVICE_LOG, MOST_VITALS = 500, 60, 720
 class DeviceRound(msgspec.Struct, kw_only=True, gc=False):
     """State of a device in a round.
 
-    ``status``: open, accepted, rejected, declined, or missing if the round ended without its update. ``seconds``: from the
-    round's opening until its update arrived. ``staleness``: versions that its update was behind.
+    ``status`` is open, accepted, rejected or declined, or missing if the round ended without its update. ``seconds``
+    is the time from the round's opening to the arrival of its update. ``staleness`` counts the versions since the
+    model from which it began.
     """
 
     device: str
@@ -92,7 +93,9 @@ class DeviceRecord(msgspec.Struct, kw_only=True):
 
     @property
     def at_work(self) -> DeviceRound | None:
-        """Newest :class:`DeviceRound` if it is open. In asynchronous runs its round may be over."""
+        """State of the device in its newest round if its task is open, else None. In asynchronous runs that round may
+        have ended.
+        """
         newest = next(reversed(self.parts.values()), None)
         return newest if newest is not None and newest.status == "open" else None
 
@@ -121,8 +124,8 @@ class TierTotals(msgspec.Struct, kw_only=True):
 class RoundRecord(msgspec.Struct, kw_only=True):
     """State of a round, with the state of each device by name.
 
-    ``late``: counts of updates outside of the round's time, by the reason of their refusal. ``sums``: totals by tier of an
-    old round whose ``parts`` were dropped.
+    ``late`` counts updates outside of the round's time by the reason of their refusal. ``sums`` are totals by tier
+    that replace ``parts`` in old rounds.
     """
 
     number: int

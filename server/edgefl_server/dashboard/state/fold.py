@@ -78,14 +78,14 @@ _ENDED = ("closed", "abandoned", "undone")
 
 
 def apply(fleet: Fleet, at: float, event: events.Event) -> None:
-    """Change the state of ``fleet`` by an event of the epoch second ``at``."""
+    """Update ``fleet`` by an event. ``at`` is the time of the event in epoch seconds."""
     fleet.told = max(fleet.told, at)
     take(event, fleet, at)
 
 
 @singledispatch
 def take(event: events.Event, fleet: Fleet, at: float) -> None:
-    """Ignore an event of any other type."""
+    """Update ``fleet`` by an event; implementations are registered by type. Events without one are ignored."""
 
 
 # -- the server ----------------------------------------------------------------------------------------------

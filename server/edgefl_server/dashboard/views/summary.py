@@ -229,7 +229,7 @@ def _tier_row(fleet: Fleet, name: str, devices: list[DeviceRecord]) -> TierRow:
 
 
 def last_report(device: DeviceRecord) -> DeviceRound | None:
-    """Return the newest round of a device whose update was accepted."""
+    """Return the state of a device in the newest round that accepted its update; None if there is no such round."""
     for number in reversed(device.parts):
         if device.parts[number].status == "accepted":
             return device.parts[number]
@@ -249,7 +249,9 @@ def times(fleet: Fleet) -> tuple[int, list[float], list[float]]:
 
 
 def staleness(fleet: Fleet, last: int = 20) -> dict[int, int]:
-    """Return counts of updates in the ``last`` rounds by their staleness in versions; empty if none was stale."""
+    """Return the number of updates by staleness in versions, over the ``last`` rounds; an empty dict if no update was
+    stale.
+    """
     counts: dict[int, int] = {}
     for number in sorted(fleet.rounds)[-last:]:
         for part in fleet.rounds[number].parts.values():
