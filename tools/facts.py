@@ -124,7 +124,7 @@ def kind_rows() -> Rows:
     return [
         {
             "kind": name,
-            "what": (factory.__doc__ or "").strip().split("\n\n")[0].replace("\n   ", ""),
+            "what": _noun(factory.__doc__ or ""),
             "options": [option for option in signature(factory).parameters if option != "spec"],
         }
         for name, factory in KINDS.items()
@@ -231,8 +231,13 @@ def codec_rows() -> list[dict[str, Any]]:
 
 def _what(factory: Callable[..., Any]) -> str:
     """The first paragraph of its docstring, without references into the code."""
-    text = " ".join((factory.__doc__ or "").partition("\n\n")[0].split())
-    return re.sub(r" \(:func:[^)]*\)", "", text)
+    return re.sub(r" \(:func:[^)]*\)", "", _noun(factory.__doc__ or ""))
+
+
+def _noun(text: str) -> str:
+    """The first paragraph of a docstring without its imperative."""
+    first = " ".join(text.partition("\n\n")[0].split()).removeprefix("Return ")
+    return first[:1].upper() + first[1:]
 
 
 def _default_bits(codec: str, submodel: Submodel) -> float:

@@ -29,12 +29,22 @@ _LEAST = 2.0**-126
 
 
 def dense(name: str) -> Codec:
-    """The weights as float32, by name: FedAvg's update."""
+    """Return the codec that sends the weights as float32, by name: FedAvg's update.
+
+    Args:
+        name: Name of the codec, which the update's form contains.
+    """
     return Codec(name)
 
 
 def half(name: str, *, statistics: int = 32, binarize_1d: bool = True) -> Codec:
-    """The change of the round as float16 or bfloat16, according to the codec's name."""
+    """Return the codec that sends the change of the round as float16 or bfloat16, according to its name.
+
+    Args:
+        name: ``float16`` or ``bfloat16``.
+        statistics: Bits per entry of moving statistics; 32 sends float32.
+        binarize_1d: True: code biases and norms like kernels. False: send them as float32.
+    """
     dtype: Literal["float16", "bfloat16"] = "float16" if name == "float16" else "bfloat16"
     return Codec(name, FloatValues(dtype), statistics=statistics, binarize_1d=binarize_1d)
 
@@ -42,16 +52,29 @@ def half(name: str, *, statistics: int = 32, binarize_1d: bool = True) -> Codec:
 def int8(
     name: str, *, feedback: bool = False, statistics: int = STATISTICS_BITS, binarize_1d: bool = True
 ) -> Codec:
-    """The nearest of 255 even levels up to the largest change of each tensor, 8 bits an entry.
+    """Return the codec of the nearest of 255 even levels up to the largest change of each tensor, 8 bits an entry.
 
-    ``feedback``: the device keeps the rounding error and adds it to its next change.
+    Args:
+        name: Name of the codec, which the update's form contains.
+        feedback: True: the device keeps the rounding error and adds it to its next change.
+        statistics: Bits per entry of moving statistics; 32 sends float32.
+        binarize_1d: True: code biases and norms like kernels. False: send them as float32.
     """
     return Codec(name, NearestLevels(8), feedback=feedback, statistics=statistics, binarize_1d=binarize_1d)
 
 
 def fedpaq(name: str, *, bits: int = 4, statistics: int = STATISTICS_BITS, binarize_1d: bool = True) -> Codec:
-    """FedPAQ: unbiased stochastic levels of 2 to 8 ``bits`` an entry, up to the largest change of each tensor
+    """Return FedPAQ: unbiased stochastic levels of 2 to 8 ``bits`` an entry, up to the largest change of each tensor
     (Reisizadeh et al. 2020; fedbat.md 3).
+
+    Args:
+        name: Name of the codec, which the update's form contains.
+        bits: Bits of an entry, 2 to 8.
+        statistics: Bits per entry of moving statistics; 32 sends float32.
+        binarize_1d: True: code biases and norms like kernels. False: send them as float32.
+
+    Raises:
+        ConfigError: A number is out of range.
     """
     return Codec(name, StochasticLevels(bits), statistics=statistics, binarize_1d=binarize_1d)
 
@@ -64,10 +87,21 @@ def signsgd(
     statistics: int = STATISTICS_BITS,
     binarize_1d: bool = True,
 ) -> Codec:
-    """SignSGD: the sign of the change, times an ``alpha`` that both sides know (Bernstein et al. 2018; fedbat.md 3)."""
+    """Return SignSGD: the sign of the change, times a constant ``alpha`` (Bernstein et al. 2018; fedbat.md 3).
+
+    Args:
+        name: Name of the codec, which the update's form contains.
+        alpha: Magnitude of the decoded change, which server and device know.
+        sign0: Code of an unchanged entry: "random" sign or "plus".
+        statistics: Bits per entry of moving statistics; 32 sends float32.
+        binarize_1d: True: code biases and norms like kernels. False: send them as float32.
+
+    Raises:
+        ConfigError: A number is out of range.
+    """
     return Codec(
         name,
-        FixedSign(_sized(name, "alpha", alpha), sign0),
+        FixedSign(_check_size(name, "alpha", alpha), sign0),
         statistics=statistics,
         binarize_1d=binarize_1d,
     )
@@ -80,7 +114,14 @@ def scaled_sign(
     statistics: int = STATISTICS_BITS,
     binarize_1d: bool = True,
 ) -> Codec:
-    """The sign of the change times its mean magnitude, without memory: the control of EF-SignSGD (fedbat.md 3)."""
+    """Return the codec of the sign of the change times its mean magnitude: EF-SignSGD without memory (fedbat.md 3).
+
+    Args:
+        name: Name of the codec, which the update's form contains.
+        sign0: Code of an unchanged entry: "random" sign or "plus".
+        statistics: Bits per entry of moving statistics; 32 sends float32.
+        binarize_1d: True: code biases and norms like kernels. False: send them as float32.
+    """
     return Codec(name, ScaledSignCoder(sign0), statistics=statistics, binarize_1d=binarize_1d)
 
 
@@ -91,8 +132,14 @@ def ef_signsgd(
     statistics: int = STATISTICS_BITS,
     binarize_1d: bool = True,
 ) -> Codec:
-    """EF-SignSGD: the scaled sign of the change plus the residual of earlier rounds, which the device keeps
+    """Return EF-SignSGD: the scaled sign of the change plus the residual of earlier rounds, which the device keeps
     (Karimireddy et al. 2019; fedbat.md 3).
+
+    Args:
+        name: Name of the codec, which the update's form contains.
+        sign0: Code of an unchanged entry: "random" sign or "plus".
+        statistics: Bits per entry of moving statistics; 32 sends float32.
+        binarize_1d: True: code biases and norms like kernels. False: send them as float32.
     """
     return Codec(name, ScaledSignCoder(sign0), feedback=True, statistics=statistics, binarize_1d=binarize_1d)
 
@@ -105,18 +152,38 @@ def noisy_signsgd(
     statistics: int = STATISTICS_BITS,
     binarize_1d: bool = True,
 ) -> Codec:
-    """Noisy-SignSGD: ``alpha`` times the sign of the change and a normal number of deviation ``sigma`` (fedbat.md 3)."""
-    coder = NoisySign(_sized(name, "alpha", alpha), _sized(name, "sigma", sigma))
+    """Return Noisy-SignSGD: ``alpha`` times the sign of the change plus normal noise of deviation ``sigma`` (fedbat.md 3).
+
+    Args:
+        name: Name of the codec, which the update's form contains.
+        alpha: Magnitude of the decoded change.
+        sigma: Standard deviation of the noise.
+        statistics: Bits per entry of moving statistics; 32 sends float32.
+        binarize_1d: True: code biases and norms like kernels. False: send them as float32.
+
+    Raises:
+        ConfigError: A number is out of range.
+    """
+    coder = NoisySign(_check_size(name, "alpha", alpha), _check_size(name, "sigma", sigma))
     return Codec(name, coder, statistics=statistics, binarize_1d=binarize_1d)
 
 
 def stoc_signsgd(
     name: str, *, alpha: float = 0.01, statistics: int = STATISTICS_BITS, binarize_1d: bool = True
 ) -> Codec:
-    """Stoc-SignSGD: ``alpha`` times the sign of the change and a uniform number up to the largest magnitude of the tensor
-    (fedbat.md 3).
+    """Return Stoc-SignSGD: ``alpha`` times the sign of the change plus uniform noise up to the largest magnitude of the
+    tensor (fedbat.md 3).
+
+    Args:
+        name: Name of the codec, which the update's form contains.
+        alpha: Magnitude of the decoded change.
+        statistics: Bits per entry of moving statistics; 32 sends float32.
+        binarize_1d: True: code biases and norms like kernels. False: send them as float32.
+
+    Raises:
+        ConfigError: A number is out of range.
     """
-    coder = StochasticSign(_sized(name, "alpha", alpha))
+    coder = StochasticSign(_check_size(name, "alpha", alpha))
     return Codec(name, coder, statistics=statistics, binarize_1d=binarize_1d)
 
 
@@ -128,9 +195,18 @@ def topk(
     statistics: int = STATISTICS_BITS,
     binarize_1d: bool = True,
 ) -> Codec:
-    """The ``share`` of largest entries of the change of each tensor: ZeroFL's upload after dense training (fedbat.md 3).
+    """Return the codec of the ``share`` of largest entries of the change of each tensor: ZeroFL's upload after dense
+    training (fedbat.md 3).
 
-    ``feedback``: the device keeps the entries that were not sent and adds them to its next change.
+    Args:
+        name: Name of the codec, which the update's form contains.
+        share: Share of the entries that are sent, in (0, 1].
+        feedback: True: the device keeps the entries that were not sent and adds them to its next change.
+        statistics: Bits per entry of moving statistics; 32 sends float32.
+        binarize_1d: True: code biases and norms like kernels. False: send them as float32.
+
+    Raises:
+        ConfigError: A number is out of range.
     """
     return Codec(
         name, _sparse(name, share), feedback=feedback, statistics=statistics, binarize_1d=binarize_1d
@@ -147,10 +223,20 @@ def zerofl(
     statistics: int = STATISTICS_BITS,
     binarize_1d: bool = True,
 ) -> Codec:
-    """ZeroFL: SWAT's sparse training, and the 1 - ``sparsity`` largest entries of the change (Qiu et al. 2022; fedbat.md 3).
+    """Return ZeroFL: SWAT's sparse training, and the 1 - ``sparsity`` largest entries of the change (Qiu et al. 2022;
+    fedbat.md 3).
 
-    ``sparse_training`` and ``sparse_upload`` switch the two (fedbat.md 8.16); ``activations`` is
-    :func:`edgefl.algorithms.quantized.swat.swat`'s.
+    Args:
+        name: Name of the codec, which the update's form contains.
+        sparsity: Share of the entries that are left out, in training and in the update.
+        activations: As in :func:`edgefl.algorithms.quantized.swat.swat`.
+        sparse_training: False: train by dense SGD (fedbat.md 8.16).
+        sparse_upload: False: send the whole change as float32 (fedbat.md 8.16).
+        statistics: Bits per entry of moving statistics; 32 sends float32.
+        binarize_1d: True: code biases and norms like kernels. False: send them as float32.
+
+    Raises:
+        ConfigError: A number is out of range.
     """
     training = (
         CodecTraining("swat", {"sparsity": sparsity, "activations": activations}) if sparse_training else None
@@ -161,18 +247,22 @@ def zerofl(
 
 
 def bifl(name: str, *, clip: bool = False) -> Codec:
-    """BiFL: a net with binary weights, of which each device sends sign and mean magnitude (fedbat.md 3, 8.17).
+    """Return BiFL: a net with binary weights, of which each device sends sign and mean magnitude (fedbat.md 3, 8.17).
 
-    ``clip`` as in :func:`edgefl.algorithms.quantized.binary.binary`.
+    Args:
+        name: Name of the codec, which the update's form contains.
+        clip: As in :func:`edgefl.algorithms.quantized.binary.binary`.
     """
     training = CodecTraining("binary", {"clip": clip})
     return Codec(name, MeanSign(), change=False, statistics=32, kernels_only=True, training=training)
 
 
 def bifl_full(name: str, *, clip: bool = False) -> Codec:
-    """BiFL-Full: the same training, the weights behind the signs as float32 (fedbat.md 3, 8.17).
+    """Return BiFL-Full: BiFL's training, and the weights behind the signs as float32 (fedbat.md 3, 8.17).
 
-    ``clip`` as in :func:`edgefl.algorithms.quantized.binary.binary`.
+    Args:
+        name: Name of the codec, which the update's form contains.
+        clip: As in :func:`edgefl.algorithms.quantized.binary.binary`.
     """
     return Codec(name, training=CodecTraining("binary", {"clip": clip}))
 
@@ -189,7 +279,7 @@ def fedbat(
     statistics: int = STATISTICS_BITS,
     binarize_1d: bool = True,
 ) -> Codec:
-    """FedBAT: training binarizes the update with learned step sizes
+    """Return FedBAT: training binarizes the update with learned step sizes
     (:func:`edgefl.algorithms.quantized.fedbat.fedbat` explains the options).
     """
     options = {
@@ -238,7 +328,7 @@ def build(name: str, **options: object) -> Codec:
     return factory(name, **options)
 
 
-def _sized(codec: str, option: str, value: float) -> float:
+def _check_size(codec: str, option: str, value: float) -> float:
     """Return ``value``. Raise ConfigError unless float32 holds it with all its digits and a change may be as large."""
     if not _LEAST <= value <= CHANGE_LIMIT:
         raise ConfigError(

@@ -36,7 +36,7 @@ class FixedSign:
         return self.sign0 == "random"
 
     def code(self, change: Change) -> CodedChange:
-        return _coded(code_signs(change, self.sign0))
+        return _from_signs(code_signs(change, self.sign0))
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class ScaledSignCoder:
         return self.sign0 == "random"
 
     def code(self, change: Change) -> CodedChange:
-        return _coded(code_signs(change, self.sign0), change.mean_size())
+        return _from_signs(code_signs(change, self.sign0), change.mean_size())
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class NoisySign:
 
     def code(self, change: Change) -> CodedChange:
         chance = 0.5 * (1 + torch.erf(change.value / (self.sigma * math.sqrt(2))))
-        return _coded(_draw_codes(change.draws(), chance))
+        return _from_signs(_draw_codes(change.draws(), chance))
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class StochasticSign:
 
     def code(self, change: Change) -> CodedChange:
         largest = change.spread(replace_zero(change.largest()))
-        return _coded(_draw_codes(change.draws(), 0.5 + change.value / (2 * largest)))
+        return _from_signs(_draw_codes(change.draws(), 0.5 + change.value / (2 * largest)))
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class MeanSign:
     random = False
 
     def code(self, change: Change) -> CodedChange:
-        return _coded((change.value >= 0).to(torch.float32), change.mean_size())
+        return _from_signs((change.value >= 0).to(torch.float32), change.mean_size())
 
 
 def code_signs(change: Change, sign0: Sign0) -> Tensor:
@@ -125,7 +125,7 @@ def replace_zero(scale: Tensor) -> Tensor:
     return torch.where(scale > 0, scale, torch.ones(()))
 
 
-def _coded(codes: Tensor, scale: Tensor | None = None) -> CodedChange:
+def _from_signs(codes: Tensor, scale: Tensor | None = None) -> CodedChange:
     return CodedChange(codes, 2 * codes - 1, scale)
 
 
@@ -170,7 +170,7 @@ class StochasticLevels:
         y = change.value.abs() / change.spread(replace_zero(largest)) * q
         low = torch.floor(y)
         level = low + (change.draws() < y - low).to(torch.float32)
-        return _coded_level(torch.where(change.value < 0, -level, level), q, largest)
+        return _from_levels(torch.where(change.value < 0, -level, level), q, largest)
 
 
 @dataclass(frozen=True)
@@ -197,10 +197,10 @@ class NearestLevels:
             outcome = change.base + level * change.spread(largest / q)
             level = torch.where((goal >= 0) & (outcome < 0), level + 1, level)
             level = torch.where((goal <= 0) & (outcome > 0), level - 1, level)
-        return _coded_level(level.clamp(-q, q), q, largest)
+        return _from_levels(level.clamp(-q, q), q, largest)
 
 
-def _coded_level(level: Tensor, q: float, largest: Tensor) -> CodedChange:
+def _from_levels(level: Tensor, q: float, largest: Tensor) -> CodedChange:
     return CodedChange(q + level, level / q, largest)
 
 

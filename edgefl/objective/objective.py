@@ -285,15 +285,13 @@ class Objective:
         if self.distilled is not None:
             losses = loss.each(out, y)
             part, (out, moved) = out, run(training=False)
-            value = batch_mean(
-                loss, loss.each(out, y) + self._distilled(self.distilled, part, out, losses), y
-            )
+            value = batch_mean(loss, loss.each(out, y) + self._distill(self.distilled, part, out, losses), y)
         else:
             value = training_loss(loss, out, y)
             moved = self.carrier.keep_idle(moved, {name: buffers[name] for name in self.fixed}, uniform)
         return value, loss.correct(out.detach(), y).sum(), moved
 
-    def _distilled(self, how: SelfDistillation, part: Tensor, whole: Tensor, losses: Tensor) -> Tensor:
+    def _distill(self, how: SelfDistillation, part: Tensor, whole: Tensor, losses: Tensor) -> Tensor:
         """Return the loss per sample (B,) of the narrower model: its own ``losses`` (B,), and its divergence from
         ``whole``.
         """

@@ -38,7 +38,7 @@ def fafed(
     ext: float = 1.0,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """FAFED (Wu et al. 2023, Algorithm 2): recursive momentum over one preconditioner, rebuilt from averages every round.
+    """Return FAFED (Wu et al. 2023, Algorithm 2): recursive momentum, one preconditioner rebuilt from averages each round.
 
     Every iteration t = 1, 2, ... uses ONE batch for the gradients gn at x_t and go at x_{t-1}::
 

@@ -24,7 +24,7 @@ def local_amsgrad(
     eps: float = 1e-4,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """Federated (local) AMSGrad: each device keeps its own m and v, all divide by one vhat (fafed.md 3.6).
+    """Return Federated (local) AMSGrad: each device keeps its own m and v, all divide by one vhat (fafed.md 3.6).
 
     Each of ``steps`` steps, and the server instead of the last step's move::
 

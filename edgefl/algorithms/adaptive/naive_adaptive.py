@@ -23,7 +23,7 @@ def naive_adaptive(
     beta: float = 0.9,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """Naive adaptive FedAvg: every device has a preconditioner of its own (fafed.md 2.2, Algorithm 1).
+    """Return Naive adaptive FedAvg: every device has a preconditioner of its own (fafed.md 2.2, Algorithm 1).
 
     FAFED's paper shows that it fails. With the device's own v, which starts at 0 and is never averaged, every step is::
 

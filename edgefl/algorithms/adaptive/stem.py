@@ -31,7 +31,7 @@ def stem(
     ext: float = 1.0,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """STEM (Khanduri et al. 2021): recursive momentum, averaged with the models; FAFED without preconditioner.
+    """Return STEM (Khanduri et al. 2021): recursive momentum, averaged with the models; FAFED without preconditioner.
 
     Every iteration uses ONE batch for the gradients gn at x_t and go at x_{t-1}::
 

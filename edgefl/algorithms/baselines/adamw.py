@@ -26,7 +26,7 @@ def adamw(
     keep: bool = False,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """Local AdamW: Adam with bias correction and decoupled decay on each device (Loshchilov and Hutter 2019).
+    """Return Local AdamW: Adam with bias correction and decoupled decay on each device (Loshchilov and Hutter 2019).
 
     ::
 

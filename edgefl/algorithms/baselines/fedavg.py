@@ -21,7 +21,7 @@ def fedavg(
     clip: float | None = None,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """FedAvg: plain SGD on each device, and the mean of their models (McMahan et al. 2017).
+    """Return FedAvg: plain SGD on each device, and the mean of their models (McMahan et al. 2017).
 
     ``y <- y - lr g(y; B)``, ``steps`` times from the round's weights; ``x <- mean y``. It is ``sgd`` without momentum and
     without decay (fafed.md 3.1). ``clip``: g is scaled down to this norm over all tensors, ``g min(1, clip / |g|)``
@@ -64,7 +64,7 @@ def fedavg_update(
     clip: float | None = None,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """FedAvg + update: FedAvg, whose model every user adapts by one SGD step of size ``alpha`` (per_fedavg.md 5).
+    """Return FedAvg + update: FedAvg, whose model every user adapts by one SGD step of size ``alpha`` (per_fedavg.md 5).
 
     ``clip`` is :func:`fedavg`'s. Training does not depend on ``alpha``. Every batch is drawn anew from the stream of
     per_fedavg's outer batch, so both see the same samples. Both have the same ``lr`` by default (one beta for all,
@@ -97,7 +97,7 @@ def fedavg_matched(
     clip: float | None = None,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """FedAvg + update at the gradients of meta-learning: ``factor * steps`` local steps, 2 for FO and 4 for HF.
+    """Return FedAvg + update at the gradients of meta-learning: ``factor * steps`` local steps, 2 for FO and 4 for HF.
 
     The control for per_fedavg at equal rounds, which takes 2 (FO) or 4 (HF) gradients in each of ``steps`` steps
     (per_fedavg.md 5). ``alpha`` and ``clip`` are :func:`fedavg_update`'s.

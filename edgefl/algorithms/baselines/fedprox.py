@@ -20,7 +20,7 @@ def fedprox(
     clip: float | None = None,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """FedProx: FedAvg whose local loss has a pull to the round's weights, ``mu / 2 |y - x|^2`` (Li et al. 2020).
+    """Return FedProx: FedAvg whose local loss has a pull to the round's weights, ``mu / 2 |y - x|^2`` (Li et al. 2020).
 
     ``y <- y - lr (g(y; B) + mu (y - x))`` with ``x`` the weights that the round began with; ``mu`` = 0 is FedAvg.
     ``clip``: g alone, without the pull, is scaled down to this norm over all tensors.

@@ -20,7 +20,7 @@ def local(
     lr: float = 0.05,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """Local only: every device continues with its own last model, round after round; nothing is sent (per_fedavg.md 5).
+    """Return Local only: every device continues with its own last model and sends nothing (per_fedavg.md 5).
 
     A device begins with the server's weights in its first round, then with those in its carry, moving statistics included.
     An update holds no tensor, so the server's model and its evaluation stay the initial ones. A round reports the training

@@ -107,7 +107,7 @@ def mimeadam(
     tau: float = 0.01,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """MimeAdam: local Adam steps with the server's statistics and a corrected gradient (Karimireddy et al. 2021).
+    """Return MimeAdam: local Adam steps with the server's statistics and a corrected gradient (Karimireddy et al. 2021).
 
     Two exchanges a round (fafed.md 3.6). In the first, c <- mean of the full local gradients at the round's x. Then::
 
@@ -142,7 +142,7 @@ def mimeadam(
         evaluate=evaluated,
         server=replace(MEAN, name="mean gradient", state={"c": 0.0}),
     )
-    step = descent(objective, batch, adam.corrected, adam.statistics | adam.anchor)
+    step = descent(objective, batch, adam.correct, adam.statistics | adam.anchor)
     return Algorithm(
         name="mimeadam",
         start=Function("start", adam.start_corrected, weight_ports(objective, "c", "m", "v")),
@@ -166,7 +166,7 @@ def mimelite(
     tau: float = 0.01,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """MimeLite: MimeAdam without the correction, in one exchange (Karimireddy et al. 2021).
+    """Return MimeLite: MimeAdam without the correction, in one exchange (Karimireddy et al. 2021).
 
     A device computes its full gradient c_i at the round's x. Then it repeats ``y <- y - lr ((1 - beta1) g(y; B) + beta1 m) /
     (sqrt(v) + tau)`` ``steps`` times, and sends y and c_i. The server updates m and v (``beta2``) with c = mean c_i, as in
@@ -246,7 +246,7 @@ class _Adam:
         state = begun(self.objective, tensors)
         return state | pull | self._scale(tensors) | zero_sums(self.objective, state)
 
-    def corrected(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
+    def correct(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
         """Return ((1 - beta1) u + beta1 m) / (sqrt(v) + tau)."""
         at_x = select(tensors, "state.weights") | select(tensors, "state.anchor")
         old = gradient(self.objective, at_x, tensors)[2]

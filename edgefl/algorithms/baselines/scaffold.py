@@ -25,7 +25,7 @@ def scaffold(
     clip: float | None = None,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """SCAFFOLD with option II: local steps without the drift of the device's own gradients (Karimireddy et al. 2020).
+    """Return SCAFFOLD with option II: local steps without the drift of the device's own gradients (Karimireddy et al. 2020).
 
     With c the server's control variate and c_i the device's, both 0 at first, and K = ``steps`` (fafed.md 3.2)::
 
@@ -57,7 +57,7 @@ def scaffold(
     check_clip("algorithm 'scaffold'", clip)
     made = _Scaffold(objective, steps)
     correction = prefixed("state.correction", trained_specs(objective))
-    step = descent(objective, batch, made.corrected, correction, clip=clip)
+    step = descent(objective, batch, made.correct, correction, clip=clip)
     return Algorithm(
         name="scaffold",
         start=Function("start", made.start, weight_ports(objective, "c") | made.control),
@@ -85,7 +85,7 @@ class _Scaffold:
         c, own = received_state(tensors, "c", self.objective), select(tensors, "carry.control")
         return begun(self.objective, tensors) | prefixed("state.correction", {n: c[n] - own[n] for n in c})
 
-    def corrected(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
+    def correct(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
         correction = select(tensors, "state.correction")
         return {name: g + correction[name] for name, g in grads.items()}, {}
 

@@ -29,7 +29,7 @@ def sgd(
     clip: float | None = None,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """SGD with momentum, fresh buffers every round (EmbracingFL Algorithm 2 on the trained suffix).
+    """Return SGD with momentum, fresh buffers every round (EmbracingFL Algorithm 2 on the trained suffix).
 
     Per trained tensor w with buffer v: ``v <- momentum*v + (g + weight_decay*w)``, ``w <- w - hyper.lr*v``. Without
     momentum there are no buffers.

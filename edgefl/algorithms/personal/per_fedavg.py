@@ -62,7 +62,7 @@ def per_fedavg(
     schedule: Literal["constant", "diminishing"] = "constant",
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """Per-FedAvg: trains a model that one SGD step on a user's own data makes good for that user (Fallah et al. 2020).
+    """Return Per-FedAvg: train a model that one SGD step on a user's own data adapts to that user (Fallah et al. 2020).
 
     ``steps`` times, on batches D', D, D'' drawn independently of each other (eqs. 6 to 8, 112, 120)::
 

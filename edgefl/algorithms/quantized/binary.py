@@ -30,7 +30,7 @@ def binary(
     clip: bool = False,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """SGD on a model whose kernels are binary, in training and in inference: BiFL's training (fedbat.md 3, 8.17).
+    """Return SGD on a model whose kernels are binary, in training and in inference: BiFL's training (fedbat.md 3, 8.17).
 
     The other options come from :func:`edgefl.algorithms.baselines.sgd.sgd`.
 

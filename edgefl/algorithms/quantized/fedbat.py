@@ -43,7 +43,7 @@ def fedbat(
     masked_loss: bool = False,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """FedBAT Algorithm 1: the received weights w are frozen, and an update m, which starts at 0, is trained.
+    """Return FedBAT Algorithm 1: the received weights w are frozen, and an update m, which starts at 0, is trained.
 
     First floor(``phi`` * ``steps``) steps of SGD in full precision, W = w + m, then steps that draw the signs s of m::
 
@@ -181,7 +181,7 @@ class _FedBATSteps:
         """Return the state after one step in full precision, with alpha' of the new m."""
         m = select(tensors, "state.change")
         grads, state = self._gradient(tensors, m)
-        state |= self._descended(tensors, m, grads)
+        state |= self._descend(tensors, m, grads)
         if self.update.learned:
             masks = self.update.objective.carrier.held(select(tensors, "state.gate"))
             state["state.scale"] = self.update.mean_sizes(select(state, "state.change"), masks)
@@ -202,7 +202,7 @@ class _FedBATSteps:
         of, signs = update.groups.spread(alpha), self._signs(tensors, m, alpha)
         grads, state = self._gradient(tensors, m | {name: of[name] * sign for name, sign in signs.items()})
         reached = {name: torch.where(is_inside(m[name], of[name]), grads[name], 0.0) for name in signs}
-        state |= self._descended(tensors, m, grads | reached)
+        state |= self._descend(tensors, m, grads | reached)
         if update.learned:
             pulls = {n: (grads[n] * slope(m[n], of[n], sign)).sum() for n, sign in signs.items()}
             scale, log_scale = tensors["state.scale"], tensors["state.log_scale"]
@@ -236,7 +236,7 @@ class _FedBATSteps:
             grads |= {name: grads[name] + self.weight_decay * at[name] for name in objective.kernels}
         return grads, prefixed("state.weights", moved) | {"metric.loss": loss, "metric.correct": correct}
 
-    def _descended(self, tensors: Tensors, m: Tensors, grads: Tensors) -> Tensors:
+    def _descend(self, tensors: Tensors, m: Tensors, grads: Tensors) -> Tensors:
         """Return ``state.change.*`` (m) and ``state.momentum.*`` after a step along ``grads``."""
         velocity = select(tensors, "state.momentum")
         if self.momentum:

@@ -38,7 +38,7 @@ def swat(
     dense_inference: bool = False,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """SWAT: :func:`edgefl.algorithms.baselines.sgd.sgd` whose dense and convolution layers compute with a few large entries.
+    """Return SWAT: :func:`edgefl.algorithms.baselines.sgd.sgd` whose dense and conv layers compute with a few large entries.
 
     It is the local training of ZeroFL (Raihan and Aamodt 2020; fedbat.md 3). The other options are sgd's. top(t)
     keeps the entries t whose |t| is at least the ceil((1 - ``sparsity``) d)-th largest magnitude of the whole tensor, ties

@@ -26,7 +26,7 @@ def multi_exit(
     kd_weight: float | None = None,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """SGD on the losses of all exits (ScaleFL, Ilhan et al. 2023; fiarse.md 3).
+    """Return SGD on the losses of all exits (ScaleFL, Ilhan et al. 2023; fiarse.md 3).
 
     The weight of distillation is a scalar of the round. The other options come from
     :func:`edgefl.algorithms.baselines.sgd.sgd`.

@@ -31,7 +31,7 @@ def tcbgd(
     adamw: bool = False,
     eval_batch: int | None = None,
 ) -> Algorithm:
-    """FIARSE's local SGD on an importance submodel: the mask follows the weights, the gradient flows through the mask.
+    """Return FIARSE's local SGD on an importance submodel: the mask follows the weights, gradients flow through it.
 
     In each step M = M0 and |x| >= theta, and x moves by the loss's gradient at x * M, times M and 1 + 2 |x| theta / (|x| +
     theta)^2 (eq. 3). theta is constant. Defaults are the paper's batch and the released code's steps and learning rate

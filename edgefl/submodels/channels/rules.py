@@ -95,7 +95,7 @@ def _alike(op: OpCall) -> list[Axes]:
     "zeros", "ones", "empty", "full", "scalar_tensor", "new_zeros", "new_ones", "new_empty", "new_full", "rand",
     "randn", "empty_strided", "new_empty_strided",
 )  # fmt: skip
-def _filled(op: OpCall) -> Axes:
+def _fill(op: OpCall) -> Axes:
     """Rule of tensors of one value, which have no structure of their own."""
     return tuple(map(op.given_size, op.shape))
 
@@ -219,7 +219,7 @@ def _index(op: OpCall) -> Axes:
 
 
 @rule("roll", "flip")
-def _turned(op: OpCall) -> Axes:
+def _reorder(op: OpCall) -> Axes:
     axes = op.axes("self")
     op.pin([axes[dim] for dim in op["dims"]] or axes, "entries change places")
     return axes

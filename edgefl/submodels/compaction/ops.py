@@ -10,26 +10,26 @@ from torch import fx
 _aten = torch.ops.aten
 
 
-def _named(*names: str) -> frozenset[Any]:
+def _ops(*names: str) -> frozenset[Any]:
     return frozenset(getattr(_aten, name) for name in names if hasattr(_aten, name))
 
 
-CONVOLUTIONS = _named("conv1d", "conv2d", "conv3d")
-KERNELS = CONVOLUTIONS | _named("linear")
-NORMS = _named("batch_norm", "native_batch_norm")
+CONVOLUTIONS = _ops("conv1d", "conv2d", "conv3d")
+KERNELS = CONVOLUTIONS | _ops("linear")
+NORMS = _ops("batch_norm", "native_batch_norm")
 """Batch norms with given statistics, or with those of the batch."""
 
-POINTWISE = _named(
+POINTWISE = _ops(
     "relu", "relu_", "relu6", "hardtanh", "leaky_relu", "gelu", "silu", "sigmoid", "tanh", "hardswish", "hardsigmoid",
     "elu", "selu", "celu", "softplus", "mish", "exp", "neg", "abs", "square", "sqrt", "rsqrt", "clamp", "clamp_min",
     "add", "sub", "mul", "div", "add_",
 )  # fmt: skip
 """Operations entry by entry, with broadcasting. NaN inputs always give NaN."""
 
-ADDITIONS = _named("add", "sub", "add_", "mul")
+ADDITIONS = _ops("add", "sub", "add_", "mul")
 """Operations of two tensors, one of which may be a constant that broadcasts."""
 
-LINEAR = _named(
+LINEAR = _ops(
     "view", "_unsafe_view", "reshape", "flatten", "unflatten", "permute", "transpose", "unsqueeze", "squeeze",
     "contiguous", "clone", "alias", "detach", "mean", "sum", "cat", "slice", "select", "expand", "avg_pool1d",
     "avg_pool2d", "avg_pool3d", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d",
@@ -37,7 +37,7 @@ LINEAR = _named(
 )  # fmt: skip
 """Sums of inputs with positive factors: an output needs the inputs by which its derivative is positive."""
 
-MAXIMA = _named("max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d")
+MAXIMA = _ops("max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 """Maxima of a channel over positions."""
 
 

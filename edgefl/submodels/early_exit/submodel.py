@@ -151,7 +151,8 @@ def early_exit(
     gamma: float | None = None,
     rounding: Rounding = "ceil",
 ) -> EarlyExit:
-    """The units up to an early exit of the model, in a part of their channels (ScaleFL, Ilhan et al. 2023; fiarse.md 3).
+    """Return the units up to an early exit of the model, in a part of their channels (ScaleFL, Ilhan et al. 2023;
+    fiarse.md 3).
 
     Args:
         spec: Model with exits.

@@ -62,7 +62,7 @@ class Exploration:
             ModelError: Sizes or tensors differ from earlier rounds, or a participating size has no mask.
         """
         self._check(masks, participating)
-        packed = {size: _packed(tensors) for size, tensors in masks.items()}
+        packed = {size: _pack(tensors) for size, tensors in masks.items()}
         for size, bits in packed.items():
             explored = self._explored.setdefault(size, np.zeros_like(bits))
             self._ever = np.zeros_like(bits) if self._ever is None else self._ever
@@ -110,7 +110,7 @@ class Exploration:
                 )
 
 
-def _packed(tensors: Mapping[str, Mask]) -> Packed:
+def _pack(tensors: Mapping[str, Mask]) -> Packed:
     return np.packbits(np.concatenate([tensors[name].reshape(-1) for name in sorted(tensors)]))
 
 

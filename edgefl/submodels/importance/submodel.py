@@ -183,7 +183,7 @@ def importance(
     dense: Sequence[str] = (),
     relative: bool = False,
 ) -> Importance:
-    """The ``gamma`` of the entries with the largest magnitude, selected again in each round (FIARSE, Wu et al.
+    """Return the ``gamma`` of the entries with the largest magnitude, selected again in each round (FIARSE, Wu et al.
     2024; fiarse.md 2.3).
 
     Train them with algorithm ``tcbgd``.

@@ -128,7 +128,7 @@ def activations(module: nn.Sequential, sample: TensorSpec) -> int:
 
     def add(part: nn.Module, _args: tuple[Tensor, ...], out: Any) -> None:
         nonlocal total
-        total += _counted(part, out)
+        total += _count_values(part, out)
 
     counted = on_meta(module)
     for part in counted.modules():
@@ -142,7 +142,7 @@ _ROWS = 2
 _COUNTED = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, nn.LSTM, nn.GRU, BiLstm, Stack)
 
 
-def _counted(part: nn.Module, out: Any) -> int:
+def _count_values(part: nn.Module, out: Any) -> int:
     if isinstance(part, BiLstm):
         return LSTM_VALUES * part.hidden * len(part.directions) * part.steps
     if isinstance(part, Stack):

@@ -158,7 +158,8 @@ class OutputSide(Submodel):
 def output_side(
     spec: ModelSpec, *, cut: int = 0, chunks: int | Sequence[Sequence[str]] = 1, skip: float = 0.0
 ) -> OutputSide:
-    """The units behind ``cut``, trained; those before it, frozen, in ``chunks`` downloads (EmbracingFL, embracingfl.md 2.2).
+    """Return the units behind ``cut``, trained; those before it, frozen, in ``chunks`` downloads (EmbracingFL,
+    embracingfl.md 2.2).
 
     Args:
         spec: Model.

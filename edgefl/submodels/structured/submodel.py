@@ -297,7 +297,8 @@ def importance_structured(
     relative: bool = True,
     counts: Policy | Sequence[int] = "threshold",
 ) -> Structured:
-    """The most important channels of every layer, selected again in each round, as a dense model of ``gamma`` of the whole.
+    """Return the most important channels of every layer, selected again in each round, as a dense model of ``gamma`` of
+    the whole.
 
     Train them with algorithm ``tcbgd`` (FIARSE by channels, fiarse.md 8.3, R5).
 

@@ -367,7 +367,7 @@ def width(
     ordered: bool = False,
     widths: Sequence[float] = WIDTHS,
 ) -> Width:
-    """The slice of ``ratio`` of the channels, or of about ``gamma`` of the parameters (HeteroFL, Diao et al.
+    """Return the slice of ``ratio`` of the channels, or of about ``gamma`` of the parameters (HeteroFL, Diao et al.
     2021; fiarse.md 3).
 
     Args:
