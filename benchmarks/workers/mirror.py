@@ -158,7 +158,7 @@ def fetch(trial: MirrorTrial) -> FetchReport:
     threading.Thread(target=read_messages, daemon=True).start()
     arrived.wait(_TIMEOUT_S)
     began = time.monotonic()
-    fetcher.mirrors.announced(announcements[-1])
+    fetcher.mirrors.use_announced(announcements[-1])
     whole = with_page(announcements[-1], fetcher, limits)
     for data in fetcher.get_all([ref for line in whole.units.values() for ref in line]):
         del data

@@ -200,9 +200,9 @@ class DeviceAgent:
             case Connected():
                 self._greet()
             case Disconnected():
-                self._status.offline(event)
+                self._status.report_offline(event)
             case Refusal():
-                self._status.denied(event)
+                self._status.report_denied(event)
             case IncomingMessage():
                 self.receive(event)
 
@@ -274,8 +274,8 @@ class DeviceAgent:
             self.profiles.handle_request(payload)
         elif topic == self._topics.current_round:
             announced = self._trust.open(Round, topic, payload)
-            self._status.announced(announced)
-            self.fetcher.mirrors.announced(announced)
+            self._status.report_end(announced)
+            self.fetcher.mirrors.use_announced(announced)
             self._send(self.rounds.announce(announced))
             if self.subscription.is_due_to_pause(announced) and self.rounds.is_idle():
                 self.subscription.pause()
@@ -287,8 +287,8 @@ class DeviceAgent:
             if ack.nonce:
                 self.outbox.deliver(ack)
             else:
-                self._status.answered(ack)
-                self._hello.answered(ack)
+                self._status.report_answer(ack)
+                self._hello.handle_answer(ack)
 
     def _send(self, declines: Iterable[Decline]) -> None:
         for decline in declines:

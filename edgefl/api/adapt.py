@@ -79,24 +79,24 @@ def announced(
     agent: Path | None = None,
     report: Callable[[AgentEvent], None] = lambda event: print(event.text, file=sys.stderr),
 ) -> Iterator[DeviceModel]:
-    """Yield the model that the federation announced last, whether or not a round is open.
+    """Connect to the broker, and yield the model that the federation announced last, whether or not a round is open.
 
     The connection ends with the block.
 
     Args:
-        federation: its name.
+        federation: name of the federation.
         device: name of this device.
         broker: ``host:port``, a URL, or an address, which may have TLS.
-        tier: tier whose model to take; "" for the only one.
-        folder: place for downloads; None for one in the agent's store.
-        server_key: keys of the server to trust; "" for those that the device's agent trusts.
+        tier: tier whose model is taken; "" for the only one.
+        folder: folder for downloads; None for one in the agent's store.
+        server_key: trusted keys of the server; "" for those that the device's agent trusts.
         limits: sizes and timeouts of messages.
         engine: runtime of the graphs.
         agent: folder of the device's agent; None for its default place.
         report: receives events, such as the server's key if the agent trusts none yet.
 
     Raises:
-        EdgeflError: no model can be fetched or trusted.
+        EdgeflError: no model can be downloaded or trusted.
     """
     checked_name("federation", federation)
     checked_name("device", device)

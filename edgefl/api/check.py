@@ -158,12 +158,12 @@ def check(
             loss=type(spec.loss).__name__,
             torch_ms=torch_ms,
         )
-        tasks = [partial(_exported, engine, spec, batch, seed) for engine in engines or installed]
+        tasks = [partial(_export, engine, spec, batch, seed) for engine in engines or installed]
         exported = side_by_side(tasks, report, processes=processes, begin=start_forked)
         for tried in (
             exported if processes == 1 else list(exported)
         ):  # steps are timed while nothing else runs
-            verdict = replace(verdict, engines=(*verdict.engines, _trained(tried, batch, seed, report)))
+            verdict = replace(verdict, engines=(*verdict.engines, _train(tried, batch, seed, report)))
             so_far(verdict)
         return verdict
 
@@ -172,7 +172,7 @@ _Exported = tuple[Bundle, Arrays, float]
 """Checked bundle, weights of the model and largest error of an output."""
 
 
-def _exported(
+def _export(
     engine: Target, spec: ModelSpec, batch: int, seed: int, progress: Callable[[str], None]
 ) -> _Exported | EngineVerdict:
     """Export the training of the whole model for one engine. Return the verdict instead if that fails."""
@@ -183,14 +183,14 @@ def _exported(
         progress(f"comparing {engine} with torch")
         compared = bundle.verify(seed=seed)
     except EdgeflError as error:
-        return _failed(engine, error)
+        return _failure(engine, error)
     if not compared.ok:
         return EngineVerdict(engine, problem=str(compared))
     errors = [each for graph in compared.graphs if graph.report for each in graph.report.errors.values()]
     return Bundle(bundle.contents), bundle.initial_weights(), max(errors, default=0.0)
 
 
-def _trained(
+def _train(
     exported: _Exported | EngineVerdict, batch: int, seed: int, progress: Callable[[str], None]
 ) -> EngineVerdict:
     """Train one round with an exported bundle, and return the verdict of its engine. A verdict is returned unchanged."""
@@ -204,11 +204,11 @@ def _trained(
             bundle, weights, {"x": x, **others}, y, seed=seed, watch=lambda step: times.append(step.step_ms)
         )
     except EdgeflError as error:
-        return _failed(bundle.format, error)
+        return _failure(bundle.format, error)
     return EngineVerdict(bundle.format, "", bundle.nbytes, median(times[1:] or times), max_rel_error)
 
 
-def _failed(engine: str, error: EdgeflError) -> EngineVerdict:
+def _failure(engine: str, error: EdgeflError) -> EngineVerdict:
     told = isinstance(error, ModelError | ExportError)
     return EngineVerdict(engine, problem=error.message if told else f"its round fails: {error.message}")
 

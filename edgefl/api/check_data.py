@@ -59,13 +59,13 @@ def samples_of(data: str | Path, label: str | None = None) -> Dataset:
         DataError: The data do not exist or are damaged.
         ConfigError: There is no such dataset, or the files need the settings of a federation.
     """
-    if _of_a_device(Path(data)):
-        return _like_samples(Path(data))
+    if _is_device_data(Path(data)):
+        return _load_device_data(Path(data))
     table = data_table(data) | ({} if label is None else {"label": label})
     return open_data(parse({"data": table}, source="argument `data`"))
 
 
-def _of_a_device(path: Path) -> bool:
+def _is_device_data(path: Path) -> bool:
     """Return True for device data: a folder, or an .npz without a test set."""
     if not path.exists() or is_table(path):
         return False
@@ -78,7 +78,7 @@ def _of_a_device(path: Path) -> bool:
         return True  # whose reader says what is wrong with it
 
 
-def _like_samples(path: Path) -> Dataset:
+def _load_device_data(path: Path) -> Dataset:
     """Return the data of a device as a dataset. ConfigError for files that need the settings of a federation."""
     local = load(path)
     if not isinstance(local, LocalData) and path.is_dir():

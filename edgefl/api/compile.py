@@ -145,7 +145,7 @@ def plan(
     'width'
     """
     whole = Training() if callable(training) else checked_argument("training", Training, training)
-    trained = training if callable(training) else partial(_suited, training)
+    trained = training if callable(training) else partial(_with_suited_algorithm, training)
     with reporting("tracing and cutting the model", progress=progress) as report:
         return fit.plan(
             Model.of(model).spec(dataset(data), loss_of(whole.loss)),
@@ -158,7 +158,7 @@ def plan(
         )
 
 
-def _suited(training: Training, submodel: Submodel) -> Training:
+def _with_suited_algorithm(training: Training, submodel: Submodel) -> Training:
     """Return ``training``; without an algorithm, with the one that makes use of a submodel's thresholds."""
     if training.algorithm is None and isinstance(submodel.carrier, Thresholded):
         return replace(training, algorithm=TCBGD())

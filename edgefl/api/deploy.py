@@ -104,7 +104,7 @@ def deploy(
     size = own.pop("gamma", gamma)
     kind = (submodel.name or None) if submodel else None
     with reporting("reading weights and data") as report:
-        weights, settings, origin = _opened(source, federation, data)
+        weights, settings, origin = _open(source, federation, data)
         dataset = open_data(settings)
         builder = DeploymentBuilder.of(
             settings, dataset, weights, bn_eval=bn_eval, batch=options.batch, samples=samples
@@ -123,7 +123,7 @@ def deploy(
         )
 
 
-def _opened(
+def _open(
     source: Run | Simulation | str | Path, federation: Federation | str | Path | None, data: str | Path | None
 ) -> tuple[Arrays, Federation, WeightsOrigin]:
     """Return the weights, the federation in which they were trained, and their origin."""

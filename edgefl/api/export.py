@@ -63,7 +63,7 @@ class ExportPlan:
             report: Called with a text before each graph.
             processes: Number of bundles that are compiled at the same time.
         """
-        tasks, number = [partial(self._compiled, *part) for part in self.parts], count(1)
+        tasks, number = [partial(self._compile, *part) for part in self.parts], count(1)
         results = side_by_side(
             tasks,
             lambda text: report(f"exporting graph {next(number)} of {self.graphs}: {text}"),
@@ -73,7 +73,7 @@ class ExportPlan:
         for (tier, exchange, _), found in zip(self.parts, results, strict=True):
             yield Bundle(found.bundle, (tier, exchange), compiled=not found.from_cache)
 
-    def _compiled(
+    def _compile(
         self, tier: TierTraining, exchange: Exchange, form: str, report: Callable[[str], None]
     ) -> CompiledBundle:
         return bundle_of(self.federation, self.dataset, tier, exchange, format=form, progress=report)

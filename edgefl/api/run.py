@@ -23,7 +23,7 @@ from edgefl.lab.lab import Lab, Restart, ServerEvent, discard, refuse_foreign
 from edgefl.lab.run_folder import CONFIG_NAME, MODEL_NAME, weights_of
 from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.data import open_data, own_data, partition
-from edgefl.setup.runs import found_from_anywhere, held
+from edgefl.setup.runs import held, with_absolute_paths
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.training import update_sizes
 from edgefl.system.files import FolderLock
@@ -201,7 +201,7 @@ def prepare(
     refuse_while_loading("start a run")
     read = federation if isinstance(federation, Federation) else load_federation(federation)
     counts = agents or {}
-    whole = found_from_anywhere(completed(with_agents(read, counts) if counts else read))
+    whole = with_absolute_paths(completed(with_agents(read, counts) if counts else read))
     check_installed(format for tier in whole.tiers for format in whole.formats_of(tier))
     folder = Path(out).resolve()
     dataset = open_data(whole)

@@ -17,7 +17,7 @@ from edgefl.errors import ConfigError
 from edgefl.lab.run_folder import CONFIG_NAME, PASSWORD, without_password
 from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.processor import check_device
-from edgefl.setup.runs import UNDECIDING, found_from_anywhere, held, imports_code, run_digest
+from edgefl.setup.runs import UNDECIDING, held, imports_code, run_digest, with_absolute_paths
 from edgefl.system.files import write_text
 from edgefl.wire import folders
 from edgefl.wire.bundle.archive import Signer
@@ -101,7 +101,7 @@ class Server:
         recorder = _EventRecorder((History(folder), Audit(folder), self._feed), emit)
         try:
             _check_configuration(read, folder, database)
-            spec, device = _composed(read, folder, device, recorder, torch_process)
+            spec, device = _compose(read, folder, device, recorder, torch_process)
             self._service = Service(
                 spec,
                 reached_at(read, broker, ca_file),
@@ -116,10 +116,12 @@ class Server:
                 workers=WorkerOptions.of(read.server),
             )
             if not (config := folder / CONFIG_NAME).exists():  # a run of one machine has its own file
-                write_text(config, dump(found_from_anywhere(without_password(read))))
+                write_text(config, dump(with_absolute_paths(without_password(read))))
         except AnotherConfiguration as error:
             self._release()
-            raise ConfigError(f"{error.message}: {_changed(read, folder)}", **error.details) from error
+            raise ConfigError(
+                f"{error.message}: {_describe_changes(read, folder)}", **error.details
+            ) from error
         except BaseException:
             self._release()
             raise
@@ -145,7 +147,7 @@ class Server:
         self._lock.release()
 
 
-def _composed(
+def _compose(
     federation: Federation,
     folder: Path,
     device: str,
@@ -201,10 +203,10 @@ def reached_at(federation: Federation, broker: str | Address = "", ca_file: str 
     return replace(given, ca_file=ca_file) if ca_file else given
 
 
-def _changed(federation: Federation, folder: Path) -> str:
+def _describe_changes(federation: Federation, folder: Path) -> str:
     """Return the keys whose values differ from the run in ``folder``, as text; if none differ, the code does."""
     path = folder / CONFIG_NAME
-    now = found_from_anywhere(federation)
+    now = with_absolute_paths(federation)
     differ = changes(load(path), now, but=UNDECIDING) if path.exists() else []
     return (
         "; ".join(differ) or "edgefl's version, or the file of the model or of the algorithm, is another one"

@@ -20,7 +20,7 @@ from edgefl.lab.run_folder import without_password
 from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.data import open_data, own_data, partition
 from edgefl.setup.processor import processor
-from edgefl.setup.runs import found_from_anywhere, held
+from edgefl.setup.runs import held, with_absolute_paths
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.training import update_sizes
 from edgefl.simulator.clients import ClientData, OwnData, SharedData, SimulatedFleet
@@ -235,7 +235,7 @@ def prepare_simulation(
     refuse_while_loading("start a simulation")
     processor(device)  # now, not once the data are read
     read = federation if isinstance(federation, Federation) else load_federation(federation)
-    whole = _trained_by(without_password(found_from_anywhere(completed(read))), workers, ray)
+    whole = _with_workers(without_password(with_absolute_paths(completed(read))), workers, ray)
     folder = Path(out).resolve()
     if resume and fresh:
         raise ConfigError("`resume` continues a simulation and `fresh` discards it: give one of them")
@@ -270,7 +270,7 @@ def prepare_simulation(
     return Simulated(whole, dataset, clients, folder, resume, device)
 
 
-def _trained_by(federation: Federation, workers: int | None, ray: str | None) -> Federation:
+def _with_workers(federation: Federation, workers: int | None, ray: str | None) -> Federation:
     """Return the federation with ``workers`` and ``ray`` in its table ``simulation``; None keeps a value.
 
     Raises:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> typer.Typer:
-    """``app``, the command line with all its commands."""
+    """Return ``app``, the command line with all of its commands, which are imported now."""
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from edgefl.cli.commands import app
@@ -34,7 +34,7 @@ def __getattr__(name: str) -> typer.Typer:
 
 
 def bare_app() -> typer.Typer:
-    """``edgefl`` without its commands."""
+    """Return a command line ``edgefl`` without commands."""
     import typer
 
     from edgefl.cli.options import version_option
@@ -131,7 +131,7 @@ def _read(arguments: list[str], settings_pipe: SettingsPipe | None = None) -> No
 
 
 def _command_line(arguments: list[str]) -> typer.Typer:
-    """Return the command line; with the called command alone, it needs no package, memory or time of the others."""
+    """Return the command line: with all commands, or with only the called one, which saves the imports of the others."""
     name = arguments[0] if arguments else ""
     if name != "device" and name not in _MODULES:
         return __getattr__("app")

@@ -253,11 +253,11 @@ _ARGUMENT = re.compile(r"`([a-z][a-z_]*)`")
 
 def in_flags(message: str, command: Command, arguments: Sequence[str]) -> str:
     """Return ``message`` with names of arguments replaced by the flags of the called command; other names stay."""
-    flags = _flags(_called(command, arguments))
+    flags = _flags(_find_command(command, arguments))
     return _ARGUMENT.sub(lambda match: flags.get(match[1], match[0]), message)
 
 
-def _called(command: Command, arguments: Sequence[str]) -> Command:
+def _find_command(command: Command, arguments: Sequence[str]) -> Command:
     """Return the innermost command that the words of a command line name."""
     for word in arguments:
         children: dict[str, Command] = getattr(command, "commands", {})

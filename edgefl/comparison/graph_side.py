@@ -17,7 +17,7 @@ from edgefl.models.torch_functions.storage import shape_error
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.system.memory import collecting_later, release_freed
+from edgefl.system.memory import release_freed, without_collector
 from edgefl.wire.bundle.manifest import SAMPLE
 from edgefl_export.capture.graph import TracedFunction
 from edgefl_export.capture.refusals import check_ops, drop_outside_writes
@@ -42,7 +42,7 @@ class GradientStep:
     @cached_property
     def joint(self) -> TracedFunction:
         """Traced step. Raises ExportError if it cannot be traced, or draws in a way that a graph cannot express."""
-        with collecting_later():
+        with without_collector():
             joint = trace(self.function)
         check_ops(self.function, joint.module)
         drop_outside_writes(self.function, joint.module)

@@ -118,19 +118,19 @@ def _combinations(algorithm: str, tables: Mapping[str, Any]) -> Iterator[str]:
     for part, (table, default) in chosen.items():
         name = _name(table, default)
         if name in getattr(shipped(), f"{part}s") and not table.get("options"):
-            yield from _refused(f"{part}.name", algorithm, part, name)
+            yield from _combination_problem(f"{part}.name", algorithm, part, name)
     if _table(tables, "round").get("mode") == "buffered":
-        yield from _refused("round.mode", algorithm, "mode", "buffered")
+        yield from _combination_problem("round.mode", algorithm, "mode", "buffered")
     for tier, table in _table(tables, "tiers").items():
         if isinstance(table, Mapping) and not table.get("options") and table.get("gamma") != 1:
             kind = _name(table, "output_side", "kind")
             frozen = kind == "output_side" and table.get("cut", 0) != 0
             if kind in shipped().kinds:
                 label = kind if frozen or kind != "output_side" else WHOLE
-                yield from _refused(f"tiers.{tier}.kind", algorithm, "kind", label)
+                yield from _combination_problem(f"tiers.{tier}.kind", algorithm, "kind", label)
 
 
-def _refused(key: str, algorithm: str, part: str, value: str) -> Iterator[str]:
+def _combination_problem(key: str, algorithm: str, part: str, value: str) -> Iterator[str]:
     """Yield a text if the table of combinations excludes ``value`` of ``part`` for this algorithm."""
     if not works(algorithm, part, value):
         why = shipped().not_buffered(algorithm) if part == "mode" else ""

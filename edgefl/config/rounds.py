@@ -409,7 +409,7 @@ class SimulationTable(ClientsTable):
         return uri
 
     @field_serializer("tiers")
-    def _what_they_say(self, tiers: dict[str, ClientsTable]) -> dict[str, dict[str, Any]]:
+    def _keep_set_keys(self, tiers: dict[str, ClientsTable]) -> dict[str, dict[str, Any]]:
         """Return the keys that a file sets for each tier; omitted keys have the values of the table itself."""
         return {name: table.model_dump(exclude_unset=True) for name, table in tiers.items()}
 

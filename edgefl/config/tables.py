@@ -148,7 +148,7 @@ class AlgorithmTable(ConfigTable):
 
     @model_validator(mode="before")
     @classmethod
-    def _alike_in_all_that_edgefl_brings(cls, table: Any) -> Any:
+    def _fill_in_defaults(cls, table: Any) -> Any:
         """Fill in the same batch and steps for all shipped algorithms, so that runs are comparable; a user's own has its
         defaults.
         """

@@ -83,7 +83,7 @@ def deployed_submodel(
         raise ConfigError("give either a tier, to cut as it does, or a kind, not both", tier=tier, kind=kind)
     if tier is not None and tier not in federation.tiers:
         raise ConfigError(f"no tier {tier!r}; there are: {', '.join(federation.tiers) or 'none'}", tier=tier)
-    table = federation.tiers[tier] if tier else _like(federation, kind or "output_side")
+    table = federation.tiers[tier] if tier else _table_of_kind(federation, kind or "output_side")
     if gamma is not None and table.kind == "output_side":
         raise ConfigError(
             "kind output_side is the whole model in inference; a gamma goes with another kind", gamma=gamma
@@ -98,7 +98,7 @@ def deployed_submodel(
     return made
 
 
-def _like(federation: Federation, kind: str) -> TierTable:
+def _table_of_kind(federation: Federation, kind: str) -> TierTable:
     """Return a table for submodels of ``kind`` with the options of the federation's tiers of that kind, without a size.
 
     ConfigError if their options differ.
@@ -294,13 +294,13 @@ class DeploymentBuilder:
                 "the data"
             )
         target = target or DeployTarget(batch=self.batch)
-        finished, source = self._finished(submodel)
+        finished, source = self._build(submodel)
         module = smaller(finished)
         layer = self._preprocessing(target)
-        made = self._exported(module, target, layer)
+        made = self._export(module, target, layer)
         judged = made
         if layer is not None and not layer.invertible:  # the server has features, and no sounds
-            judged = self._exported(module, replace(target, preprocessing=False), None)
+            judged = self._export(module, replace(target, preprocessing=False), None)
         metric = self.metric
         value = self.score(judged.forward)
         quantized = target.quantize != "none"
@@ -328,7 +328,7 @@ class DeploymentBuilder:
         digest = hashlib.sha256(artifact.model).hexdigest()
         return {"bytes": len(artifact.model), "sha256": digest}
 
-    def _exported(
+    def _export(
         self, module: nn.Sequential, target: DeployTarget, layer: Preprocessing | None
     ) -> ExportedModel:
         inputs = {INPUT: self.spec.sample, **self.spec.others}
@@ -366,7 +366,7 @@ class DeploymentBuilder:
 
     def module(self, submodel: Submodel, number: int = FIRST_ROUND) -> nn.Sequential:
         """Return ``submodel`` as a module in inference mode; a rolling submodel as it is in round ``number``."""
-        return self._finished(submodel, number)[0]
+        return self._build(submodel, number)[0]
 
     @property
     def metric(self) -> str:
@@ -397,7 +397,7 @@ class DeploymentBuilder:
         ]
         return np.concatenate(found)
 
-    def _finished(self, submodel: Submodel, number: int = FIRST_ROUND) -> tuple[nn.Sequential, str]:
+    def _build(self, submodel: Submodel, number: int = FIRST_ROUND) -> tuple[nn.Sequential, str]:
         """Return the module of a submodel, and the source of its batch norm statistics: ``frozen``, ``batch``,
         ``moving`` or ``none``.
         """

@@ -124,7 +124,7 @@ class Supervisor:
                 continue
             child.crashes += code > 0
             if code in _EXPECTED or child.crashes > _CRASHES or child.restarts >= _RESTARTS:
-                raise _failed(child, code)
+                raise _failure(child, code)
             child.restarts += 1
             if time.monotonic() - child.started_at < 1.0:
                 time.sleep(_PAUSE_S)
@@ -178,7 +178,9 @@ _EXPECTED = {kind.exit_code for kind in EdgeflError.__subclasses__()}
 
 
 def _text_of(line: bytes) -> str:
-    """Return the event and its text from a line of JSON, for people; empty without a text."""
+    """Return the text to log for a line of output: event and text of a JSON event, "" for one without text, else the
+    line.
+    """
     try:
         event = msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.DecodeError:
@@ -186,7 +188,7 @@ def _text_of(line: bytes) -> str:
     return printable(f"{event.get('event', '')}  {event['text']}") if event.get("text") else ""
 
 
-def _failed(child: SupervisedProcess, code: int) -> EdgeflError:
+def _failure(child: SupervisedProcess, code: int) -> EdgeflError:
     """Return the error for a process that failed: its own message or last line, with its exit code."""
     text = child.log.read_text(errors="replace")
     errors = "\n".join(line for line in text.splitlines() if line.startswith(_ERROR))

@@ -107,7 +107,7 @@ def profiled(
             stopping(profiler)
             threading.Thread(target=_watch, args=(agent, profiler), daemon=True).start()
             report = profiler.run(on_report).devices[0]
-            return report if report.profile else _explained(report, agent, log)
+            return report if report.profile else _with_reason(report, agent, log)
         finally:
             agent.terminate()
             agent.wait(_END_S)
@@ -121,7 +121,7 @@ def _watch(agent: AgentProcess, profiler: FleetProfiler) -> None:
     profiler.stop()
 
 
-def _explained(report: DeviceReport, agent: AgentProcess, log: Path) -> DeviceReport:
+def _with_reason(report: DeviceReport, agent: AgentProcess, log: Path) -> DeviceReport:
     """Return ``report`` with a reason if the agent has ended or did not answer."""
     code, last = agent.exit_code, _last_line(log)
     said = f", and its last words were: {last}" if last else ", and it wrote nothing"

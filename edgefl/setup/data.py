@@ -60,7 +60,7 @@ def open_data(federation: Federation) -> Dataset:
     table = federation.data
     directory = Path(table.dir) if table.dir else None
     if table.name == "file":
-        loaded = _own(table, federation.federation.seed)
+        loaded = _load_own(table, federation.federation.seed)
     elif table.name in corpora.CORPORA:
         target = (directory or datasets.download_folder()) if table.download else None
         corpus = corpora.load(table.name, datasets.places(directory), target)
@@ -73,7 +73,7 @@ def open_data(federation: Federation) -> Dataset:
     return scaled.limited(table.train_samples, table.test_samples, seed=federation.federation.seed)
 
 
-def _own(table: DataTable, seed: int) -> Dataset:
+def _load_own(table: DataTable, seed: int) -> Dataset:
     """Return the samples of the user's own file or folder of photos."""
     file = Path(table.file)
     if file.is_dir():
@@ -180,7 +180,7 @@ def has_classes(dataset: Dataset) -> bool:
     return dataset.train_y.ndim == 1 and dataset.train_y.dtype == np.int64
 
 
-def _of_owners(owners: Array, test_owners: Array, parts: list[Any]) -> list[Any]:
+def _rows_of_owners(owners: Array, test_owners: Array, parts: list[Any]) -> list[Any]:
     """Return, for each device, the test rows of the owners of its training rows. DataError if a device has none."""
     rows = [np.flatnonzero(np.isin(test_owners, owners[part])) for part in parts]
     if empty := [device for device, own in enumerate(rows) if not len(own)]:
@@ -242,7 +242,7 @@ def held_out(federation: Federation, dataset: Dataset, parts: list[Any]) -> list
     table, seed = federation.data, federation.federation.seed
     how = how_spread(table, dataset)
     if how == "owners" and dataset.owners is not None and dataset.test_owners is not None:
-        return _of_owners(dataset.owners, dataset.test_owners, parts)
+        return _rows_of_owners(dataset.owners, dataset.test_owners, parts)
     if not has_classes(dataset):
         return list(iid(dataset.test_y, len(parts), seed=seed))
     if how == "groups":

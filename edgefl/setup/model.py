@@ -84,7 +84,7 @@ def fitted_model(
         ConfigError: model, batch norm mode and data do not fit together.
         ModelError: the model cannot be built or cut.
     """
-    offered = _offered(dataset)
+    offered = _data_arguments(dataset)
     factory = MODELS.get(name)
     if factory is None:
         offered |= {"sample_shape": sample_of(dataset)}  # an image need not be square
@@ -104,7 +104,7 @@ def fitted_model(
     return compare(spec, dataset, seed)
 
 
-def _offered(dataset: Dataset) -> dict[str, Any]:
+def _data_arguments(dataset: Dataset) -> dict[str, Any]:
     """Return the arguments about the data that a factory may take. For regression labels, outputs equal the label's
     numbers.
     """
@@ -170,7 +170,7 @@ def check_fits(spec: ModelSpec, model: str, dataset: Dataset) -> None:
         names = ", ".join(fitting_losses(spec.boundary(len(spec.units)), labels, spec.sample))
         raise ConfigError(
             f"model {model!r} is trained on labels of shape {label.shape} and type {label.dtype}, {dataset.name} has "
-            f"{_described(labels)} per sample: choose the loss that fits ({names or 'none of edgefl does'}), or another "
+            f"{_describe(labels)} per sample: choose the loss that fits ({names or 'none of edgefl does'}), or another "
             "model",
             model=model,
         )
@@ -225,7 +225,7 @@ def _check_shift(loss: CausalLM, model: str, dataset: Dataset, labels: TokenLabe
     )
 
 
-def _described(labels: TensorSpec) -> str:
+def _describe(labels: TensorSpec) -> str:
     if labels.dtype.is_floating_point:
         return f"numbers of shape {labels.shape}"
     return f"class numbers of shape {labels.shape}" if labels.shape else "one class number"

@@ -94,7 +94,7 @@ def held(folder: Path, name: str, what: str) -> FolderLock:
         ) from error
 
 
-def found_from_anywhere(federation: Federation) -> Federation:
+def with_absolute_paths(federation: Federation) -> Federation:
     """Return the federation with absolute paths, for processes with other working folders."""
     model, algorithm, data, broker = (
         federation.model,

@@ -103,7 +103,7 @@ def check_tiers(text: str) -> None:
                 f"no tier {what}; there are {', '.join(known)}{suggest(kind, known)}", tier=kind
             )
         if size:
-            _sized(kind, size)
+            _size_options(kind, size)
 
 
 def _items(text: str) -> Iterator[tuple[str, str, str, int | None]]:
@@ -156,12 +156,12 @@ def parse_tiers(text: str, model: str, *, count: int = 1) -> dict[str, dict[str,
                     f"and with a size after a colon the kinds {', '.join(sorted(KINDS))}",
                     tier=kind,
                 )
-            table = _sized(kind, size)
+            table = _size_options(kind, size)
         tables[name] = table | {"count": count if devices is None else devices}
     return tables
 
 
-def _sized(kind: str, size: str) -> dict[str, Any]:
+def _size_options(kind: str, size: str) -> dict[str, Any]:
     if kind == "output_side":
         if size and not size.isdigit():
             raise ConfigError(f"the size of output_side is the number of frozen units, found {size!r}")

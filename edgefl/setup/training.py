@@ -98,7 +98,7 @@ def why_not(method: Algorithm) -> str:
         return f"it has {len(method.exchanges)} exchanges in turn, and devices would be in several of them at a time"
     if method.server.unfold is not MEAN.unfold:
         return "the server averages something else than what devices send, which holds for one version of it"
-    if (shared := _shared(method)) != ():
+    if (shared := _shared_states(method)) != ():
         return f"devices read the server's {', '.join(shared)} beside the weights, which belongs to one version of them"
     if method.carry_rule.needed or method.carry_rule.exchanges:
         return "what a device keeps is good for the next round only, and versions come and go meanwhile"
@@ -120,7 +120,7 @@ def check_versions(method: Algorithm) -> None:
         )
 
 
-def _shared(method: Algorithm) -> tuple[str, ...]:
+def _shared_states(method: Algorithm) -> tuple[str, ...]:
     """Return the names of server states that devices read, or that only devices can compute."""
     names = [name for function in method.functions for name in function.inputs if name.startswith("weights.")]
     read = server_state.states_of([name.removeprefix("weights.") for name in names], method.server_state)
@@ -149,14 +149,14 @@ def tier_sizes(
             for name, region in regions.items()
             if not any(part in trained for part, _ in pieces(name, region, shapes))
         }
-        local = _sent(algorithm)
+        local = _sent_shapes(algorithm)
         if local is None:
             local = {name: local_shape(name, region, shapes) for name, region in regions.items()}
         by_tier[tier] = update_size(algorithm.form, local, statistics)
     return by_tier
 
 
-def _sent(algorithm: Algorithm) -> dict[str, tuple[int, ...]] | None:
+def _sent_shapes(algorithm: Algorithm) -> dict[str, tuple[int, ...]] | None:
     """Return the shapes of an update's tensors by name if they are not exactly the weights, else None."""
     ports = (*algorithm.start.inputs, *algorithm.finish.inputs)
     if algorithm.form.sections or not (

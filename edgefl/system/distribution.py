@@ -21,7 +21,7 @@ def version() -> str:
     tenth of its start.
     """
     root = Path(__file__).resolve().parents[2]
-    if of_sources := _of_sources(root / "pyproject.toml"):
+    if of_sources := _source_version(root / "pyproject.toml"):
         return of_sources
     # The folder that an installer writes beside our packages.
     names = [folder.name for folder in root.glob(f"{NAME.replace('-', '_')}-*.dist-info")]
@@ -37,7 +37,7 @@ def series(release: str) -> str:
     return re.sub(r"^(\d+\.\d+)\.\d+$", r"\1", release)
 
 
-def _of_sources(project: Path) -> str:
+def _source_version(project: Path) -> str:
     """Return the version in our own pyproject.toml; "" if there is none, or it is another project's."""
     try:
         text = project.read_text(encoding="utf-8")

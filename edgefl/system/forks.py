@@ -65,8 +65,8 @@ def side_by_side(
     workers: list[_Worker] = []
     try:
         for _ in range(count):
-            workers.append(_forked(tasks, begin, [worker.line for worker in workers]))
-        yield from _collected(tasks, workers, report)
+            workers.append(_fork(tasks, begin, [worker.line for worker in workers]))
+        yield from _collect(tasks, workers, report)
     finally:
         for worker in workers:
             worker.process.kill()
@@ -97,9 +97,7 @@ class _NotSent:
     """Placeholder for a result that cannot be pickled."""
 
 
-def _forked(
-    tasks: Sequence[Task[Result]], begin: Callable[[], None], others: Sequence[Connection]
-) -> _Worker:
+def _fork(tasks: Sequence[Task[Result]], begin: Callable[[], None], others: Sequence[Connection]) -> _Worker:
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     process = context.Process(target=_work, args=(tasks, there, begin, [here, *others]), daemon=True)
@@ -146,23 +144,23 @@ def _sendable(result: Any) -> bytes:
     return sent
 
 
-def _collected(tasks: Sequence[Task[Result]], workers: Sequence[_Worker], report: Report) -> Iterator[Result]:
+def _collect(tasks: Sequence[Task[Result]], workers: Sequence[_Worker], report: Report) -> Iterator[Result]:
     waiting = iter(range(len(tasks)))
     arrived: dict[int, Any] = {}
     for worker in workers:
-        _give(worker, waiting)
+        _send_task(worker, waiting)
     for number in range(len(tasks)):
         while number not in arrived and (busy := [worker for worker in workers if worker.task >= 0]):
             ready = wait([worker.line for worker in busy])
             for worker in (each for each in busy if each.line in ready):
-                _hear(worker, arrived, waiting, report)
+                _receive(worker, arrived, waiting, report)
         result = arrived.pop(number, _NotSent())  # lost if all processes have ended
         if isinstance(result, _Raised):
             raise result.error
         yield tasks[number](report) if isinstance(result, _NotSent) else result
 
 
-def _hear(worker: _Worker, arrived: dict[int, Any], waiting: Iterator[int], report: Report) -> None:
+def _receive(worker: _Worker, arrived: dict[int, Any], waiting: Iterator[int], report: Report) -> None:
     """Receive one message of a worker: a progress text, a result (which is stored in ``arrived``), or its end."""
     try:
         message = worker.line.recv()
@@ -174,10 +172,10 @@ def _hear(worker: _Worker, arrived: dict[int, Any], waiting: Iterator[int], repo
         report(message.text)
         return
     arrived[worker.task] = message
-    _give(worker, waiting)
+    _send_task(worker, waiting)
 
 
-def _give(worker: _Worker, waiting: Iterator[int]) -> None:
+def _send_task(worker: _Worker, waiting: Iterator[int]) -> None:
     """Send the next waiting task to ``worker``, if there is one."""
     worker.task = next(waiting, _NONE)
     if worker.task >= 0:

@@ -64,7 +64,7 @@ def _quota() -> float | None:
 
 
 @contextlib.contextmanager
-def collecting_later() -> Iterator[None]:
+def without_collector() -> Iterator[None]:
     """Disable the garbage collector in the block, for code that builds large lasting objects.
 
     The collector would scan them again and again. It is disabled for all threads of the process.
@@ -79,11 +79,11 @@ def collecting_later() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def built_to_stay() -> Iterator[None]:
+def uncollected_objects() -> Iterator[None]:
     """Exclude all objects that exist at the end of the block from garbage collection, also in forked processes.
 
     Use it to build objects that live as long as the process. The collector is disabled in the block.
     """
-    with collecting_later():
+    with without_collector():
         yield
         gc.freeze()

@@ -76,7 +76,7 @@ class BrowserRelay:
 
     async def _connected(self, browser: WebSocket) -> None:
         await browser.accept(PROTOCOL)
-        greeting = await self._greeted(browser)
+        greeting = await self._receive_connect(browser)
         if not greeting:
             await _close(browser, _REFUSED)
             return
@@ -100,7 +100,7 @@ class BrowserRelay:
             writer.close()
             await _close(browser)
 
-    async def _greeted(self, browser: WebSocket) -> bytes:
+    async def _receive_connect(self, browser: WebSocket) -> bytes:
         """Return the browser's first packet, a complete CONNECT of MQTT, or b"" if none arrives in time."""
         greeting = b""
         until = asyncio.timeout(_CONNECT_S)

@@ -24,7 +24,7 @@ from edgefl.submodels.importance.learnable import Liveness, check_liveness, spec
 from edgefl.submodels.importance.submodel import Importance
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.forks import side_by_side
-from edgefl.system.memory import collecting_later
+from edgefl.system.memory import without_collector
 from edgefl.system.sizes import mebibytes
 from edgefl_export.capture.graph import start_forked
 from edgefl_export.compiler.algorithm import TrainingChoices
@@ -345,7 +345,7 @@ class _SizePlanner:
         for function in functions:
             key = (kind, sketch.choices, function.name, tuple(function.inputs.items()))
             if key not in self._known:
-                with collecting_later():
+                with without_collector():
                     _, self._known[key] = lean_and_peak(OnnxTarget().capture(function))
             most = max(most, _Peak(self._known[key], function.name), key=lambda peak: peak.bytes)
         return most

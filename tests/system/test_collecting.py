@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from edgefl.system.memory import built_to_stay
+from edgefl.system.memory import uncollected_objects
 
 
 class Link:
@@ -21,7 +21,7 @@ class Link:
 def test_later_garbage_is_found() -> None:
     gc.collect()
     try:
-        with built_to_stay():
+        with uncollected_objects():
             assert not gc.isenabled()
             early = weakref.ref(Link())
         late = weakref.ref(Link())
@@ -37,7 +37,7 @@ def test_later_garbage_is_found() -> None:
 def test_after_an_error_all_is_searched_as_before() -> None:
     gc.unfreeze()
 
-    with pytest.raises(RuntimeError), built_to_stay():
+    with pytest.raises(RuntimeError), uncollected_objects():
         raise RuntimeError
 
     assert gc.isenabled() and gc.get_freeze_count() == 0

@@ -34,7 +34,7 @@ from edgefl.models.user_code import is_user_code
 from edgefl.models.zoo.catalog import build_model
 from edgefl.system.distribution import PACKAGES, folders
 from edgefl.errors import EdgeflError
-from edgefl_device.sandbox.confine import _of_packages
+from edgefl_device.sandbox.confine import _package_folders
 from edgefl_export.capture.locate import is_compiler
 from edgefl_export.compiler.cache import source_digest
 
@@ -44,7 +44,7 @@ try:
 except EdgeflError as error:
     blamed = error.message
 ours = {folder.name: folder for folder in folders(*PACKAGES)}
-readable = list(map(Path, _of_packages()))
+readable = list(map(Path, _package_folders()))
 print(json.dumps({
     "blamed": blamed.replace(str(Path.cwd()), ""),
     "packages": sorted(ours),

@@ -32,7 +32,7 @@ def load(path: Path, policy: Policy) -> LocalData | None:
             raise DataError(
                 f"{path} has x.npy and no y.npy: save the labels of the samples there", path=str(path)
             )
-        arrays = {file.stem: _mapped(file) for file in sorted(path.glob("*.npy"))}
+        arrays = {file.stem: _map_npy(file) for file in sorted(path.glob("*.npy"))}
         return LocalData(arrays.pop("x"), np.asarray(arrays.pop("y")), str(path), arrays, policy)
     if path.is_dir() and (images := _idx_file(path, "images-idx3-ubyte")):
         labels = _idx_file(path, "labels-idx1-ubyte")
@@ -42,7 +42,7 @@ def load(path: Path, policy: Policy) -> LocalData | None:
     return None
 
 
-def _mapped(file: Path) -> Array:
+def _map_npy(file: Path) -> Array:
     """Return the array of an npy file, memory-mapped; an array in foreign byte order is converted in memory."""
     try:
         return to_native_order(np.load(file, mmap_mode="r"))
@@ -52,7 +52,7 @@ def _mapped(file: Path) -> Array:
         ) from error
 
 
-def given(source: Source, policy: Policy) -> LocalData:
+def load_function(source: Source, policy: Policy) -> LocalData:
     """Call the user's function once and return its samples and labels.
 
     Raises:

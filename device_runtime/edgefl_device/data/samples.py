@@ -232,7 +232,7 @@ class LocalData:
         Raises:
             DataError: They do not fit; the text names the difference.
         """
-        x = self._shaped(spec)
+        x = self._reshape(spec)
         others = {each.name: self._other(each) for each in spec.others}
         if self.policy == "skip":
             return self._without_bad_rows(x, others, spec, label)
@@ -270,7 +270,7 @@ class LocalData:
         beside = {each.name: others[each.name][kept].astype(each.dtype, copy=False) for each in spec.others}
         return FittedData(rows, labels, spec, beside, label, skipped, self._unread(spec))
 
-    def _shaped(self, spec: DataSpec) -> Array:
+    def _reshape(self, spec: DataSpec) -> Array:
         """Return ``x`` in the model's shape, with a channel axis added if only that is missing. DataError if it does not
         fit.
         """

@@ -74,7 +74,7 @@ def load(data: Path | Source, policy: Policy = "refuse") -> LocalSource:
         ConfigError: The files are images, and Pillow is not installed.
     """
     if callable(data):
-        found = arrays.given(data, policy)
+        found = arrays.load_function(data, policy)
         found.check()
         return found
     try:

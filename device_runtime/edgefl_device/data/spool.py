@@ -61,20 +61,20 @@ class Spool:
                 self._file.truncate(rows * self._row_bytes)
                 self._file.seek(0, 2)
         else:
-            self._parts = [self._joined()[:rows]]
+            self._parts = [self._join()[:rows]]
         self._rows = rows
 
     def array(self) -> Array:
         """Return all rows, shape (n, *shape), read-only. Append nothing afterwards."""
         if self._file is None:
-            return self._joined()
+            return self._join()
         with self._room():
             self._file.flush()
         if not self._rows:  # an empty file cannot be mapped
             return np.zeros((0, *self.shape), self.dtype)
         return np.asarray(np.memmap(self._file, self.dtype, "r", shape=(self._rows, *self.shape)))
 
-    def _joined(self) -> Array:
+    def _join(self) -> Array:
         empty = np.zeros((0, *self.shape), self.dtype)
         return np.concatenate([empty, *self._parts]) if len(self._parts) != 1 else self._parts[0]
 

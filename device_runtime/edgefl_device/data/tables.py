@@ -91,7 +91,7 @@ def read_series(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples
             part = slice(start, start + window)
             if good[part].all():
                 places.append(begin + start)
-                labels.append(_most(own[part]))
+                labels.append(_most_frequent(own[part]))
     if not places and not reading.problems.count:
         raise DataError(
             f"{reading.source}: no recording has the {window} rows of a window of this federation",
@@ -135,18 +135,18 @@ def _recordings(
             held.extend(row)
             own.append(label)
             if len(own) % TOGETHER == 0:
-                held = _moved(held, reader, kept)
-        _moved(held, reader, kept)
+                held = _flush(held, reader, kept)
+        _flush(held, reader, kept)
         yield begin, np.array(own), np.array(good, bool)
 
 
-def _moved(held: array[float], reader: SeriesReader, kept: Spool) -> array[float]:
+def _flush(held: array[float], reader: SeriesReader, kept: Spool) -> array[float]:
     """Scale the rows in ``held`` and append them to ``kept``; return an empty array to collect the next ones."""
     kept.extend(rescale(np.array(held, np.float64).reshape(-1, len(reader.columns)), reader))
     return array("d")
 
 
-def _most(labels: Array) -> float:
+def _most_frequent(labels: Array) -> float:
     """Return the most frequent label; of equally frequent ones the first."""
     values, first, counts = np.unique(labels, return_index=True, return_counts=True)
     best = np.flatnonzero(counts == counts.max())

@@ -40,10 +40,10 @@ def read_texts(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
             raise DataError(
                 f"{reading.source}: a text gives no input {each.name!r}, which the model reads: give arrays (.npz)"
             )
-    tokens = Spool(kept_as(reading.spec), shape)
+    tokens = Spool(storage_dtype(reading.spec), shape)
     mask = Spool("uint8", shape)
     labels = array("d")
-    texts, encode = _labelled(reading, reader, entries), encoder(reading, reader)
+    texts, encode = _read_labelled(reading, reader, entries), encoder(reading, reader)
     while block := tuple(islice(texts, _TOGETHER)):
         good: list[Array] = []
         for (where, text, label), row in zip(block, encode([text for _, text, _ in block]), strict=True):
@@ -52,7 +52,7 @@ def read_texts(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
                 labels.append(label)
             except BadRow as bad:
                 reading.problems.add(where, str(bad))
-        for spool, rows in zip((tokens, mask), _padded(good, shape[0]), strict=True):
+        for spool, rows in zip((tokens, mask), _pad(good, shape[0]), strict=True):
             spool.extend(rows)
     kind = np.float64 if reading.label.floats else np.int64
     beside = {each.name: mask.array() for each in reading.spec.others}
@@ -66,7 +66,7 @@ def _checked(reading: Reading, text: str, row: Array) -> Array:
     return row
 
 
-def _padded(rows: Sequence[Array], length: int) -> tuple[Array, Array]:
+def _pad(rows: Sequence[Array], length: int) -> tuple[Array, Array]:
     """Return ``rows`` padded with zeros to ``length``, and the mask of real tokens; both (n, length)."""
     tokens, mask = np.zeros((len(rows), length), np.int64), np.zeros((len(rows), length), np.uint8)
     for place, row in enumerate(rows):
@@ -74,7 +74,7 @@ def _padded(rows: Sequence[Array], length: int) -> tuple[Array, Array]:
     return tokens, mask
 
 
-def _labelled(
+def _read_labelled(
     reading: Reading, reader: TextReader, entries: tuple[FileEntry, ...]
 ) -> Iterator[tuple[str, str, float]]:
     """Yield (where, text, label): a file in a class folder is one text; lines of other files are ``label<TAB>text`` or
@@ -165,7 +165,7 @@ def check_vocabulary(spec: DataSpec, tokens: Array) -> None:
         raise BadRow(f"token {tokens.max()} is beyond the vocabulary, whose tokens are 0 to {spec.below - 1}")
 
 
-def kept_as(spec: DataSpec) -> np.dtype:
+def storage_dtype(spec: DataSpec) -> np.dtype:
     """Return the smallest dtype that holds the vocabulary's tokens, for storage; batches are converted to the model's
     dtype.
     """
@@ -189,7 +189,7 @@ class _TextPiece(NamedTuple):
 
 def _read_windows(reading: Reading, reader: TextReader, entries: tuple[FileEntry, ...]) -> ReadSamples:
     """Return windows over all texts, concatenated, and the token after each. A text with a problem is left out whole."""
-    tokens = Spool(kept_as(reading.spec))
+    tokens = Spool(storage_dtype(reading.spec))
     encode = encoder(reading, reader)
     pieces = (
         pair

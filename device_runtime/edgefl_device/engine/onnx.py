@@ -57,7 +57,7 @@ class Pages:
         for port in ports:
             if port.name not in self._small:
                 self._places[port.name] = self.nbytes
-                self.nbytes += _mapped(port)
+                self.nbytes += _mapped_bytes(port)
         try:
             self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed with the graph that it belongs to
             if self.nbytes:
@@ -80,19 +80,23 @@ class Pages:
     def _array(self, port: Port, access: int) -> Array:
         if port.name in self._small:
             return self._small[port.name]
-        room = mmap.mmap(self._file.fileno(), _mapped(port), access=access, offset=self._places[port.name])
-        entries = np.frombuffer(room, port.dtype, port.nbytes // np.dtype(port.dtype).itemsize, _lead(port))
+        room = mmap.mmap(
+            self._file.fileno(), _mapped_bytes(port), access=access, offset=self._places[port.name]
+        )
+        entries = np.frombuffer(
+            room, port.dtype, port.nbytes // np.dtype(port.dtype).itemsize, _leading_bytes(port)
+        )
         return entries.reshape(port.shape)
 
 
-def _lead(port: Port) -> int:
+def _leading_bytes(port: Port) -> int:
     """Return the padding before a value of ``port``, so that kernels that read beyond its end stay inside its last page."""
     return _SLACK if -port.nbytes % mmap.PAGESIZE < _SLACK else 0
 
 
-def _mapped(port: Port) -> int:
+def _mapped_bytes(port: Port) -> int:
     """Return the bytes of the file for ``port``, a multiple of the granularity of mappings."""
-    whole = _lead(port) + port.nbytes + _SLACK
+    whole = _leading_bytes(port) + port.nbytes + _SLACK
     return -(-whole // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 
 

@@ -183,13 +183,13 @@ class ServerTrust:
         envelope = unwrap(payload, kind)
         with self._lock:
             if envelope is None:
-                return self._unsigned(kind, topic, payload)
-            learnt = self._admitted(kind, envelope)
+                return self._open_unsigned(kind, topic, payload)
+            learnt = self._admit(kind, envelope)
             message = verify_envelope(kind, topic, envelope)
             if learnt is not None:
                 self._learn(learnt, envelope.key)
             if self._keys:
-                self._in_order(kind, topic, envelope)
+                self._check_order(kind, topic, envelope)
             return message
 
     def check_bundle(self, sha256: str, signature: bytes, format: str) -> None:
@@ -215,7 +215,7 @@ class ServerTrust:
                 format=format,
             )
 
-    def _unsigned(self, kind: type[AnyMessage], topic: str, payload: bytes) -> AnyMessage:
+    def _open_unsigned(self, kind: type[AnyMessage], topic: str, payload: bytes) -> AnyMessage:
         if self._keys:
             raise IdentityError(
                 "unsigned",
@@ -229,7 +229,7 @@ class ServerTrust:
             )
         return message
 
-    def _admitted(self, kind: type[Message], envelope: Envelope) -> _StoredTrust | None:
+    def _admit(self, kind: type[Message], envelope: Envelope) -> _StoredTrust | None:
         """Return the trust to store if the message introduces a new valid key, else None. IdentityError if its key is
         unknown.
         """
@@ -265,7 +265,7 @@ class ServerTrust:
             text = f"the server has a new key {key.hex()}, which its old one introduced"
         self._log.event("server-key", text)
 
-    def _in_order(self, kind: type[Message], topic: str, envelope: Envelope) -> None:
+    def _check_order(self, kind: type[Message], topic: str, envelope: Envelope) -> None:
         """Raise IdentityError for a message older than the key's last one, and for announcements by a replaced key."""
         key, at, announces = envelope.key, envelope.at, issubclass(kind, Round)
         # The server is stopped while its key is rotated: the old one has announced its last round by then.

@@ -92,7 +92,7 @@ class Mirrors:
         """Bytes of chunks from mirrors since the start, wrong ones too."""
         self._taken = 0
 
-    def announced(self, announced: Round) -> None:
+    def use_announced(self, announced: Round) -> None:
         """Replace the server's mirrors by those that a round's announcement names. Thread-safe."""
         named, wrong = [], ""
         for text in announced.mirrors[:MOST_MIRRORS]:

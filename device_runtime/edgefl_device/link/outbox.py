@@ -26,7 +26,7 @@ _LONGEST = 16
 """Longest wait of an update as a multiple of ``ack_timeout_s``; a reason to send it again ends any wait."""
 
 
-def past_of(outgoing: Outgoing, ack: Ack) -> PastRound:
+def history_entry(outgoing: Outgoing, ack: Ack) -> PastRound:
     """Return the history entry of an update that ``ack`` accepts or refuses."""
     past = PastRound(
         run=outgoing.run,
@@ -157,7 +157,7 @@ class Outbox:
                 # Each once: whoever can write acknowledgements could ask for one piece a thousand times.
                 wanted = [index for index in dict.fromkeys(ack.missing) if index in every]
             else:
-                past = past_of(outgoing, ack)
+                past = history_entry(outgoing, ack)
                 self._store.settle(past)
                 text = f"round {past.round}: {ack.status} {ack.text}".rstrip()
                 self._log.event(ack.status, text, round=past.round, loss=past.loss)

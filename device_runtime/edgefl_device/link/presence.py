@@ -81,7 +81,7 @@ class HelloSender:
         hello = msgspec.structs.replace(self._hello, conditions=conditions, again=again or UNSET)
         self._session.publish(self._topic, hello, retain=True)
 
-    def answered(self, ack: Ack) -> None:
+    def handle_answer(self, ack: Ack) -> None:
         """Handle the server's answer. If the server is full, schedule the next hello at the time that it names."""
         if ack.reason == COME_LATER and isinstance(ack.later_s, float):
             self._again_at = time.monotonic() + max(SOONEST_S, min(ack.later_s, LATEST_S))

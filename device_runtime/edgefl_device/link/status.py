@@ -53,7 +53,7 @@ class FederationStatus:
         """Return True if a search was made since the last call. A search opens a connection, which takes memory."""
         return self._search.has_looked()
 
-    def offline(self, event: Disconnected) -> None:
+    def report_offline(self, event: Disconnected) -> None:
         """Report that the connection ended or cannot be made, or that a second client uses this device's name."""
         again = f"trying again in {event.retry_s:.1f} s"
         if not event.rival:
@@ -66,21 +66,21 @@ class FederationStatus:
             f"its own name and store; {again}",
         )
 
-    def denied(self, event: Refusal) -> None:
+    def report_denied(self, event: Refusal) -> None:
         """Report that the broker denies this device a topic; of all blob topics only the first one."""
         kind = event.action, event.topic.rpartition("/blobs/")[0] or event.topic
         if kind not in self._denied:
             self._denied.add(kind)
             self._log.event("denied", event.text(self._broker), topic=event.topic, reason=event.reason)
 
-    def answered(self, ack: Ack) -> None:
+    def report_answer(self, ack: Ack) -> None:
         """Report the server's answer to the hello (no tier, or another tier), or to a message that it could not read."""
         if ack.text != self._answer:  # a server that was started again answers the same hello
             self._answer = ack.text
             about = "refused" if ack.reason in ("malformed", COME_LATER) else "tier"
             self._log.event(about, ack.text, reason=ack.reason)
 
-    def announced(self, round: Round) -> None:
+    def report_end(self, round: Round) -> None:
         """Report once for each run that the training is over."""
         if round.state == "done" and round.run != self._over:
             self._over = round.run

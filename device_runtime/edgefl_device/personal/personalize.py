@@ -289,7 +289,7 @@ class Personalizer:
         else:
             shards = SampleShards(every[:0], every)
         parts = support.split(adaptation.protocol, shards, labels, seed=adaptation.seed)
-        return _taken(pools, parts.query), _taken(pools, parts.support)
+        return _select_rows(pools, parts.query), _select_rows(pools, parts.support)
 
     def _alpha(self, job: Job, adaptation: Adaptation) -> float:
         known = {**self._manifest.hyper, **job.hyper}
@@ -309,16 +309,16 @@ class Personalizer:
         self._folder.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=self._folder)))
-            query = own = stack.enter_context(self._recorded(job, judged, folder / "query"))
+            query = own = stack.enter_context(self._record(job, judged, folder / "query"))
             if not (judged.x is adapting.x and np.array_equal(judged.at, adapting.at)):
-                own = stack.enter_context(self._recorded(job, adapting, folder / "support"))
+                own = stack.enter_context(self._record(job, adapting, folder / "support"))
             yield (
                 RoundInputs(seed, judged, hyper, features=query),
                 RoundInputs(seed, adapting, hyper, features=own),
             )
 
     @contextmanager
-    def _recorded(self, job: Job, data: ChosenRows, folder: Path) -> Iterator[Callable[[Array], Array]]:
+    def _record(self, job: Job, data: ChosenRows, folder: Path) -> Iterator[Callable[[Array], Array]]:
         forward = MultiStepForward(self._loader, None, folder)
         with forward.record(job, data, RoundControl()) as record:
             yield lambda rows: record.rows(rows, record_tag(job))
@@ -333,7 +333,7 @@ class Personalizer:
             if done < stop and own.hyper[ALPHA] > 0:
                 weights = self._steps(weights, own, range(done, stop))
             done = stop
-            points.append(self._judged(weights, query, stop))
+            points.append(self._evaluate(weights, query, stop))
             adapted = weights if stop == adaptation.steps else adapted
             trim_memory()
         return points, adapted
@@ -344,12 +344,12 @@ class Personalizer:
         """
         graph = self._loader.load(self._manifest.personalize)
         for step in steps:
-            weights = {**weights, **self._stepped(graph, weights, own, step)}
+            weights = {**weights, **self._step(graph, weights, own, step)}
         del graph
         trim_memory()
         return weights
 
-    def _stepped(self, graph: LoadedGraph, weights: Arrays, own: RoundInputs, step: int) -> Arrays:
+    def _step(self, graph: LoadedGraph, weights: Arrays, own: RoundInputs, step: int) -> Arrays:
         spec = self._manifest.graph(self._manifest.personalize)
         rows = support.batch_rows(len(own.data), _batch(spec), step, seed=own.seed)
         feeds = self._loader.weight_inputs(spec, weights) | own.shared(spec, step)
@@ -358,7 +358,7 @@ class Personalizer:
             feeds[port.name] = support.uniform(port.shape, step, place, seed=own.seed).astype(port.dtype)
         return arrays_of_role(graph.run(check_complete(spec, feeds), {}).arrays, "weights")
 
-    def _judged(self, weights: Arrays, query: RoundInputs, steps: int) -> AdaptationPoint:
+    def _evaluate(self, weights: Arrays, query: RoundInputs, steps: int) -> AdaptationPoint:
         spec = self._manifest.graph(self._manifest.evaluate)
         graph = self._loader.load(spec.name)
         fixed = self._loader.weight_inputs(spec, weights) | query.shared(spec, 0)
@@ -369,7 +369,7 @@ class Personalizer:
         return point_of(steps, spec.metrics, sums)
 
 
-def _taken(pools: Sequence[FittedData], rows: Array) -> ChosenRows:
+def _select_rows(pools: Sequence[FittedData], rows: Array) -> ChosenRows:
     """Return ``rows`` of consecutively numbered ``pools``; all of them lie in one pool. IndexError if none contains
     them.
     """

@@ -118,7 +118,7 @@ class ReadOnlyClient:
             if not payload:
                 raise BrokerError(self._trouble, federation=self._federation)
             announced = self.trust.open(Round, self._topics.current_round, payload)
-            self.blobs.mirrors.announced(announced)
+            self.blobs.mirrors.use_announced(announced)
             return with_page(announced, self.blobs, self._limits)
         except queue.Empty:
             why = self._trouble or "no round was ever announced there"

@@ -31,14 +31,14 @@ def main() -> None:
         end_with_input()
     return_memory_early()
     try:
-        part = _measured(wanted)
+        part = _measure(wanted)
     except EdgeflError as error:
         sys.stderr.write(error.message + "\n")
         sys.exit(error.exit_code)
     wanted.out.write_bytes(msgspec.msgpack.encode(part))
 
 
-def _measured(wanted: argparse.Namespace) -> ProcessResult:
+def _measure(wanted: argparse.Namespace) -> ProcessResult:
     from edgefl_device.engine import open_engine
     from edgefl_device.profile.measure.folder import BundleFolder
     from edgefl_device.profile.measure.graph import profile_graph

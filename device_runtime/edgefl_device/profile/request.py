@@ -142,7 +142,7 @@ class ProfileService:
         """Handle a chunk of a bundle, or an offer; an empty offer shows that its requester has left."""
         for entry in self._waiting:
             if topic == self._offer(entry.nonce):
-                self._offered(entry, there=bool(payload))
+                self._note_offer(entry, there=bool(payload))
                 return
         if self._fetcher is not None:
             self._fetcher.deliver(topic, payload)
@@ -180,7 +180,7 @@ class ProfileService:
             self._send(refusal)
         elif sum(entry.offered for entry in self._waiting) >= _MOST_WAITING:
             text = f"{_MOST_WAITING} other requests are waiting"
-            self._send(self._declined(request.nonce, messages.BUSY, text))
+            self._send(self._decline(request.nonce, messages.BUSY, text))
         else:
             # The oldest without an offer leaves if there are too many, so that others can be handled.
             stale = [entry for entry in self._waiting if not entry.offered]
@@ -199,18 +199,18 @@ class ProfileService:
             self._taken.popleft()
         if len(self._taken) >= limits.profiles_an_hour:
             text = f"it was asked {limits.profiles_an_hour} times within an hour (limits.profiles_an_hour)"
-            return self._declined(request.nonce, messages.BUSY, text)
+            return self._decline(request.nonce, messages.BUSY, text)
         self._taken.append(now)
         if request.repeat > limits.profile_repeat:
             text = f"{request.repeat} repetitions, and limits.profile_repeat is {limits.profile_repeat} here"
-            return self._declined(request.nonce, messages.TOO_LARGE, text)
+            return self._decline(request.nonce, messages.TOO_LARGE, text)
         try:
             self._executor.rules.check("profile")
         except RoundDeclined as error:
-            return self._declined(request.nonce, error.reason, error.message)
+            return self._decline(request.nonce, error.reason, error.message)
         return None
 
-    def _declined(self, nonce: str, reason: str, text: str) -> messages.ProfileAnswer:
+    def _decline(self, nonce: str, reason: str, text: str) -> messages.ProfileAnswer:
         """Log the details, and return the answer that declines a request without them."""
         self._log.event("profile", f"declined ({nonce}) {reason}: {text}")
         return messages.decline_profile(nonce, reason)
@@ -251,7 +251,7 @@ class ProfileService:
     def _offer(self, nonce: str) -> str:
         return self._topics.profile(nonce).offer
 
-    def _offered(self, asked: _ActiveRequest, *, there: bool) -> None:
+    def _note_offer(self, asked: _ActiveRequest, *, there: bool) -> None:
         """Record that a request's offer appeared at the broker (``there``) or was removed, which stops its measurement."""
         if not there:
             asked.gone = True
@@ -325,7 +325,7 @@ class ProfileService:
     def _profile(self, asked: _ActiveRequest, fetcher: Fetcher) -> BundleProfile:
         from edgefl.wire.bundle.archive import BundleArchive, write_bundle
 
-        trusted = self._trusted(asked.request)
+        trusted = self._find_trusted(asked.request)
         check_manifest_ref(trusted, self._limits)
         manifest = decode_manifest(fetcher.get(trusted))
         self._check(manifest)
@@ -336,19 +336,19 @@ class ProfileService:
         self._executor.store.make_room_beside(sum({ref.sha256: ref.size for ref in manifest.blobs}.values()))
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / "bundle.efl"
-        write_bundle(BundleArchive(manifest, self._fetched(manifest, fetcher)), path)
+        write_bundle(BundleArchive(manifest, self._fetch_blobs(manifest, fetcher)), path)
         profile = self.profiler.measure(path, asked.request.repeat, asked.stop, asked.until)
         # Under the requested name: the file written here lacks fields of a later release.
         return msgspec.structs.replace(profile, bundle=trusted.sha256)
 
-    def _fetched(self, manifest: Manifest, fetcher: Fetcher) -> dict[str, bytes]:
+    def _fetch_blobs(self, manifest: Manifest, fetcher: Fetcher) -> dict[str, bytes]:
         """Download the graphs and their sources; return the bytes by digest, still compressed, as in a bundle file."""
         refs = {ref.sha256: ref for ref in manifest.blobs}
         for _ in fetcher.get_all(list(refs.values())):
             pass  # each is checked as it is read
         return {sha256: self._executor.store.blob(ref) for sha256, ref in refs.items()}
 
-    def _trusted(self, request: messages.ProfileRequest) -> BlobRef:
+    def _find_trusted(self, request: messages.ProfileRequest) -> BlobRef:
         """Return the request's bundle for this engine. RoundDeclined if there is none or its signature is wrong."""
         kind = self._executor.engine.format
         if kind not in request.bundles:

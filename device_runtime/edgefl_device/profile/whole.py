@@ -94,7 +94,7 @@ def profile_bundle(
 
         whole = measured(ROUND)
         parts = [measured(GRAPH + name) for name in kinds(bundle.manifest)]
-        return _assembled(folder, engine, settings, whole, parts)
+        return _assemble(folder, engine, settings, whole, parts)
 
 
 def _engine(manifest: Manifest, wanted: str) -> str:
@@ -121,7 +121,7 @@ def _run(folder: BundleFolder, part: str, engine: str, settings: ProfileSettings
     if settings.confinement is not None:
         bounds = dataclasses.replace(settings.confinement, writable=str(folder.path))
         arguments += ["--confinement", msgspec.json.encode(bounds).decode()]
-    code, lines = _ended(command("edgefl_device.profile", *arguments), folder, settings, part)
+    code, lines = _run_process(command("edgefl_device.profile", *arguments), folder, settings, part)
     if code or not out.exists():
         kind = _ERRORS.get(code, BundleError)
         words = lines[-1] if lines else "it said nothing"
@@ -139,7 +139,7 @@ def _read(out: Path, part: str) -> ProcessResult:
         raise BundleError(f"{part}: its profile cannot be read: {error}", part=part) from error
 
 
-def _ended(
+def _run_process(
     command: Sequence[str], folder: BundleFolder, settings: ProfileSettings, part: str
 ) -> tuple[int, list[str]]:
     """Run ``command``; return its exit code and last error lines. Kill the process if the wait ends early."""
@@ -171,7 +171,7 @@ def _ended(
         return process.returncode, complaints.lines()
 
 
-def _assembled(
+def _assemble(
     folder: BundleFolder,
     engine: str,
     settings: ProfileSettings,

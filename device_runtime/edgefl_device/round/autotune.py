@@ -215,7 +215,7 @@ class Autotuner:
                 self._store.drop_choice(key)
 
     @contextmanager
-    def _marked(self, trial: StepTrial, names: Collection[str]) -> Iterator[None]:
+    def _mark(self, trial: StepTrial, names: Collection[str]) -> Iterator[None]:
         """While the body runs, store the variants ``names`` as KILLED, so that one that ends the process is not tried
         again.
 
@@ -281,11 +281,11 @@ class Autotuner:
         ]
         most = engine.thread_counts[-1]
         expected, own_ms = trial.run(base, before, most, timed)
-        if not _is_telling(expected, before):
+        if not _is_conclusive(expected, before):
             return None
         dropped: dict[str, str] = {}
         steady: dict[str, float] = {}
-        with self._marked(trial, [variant.name for variant, _ in frames]):
+        with self._mark(trial, [variant.name for variant, _ in frames]):
             for number in range(TURNS):
                 turn, start = {"": own_ms}, time.monotonic()
                 for variant, frame in frames:
@@ -476,7 +476,7 @@ def sufficient_threads(ms: Mapping[int, float]) -> int:
     return best
 
 
-def _is_telling(expected: Arrays, before: Arrays) -> bool:
+def _is_conclusive(expected: Arrays, before: Arrays) -> bool:
     """Return True if a step changed a matrix of the state and its outputs are finite, so that it can verify other forms."""
     matrices = [name for name in before if name in expected and expected[name].ndim >= 2]
     finite = all(np.isfinite(array).all() for array in expected.values() if array.dtype.kind == "f")

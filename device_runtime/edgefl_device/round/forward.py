@@ -57,7 +57,7 @@ class MultiStepForward:
             BundleError: Graphs, weights and ports disagree.
         """
         prefix = self._loader.manifest.prefix
-        first, source = self._sealed(job, data)
+        first, source = self._find_sealed(job, data)
         for index in range(first, len(prefix)):
             following = self._run_chunk(index, job, source, data, control)
             if isinstance(source, ActivationRecord):
@@ -67,7 +67,7 @@ class MultiStepForward:
             raise BundleError("a manifest without a prefix has no record; this is a fault of the runtime")
         return source
 
-    def _sealed(self, job: Job, data: FittedData) -> tuple[int, FittedData | ActivationRecord]:
+    def _find_sealed(self, job: Job, data: FittedData) -> tuple[int, FittedData | ActivationRecord]:
         """Return (index of the first chunk to run, its input): the last complete record, or the samples."""
         for index in reversed(range(len(self._loader.manifest.prefix))):
             try:

@@ -281,7 +281,7 @@ class RoundScheduler:
         # In this order: the outbox thread may move an update from waiting to past between the two questions.
         if job is None or self._store.waits(job.nonce) or self._store.past(job.nonce) is not None:
             return None
-        return self._counted(job, None)
+        return self._store_job(job, None)
 
     def _begun_job(self, announced: Round) -> Job | None:
         """Return the stored job of a killed process or failed attempt, as its round is announced now; drop it if that is
@@ -297,9 +297,9 @@ class RoundScheduler:
         if job is None or now is None or job.is_replaced(self.task):
             self._store.close_job()
             return None
-        return self._counted(now, job, fresh=now.content != job.content)
+        return self._store_job(now, job, fresh=now.content != job.content)
 
-    def _counted(self, job: Job, stored: Job | None, *, fresh: bool = False) -> Job:
+    def _store_job(self, job: Job, stored: Job | None, *, fresh: bool = False) -> Job:
         """Store ``job`` if it differs from ``stored``, with one more try for the first attempt of this process; return
         it.
 

@@ -44,8 +44,8 @@ class RoundResult:
     def __repr__(self) -> str:
         metrics = ", ".join(f"{name}={value:.6g}" for name, value in self.metrics.items())
         return (
-            f"RoundResult({metrics or 'no metrics'}, {self.samples} samples, {_counted(self.update)} in the update, "
-            f"{_counted(self.carry)} kept)"
+            f"RoundResult({metrics or 'no metrics'}, {self.samples} samples, {_count_text(self.update)} in the update, "
+            f"{_count_text(self.carry)} kept)"
         )
 
 
@@ -233,5 +233,5 @@ def _steps_made(steps: Sequence[int], done: int) -> list[int]:
     return made
 
 
-def _counted(arrays: Mapping[str, Array]) -> str:
+def _count_text(arrays: Mapping[str, Array]) -> str:
     return f"{len(arrays)} array{'s' * (len(arrays) != 1)}"

@@ -125,7 +125,7 @@ def _restrict_files(wanted: Confinement) -> None:
     attributes = struct.pack(f"={len(fields)}Q", *fields)
     rules = _call(_CREATE_RULESET, attributes, len(attributes), 0)
     try:
-        for path in _read_by_libraries(wanted.readable):
+        for path in _library_files(wanted.readable):
             _allow(rules, path, _READ)
         writing = _WRITE_FILE | (_TRUNCATE & files)
         with contextlib.suppress(
@@ -140,7 +140,7 @@ def _restrict_files(wanted: Confinement) -> None:
         os.close(rules)
 
 
-def _read_by_libraries(more: Iterable[str]) -> list[str]:
+def _library_files(more: Iterable[str]) -> list[str]:
     """Return the folders of Python, its packages and system libraries, and the files that describe the processor.
 
     The rest of ``sys.path`` is left out: it may be the agent's working folder or a checkout, with keys and data
@@ -156,11 +156,11 @@ def _read_by_libraries(more: Iterable[str]) -> list[str]:
         "/dev/null",
         "/dev/urandom",
     )
-    wanted = dict.fromkeys((*system, *_of_python(), *_of_packages(), *more))
+    wanted = dict.fromkeys((*system, *_python_folders(), *_package_folders(), *more))
     return [path for path in wanted if path and Path(path).exists()]
 
 
-def _of_python() -> Iterator[str]:
+def _python_folders() -> Iterator[str]:
     """Yield the folders of Python's modules and libraries, and of installed packages."""
     yield str(Path(os.__file__).parent)
     for prefix in (sys.prefix, sys.exec_prefix, sys.base_prefix, sys.base_exec_prefix):
@@ -168,7 +168,7 @@ def _of_python() -> Iterator[str]:
     yield from (path for path in sys.path if Path(path).name in ("site-packages", "dist-packages"))
 
 
-def _of_packages() -> Iterator[str]:
+def _package_folders() -> Iterator[str]:
     """Yield the folders of the packages that an engine's process imports, wherever they are installed."""
     for name in _PACKAGES:
         spec = importlib.util.find_spec(name)

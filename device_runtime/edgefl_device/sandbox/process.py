@@ -250,7 +250,7 @@ class EngineProcess:
             self._line.send(msgspec.msgpack.encode(word), arrays or [])
             answer: EngineAnswer = _decoder.decode(self._line.head())
         except (PipeClosed, TookTooLong, *MALFORMED) as error:
-            raise self.over(error) from error
+            raise self.stop_after(error) from error
         if isinstance(answer, EngineError):
             kind = _ERRORS.get(answer.code)
             raise kind(answer.text) if kind else EngineFailed(answer.text)
@@ -265,9 +265,9 @@ class EngineProcess:
         try:
             return self._line.array(dtype, shape)
         except (PipeClosed, TookTooLong, ValueError, TypeError, MemoryError) as error:
-            raise self.over(error) from error
+            raise self.stop_after(error) from error
 
-    def over(self, error: Exception) -> RoundDeclined:
+    def stop_after(self, error: Exception) -> RoundDeclined:
         """Stop the process and return the RoundDeclined to raise; its text names timeout, lack of memory, or the exit."""
         with contextlib.suppress(Exception):
             self.process.wait(0.5 if isinstance(error, PipeClosed) else 0.0)
@@ -330,7 +330,7 @@ class Remote:
     dtype: str
     shape: tuple[int, ...]
 
-    def told(self, name: str) -> Tensor:
+    def description(self, name: str) -> Tensor:
         """Return the description of this tensor that an answer must contain."""
         return Tensor(name=name, dtype=self.dtype, shape=self.shape)
 
@@ -385,7 +385,7 @@ class SandboxedEngine:
             word, [np.frombuffer(artifact, np.uint8)], within_s=max(START_S, self._settings.step_s)
         )
         if not isinstance(answer, GraphLoaded):
-            raise process.over(ValueError("another answer"))
+            raise process.stop_after(ValueError("another answer"))
         return SandboxedGraph(process, graph, number)
 
     def read_state(self, state: State) -> Arrays:
@@ -393,9 +393,9 @@ class SandboxedEngine:
             return {}
         process = next(iter(state.values())).process
         answer = process.ask(Read(state=_state_numbers(process, state)))
-        expected = tuple(value.told(name) for name, value in state.items())
+        expected = tuple(value.description(name) for name, value in state.items())
         if not isinstance(answer, Tensors) or answer.tensors != expected:
-            raise process.over(ValueError("another answer"))
+            raise process.stop_after(ValueError("another answer"))
         return {each.name: process.array(each.dtype, each.shape) for each in expected}
 
     def write_state(self, arrays: Mapping[str, Array]) -> State:
@@ -406,7 +406,7 @@ class SandboxedEngine:
         )
         answer = process.ask(word, list(made.values()))
         if not isinstance(answer, Written) or answer.state.keys() != made.keys():
-            raise process.over(ValueError("another answer"))
+            raise process.stop_after(ValueError("another answer"))
         return {
             name: process.hold(number, made[name].dtype.str, made[name].shape)
             for name, number in answer.state.items()
@@ -452,7 +452,7 @@ class SandboxedGraph:
         arrays = [_fitting(port, feeds[port.name]) for port in self._fed]
         answer = process.ask(RunGraph(number=self._number, state=_state_numbers(process, read)), arrays)
         if not isinstance(answer, Ran) or answer.state.keys() != self._keeps.keys():
-            raise process.over(ValueError("another answer"))
+            raise process.stop_after(ValueError("another answer"))
         outputs = {port.name: process.array(port.dtype, port.shape) for port in self._gives}
         state = {
             name: process.hold(answer.state[name], port.dtype, port.shape)
@@ -529,12 +529,12 @@ def open_sandboxed(
             step_s=limits.max_step_s,
             memory_bytes=memory_bytes,
             file_bytes=limits.store_bytes,
-            readable=_read_by(name),
+            readable=_find_readable(name),
         )
     )
 
 
-def _read_by(name: str) -> tuple[str, ...]:
+def _find_readable(name: str) -> tuple[str, ...]:
     """Return the files that the engine reads besides its package. Builds them first: a confined process starts no
     compiler.
     """

@@ -55,12 +55,12 @@ class StoreFile:
             make_folder(folder, private=True)
             with suppress(OSError):  # one that an earlier release made, or that is somebody else's
                 folder.chmod(0o700)
-            self._folder_lock = _locked(folder)
+            self._folder_lock = _lock_folder(folder)
         except OSError as error:
             raise StoreError(f"the folder {folder} is unusable ({error}): name another one") from error
         try:
             self._open(schema)
-            self._own({"federation": federation, "device": device})
+            self._claim({"federation": federation, "device": device})
         except StoreError:
             self._unlock()
             raise
@@ -93,7 +93,7 @@ class StoreFile:
             )
         self._db.execute(f"PRAGMA user_version={_LAYOUT}")
 
-    def _own(self, claim: dict[str, str]) -> None:
+    def _claim(self, claim: dict[str, str]) -> None:
         """Store device and federation as the owner. StoreError if the store has another owner."""
         owner: dict[str, str] = dict(self._all("SELECT name, value FROM owner"))
         if any(value and owner.get(name, value) != value for name, value in claim.items()):
@@ -158,7 +158,7 @@ def _remedy(error: Exception) -> str:
     return "move it away to start afresh if it is damaged"
 
 
-def _locked(folder: Path) -> FolderLock:
+def _lock_folder(folder: Path) -> FolderLock:
     """Lock the folder, waiting a short time for an agent that is stopping. StoreError if it stays locked."""
     try:
         return FolderLock(folder, patience_s=_LOCK_PATIENCE_S)

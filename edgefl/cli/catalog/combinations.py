@@ -50,7 +50,7 @@ def _submodels() -> dict[str, list[Submodel]]:
     plain = build_model("mlp", size=8, hidden=[4, 4])
     specs: tuple[ModelSpec, ...] = (plain, with_exits(plain))
     return {
-        label: list(_made(partial(_submodel, kind, options), specs))
+        label: list(_build_each(partial(_submodel, kind, options), specs))
         for label, (kind, options) in _KINDS.items()
     }
 
@@ -59,7 +59,7 @@ def _submodel(kind: str, options: Mapping[str, Any], spec: ModelSpec) -> Submode
     return kinds.build(spec, kind, **options)
 
 
-def _made(build: Callable[[Any], Any], things: Iterable[Any]) -> Iterator[Any]:
+def _build_each(build: Callable[[Any], Any], things: Iterable[Any]) -> Iterator[Any]:
     """Yield ``build(thing)`` for each thing for which it raises neither ConfigError nor ModelError."""
     for thing in things:
         try:
@@ -75,14 +75,14 @@ def _algorithm_row(name: str, submodels: Mapping[str, list[Submodel]]) -> dict[s
     def trained(submodel: Submodel) -> tuple[Submodel, Algorithm]:
         return submodel, coded_algorithm(submodel, name, {}, dense)
 
-    made = {label: next(_made(trained, each), None) for label, each in submodels.items()}
+    made = {label: next(_build_each(trained, each), None) for label, each in submodels.items()}
     submodel, algorithm = next(each for each in made.values() if each is not None)
     return {
         "what": "algorithm",
         "name": name,
-        "codecs": list(_made(lambda codec: _coded(codec, name, algorithm, submodel), CODECS)),
+        "codecs": list(_build_each(lambda codec: _coded(codec, name, algorithm, submodel), CODECS)),
         "kinds": [label for label, each in made.items() if each is not None],
-        "optimizers": [NONE, *_made(lambda each: with_optimizer(algorithm, each) and each, OPTIMIZERS)],
+        "optimizers": [NONE, *_build_each(lambda each: with_optimizer(algorithm, each) and each, OPTIMIZERS)],
         "modes": ["synchronous", *([] if why_not(algorithm) else ["buffered"])],
         "exchanges": f"{len(algorithm.exchanges) - len(algorithm.opening)}{' + 1 once' if algorithm.opening else ''}",
         "engines": list(FORMATS),
@@ -100,5 +100,5 @@ def _codec_row(name: str, submodels: Mapping[str, list[Submodel]]) -> dict[str, 
     def coded(submodel: Submodel) -> Algorithm:
         return coded_algorithm(submodel, DEFAULT_ALGORITHM, {}, codecs.build(name))
 
-    found = [label for label, each in submodels.items() if any(_made(coded, each))]
+    found = [label for label, each in submodels.items() if any(_build_each(coded, each))]
     return {"what": "codec", "name": name, "kinds": found, "engines": list(FORMATS)}

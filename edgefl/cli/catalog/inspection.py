@@ -409,7 +409,7 @@ def cache(
         if as_json:
             print_json({"folder": str(kept.folder), "removed": removed, "bytes": nbytes})
         else:
-            text = f"removed {_counted(removed)}, {size(nbytes)}, from {short_path(kept.folder)}"
+            text = f"removed {_count_text(removed)}, {size(nbytes)}, from {short_path(kept.folder)}"
             console.print(text)
         return
     entries = kept.entries()
@@ -417,7 +417,7 @@ def cache(
         print_json(_cache_object(kept, entries))
         return
     console.print(
-        f"{short_path(kept.folder)}: {_counted(len(entries))}, {size(sum(each.nbytes for each in entries))} of at most "
+        f"{short_path(kept.folder)}: {_count_text(len(entries))}, {size(sum(each.nbytes for each in entries))} of at most "
         f"{size(kept.limit)}"
     )
     if entries:
@@ -473,7 +473,7 @@ def _entry_facts(entry: CacheEntry) -> dict[str, Any]:
     }
 
 
-def _counted(bundles: int) -> str:
+def _count_text(bundles: int) -> str:
     return f"{bundles} bundle{'' if bundles == 1 else 's'}"
 
 

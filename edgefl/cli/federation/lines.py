@@ -27,12 +27,12 @@ def line(event: events.Event, now: float, repeats: Repeats | None = None) -> str
         repeats: texts of earlier rounds, which are shortened; None prints all in full.
     """
     if repeats is not None:
-        event = _shortened(event, repeats)
+        event = _shorten(event, repeats)
     text = text_of(event)
     return None if text is None else f"{clock(now)}  {text}"
 
 
-def _shortened(event: events.Event, repeats: Repeats) -> events.Event:
+def _shorten(event: events.Event, repeats: Repeats) -> events.Event:
     match event:
         case events.Rejected() | events.Declined() | events.DeviceFailed():
             short = repeats.shorten(type(event).__name__, event.device, event.round, event.text)
@@ -53,7 +53,7 @@ def text_of(event: events.Event) -> str | None:  # noqa: PLR0911 - a case for ea
             begins = again if event.resumed else "begins"
             key = f", signs with the key {event.server_key}" if event.server_key else ""
             return (
-                f"federation {event.federation!r} {begins}: run {event.run}, {_counted(event.rounds, 'round')}, model "
+                f"federation {event.federation!r} {begins}: run {event.run}, {_count_text(event.rounds, 'round')}, model "
                 f"{event.model_version[:_DIGITS]}, updates are summed on {event.device}{key}"
             )
         case events.Exporting():
@@ -98,7 +98,7 @@ def text_of(event: events.Event) -> str | None:  # noqa: PLR0911 - a case for ea
             devices = ", ".join(map(awaited, event.devices)) or "devices that are ready"
             return f"round {event.round} waits until {clock(event.until)} for {devices}"
         case events.RoundOpened():
-            devices = _counted(len(event.devices), "device")
+            devices = _count_text(len(event.devices), "device")
             return f"round {event.round} opened for {devices} until {clock(event.deadline)}: {list_devices(event.devices)}"
         case events.DeviceSeen():
             if event.stage != events.REPORTED:
@@ -134,7 +134,7 @@ def text_of(event: events.Event) -> str | None:  # noqa: PLR0911 - a case for ea
         case events.RoundEnded():
             missing = ", ".join(f"{name} ({why})" for name, why in event.missing.items())
             tail = f": {event.text}" if event.text else f", without {missing}" if missing else ""
-            reports = _counted(event.reports, "update")
+            reports = _count_text(event.reports, "update")
             return f"round {event.round} {event.outcome} after {event.seconds:.1f} s with {reports}{tail}"
         case events.RolledBack():
             return None  # the round's end says the same
@@ -153,7 +153,7 @@ def text_of(event: events.Event) -> str | None:  # noqa: PLR0911 - a case for ea
                 f"stopped; the same command {'ends it' if over else f'goes on with round {event.next_round}'}"
             )
         case events.Finished():
-            rounds = _counted(event.rounds, "round")
+            rounds = _count_text(event.rounds, "round")
             caveat = f"; warning: {event.text}" if event.text else ""
             model = f"{event.model} ({event.weights_sha256[:_DIGITS]})"
             return f"finished {rounds}{_scores(event)}, model {model}{caveat}"
@@ -177,7 +177,7 @@ def _scores(event: events.RoundClosed | events.Finished) -> str:
     return (f", {score}" if score else "") + ("" if event.loss is None else f", loss {event.loss:.4g}")
 
 
-def _counted(count: int, noun: str) -> str:
+def _count_text(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 

@@ -98,9 +98,9 @@ class View:
         self._waits = event.get("event") == "awaiting"
         match event.get("event"):
             case "deviceseen":
-                self._devices.setdefault(event["device"], {}).update(_kept(event))
+                self._devices.setdefault(event["device"], {}).update(_figures(event))
                 if event["stage"] == "reported":
-                    self._reports.setdefault(event["round"], {})[event["device"]] = _kept(event)
+                    self._reports.setdefault(event["round"], {})[event["device"]] = _figures(event)
             case "exporting":
                 self._stage = f"exporting and checking {event['text']}"
             case "roundopened":
@@ -108,7 +108,7 @@ class View:
             case "waiting" | "awaiting":
                 self._stage = _waits_for(event)
             case "offline" | "rejected" | "declined" | "devicelost" | "devicefailed":
-                self._notes.append(_note(self._shortened(event)))
+                self._notes.append(_note(self._shorten(event)))
             case "refused":  # the server's last words say why
                 self._stage = "the run ends unfinished"
             case "warned" | "noted" | "compiled" | "rolloutjudged":
@@ -139,7 +139,7 @@ class View:
         notes = Text("\n".join(self._notes[-3:]), style="yellow")
         return Group(table, history, notes, Text(self._stage, style="dim"))
 
-    def _shortened(self, event: dict[str, Any]) -> dict[str, Any]:
+    def _shorten(self, event: dict[str, Any]) -> dict[str, Any]:
         if self._repeats is None or not event.get("text") or "device" not in event:
             return event
         text = self._repeats.shorten(event["event"], event["device"], event["round"], event["text"])
@@ -188,7 +188,7 @@ _KEPT = (
 )
 
 
-def _kept(event: dict[str, Any]) -> dict[str, Any]:
+def _figures(event: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of an event that are present, so that a message without one does not erase the last value."""
     return {key: event[key] for key in _KEPT if event.get(key) not in (None, 0, 0.0)}
 

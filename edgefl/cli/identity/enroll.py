@@ -90,7 +90,7 @@ def token(
     path = sign_key or folders.server_key(checked_name("federation", federation))
     until = time.time() + hours * 3600
     made = new_token(KeyPair(path).public)
-    with _opened(list_file, federation) as registry:
+    with _open(list_file, federation) as registry:
         registry.issue(made, checked_name("device", device), valid_until=until)
     if as_json:
         print_json({"device": device, "federation": federation, "token": made.text, "until": until})
@@ -133,7 +133,7 @@ def add(
     from edgefl.wire.enrolment import read_signing_request
 
     found = read_signing_request(file.read_bytes(), str(file))
-    with _opened(list_file, found.federation) as registry:
+    with _open(list_file, found.federation) as registry:
         registry.add(found.device, found.key, source="request", now=time.time())
     _say({"device": found.device, "federation": found.federation, "key": found.key.hex()}, as_json)
 
@@ -144,7 +144,7 @@ def ls(list_file: List, federation: Federation = "demo", as_json: Json = False) 
         raise ConfigError(
             f"there is no list {list_file}: name the one of `edgefl server`", path=str(list_file)
         )
-    with _opened(list_file, federation) as registry:
+    with _open(list_file, federation) as registry:
         rows = [_row(each) for each in registry.all()]
     if as_json:
         print_json(rows)
@@ -156,7 +156,7 @@ def ls(list_file: List, federation: Federation = "demo", as_json: Json = False) 
 
 def revoke(device: Device, list_file: List, federation: Federation = "demo", as_json: Json = False) -> None:
     """Let a device in no more, whatever key it shows, until it is enrolled again."""
-    with _opened(list_file, federation) as registry:
+    with _open(list_file, federation) as registry:
         count = registry.revoke(device)
     _some(device, count)
     _say({"device": device, "federation": federation, "revoked": count}, as_json)
@@ -166,14 +166,14 @@ def forget(device: Device, list_file: List, federation: Federation = "demo", as_
     """Take a device off the list.
 
     It is then as if it had never been seen: for one whose store was lost."""
-    with _opened(list_file, federation) as registry:
+    with _open(list_file, federation) as registry:
         count = registry.forget(device)
     _some(device, count)
     _say({"device": device, "federation": federation, "forgotten": count}, as_json)
 
 
 @contextmanager
-def _opened(path: Path, federation: str) -> Iterator[Registry]:
+def _open(path: Path, federation: str) -> Iterator[Registry]:
     from edgefl_server.identity.registry import Registry
 
     registry = Registry(path, checked_name("federation", federation))

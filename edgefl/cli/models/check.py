@@ -13,7 +13,7 @@ from edgefl.cli.options import Engines, ModelOptions, existing
 from edgefl.cli.output import console, print_json, print_table
 from edgefl.errors import ConfigError
 from edgefl.system.forks import processes_for
-from edgefl.system.memory import built_to_stay
+from edgefl.system.memory import uncollected_objects
 from edgefl.system.sizes import GIB, size
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def check(
     if ":" in model and data is None:
         layout = _layout(options)
     with reporting(f"{model}: building the model") as say:
-        with built_to_stay():
+        with uncollected_objects():
             from edgefl.setup.torch_start import load_export, without_dynamo
 
             load_export() if ":" in model else without_dynamo()

@@ -13,7 +13,7 @@ from edgefl.api.progress import reporting
 from edgefl.cli.options import existing, writable_file
 from edgefl.cli.output import console, print_json, print_table
 from edgefl.errors import ConfigError, ExportError
-from edgefl.system.memory import built_to_stay
+from edgefl.system.memory import uncollected_objects
 from edgefl.system.sizes import size
 from edgefl.wire.text import metric_value
 from edgefl_export.deploy.target import files_of, refuse_existing, target_of
@@ -147,7 +147,7 @@ def deploy(
     with FileMeasurement(target) as measurement:  # its process loads the runtime meanwhile
         from edgefl.setup.torch_start import load_export
 
-        with built_to_stay():
+        with uncollected_objects():
             load_export()
             from edgefl.api.deploy import DeployOptions
             from edgefl.api.deploy import deploy as deployed

@@ -21,7 +21,7 @@ from edgefl.cli.options import (
 from edgefl.cli.output import errors, print_json, print_table
 from edgefl.errors import ConfigError
 from edgefl.system.forks import processes_for
-from edgefl.system.memory import built_to_stay
+from edgefl.system.memory import uncollected_objects
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def export(
             )
         read_device(fit)
     return_memory_late()
-    with built_to_stay():
+    with uncollected_objects():
         without_dynamo()
         from edgefl.api.export import plan_export, written
         from edgefl.api.federation import load_federation

@@ -16,7 +16,7 @@ from edgefl.cli.options import ModelName, ModelOptions
 from edgefl.cli.output import console, print_json, print_table
 from edgefl.errors import ConfigError, ProtocolError
 from edgefl.system.forks import processes_for
-from edgefl.system.memory import built_to_stay
+from edgefl.system.memory import uncollected_objects
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def plan(
     from edgefl.config.reading import check_names
     from edgefl.setup.federation_options import FederationOptions
 
-    wishes = Wishes(
+    wishes = DeviceFile(
         memory=memory,
         downlink=downlink,
         uplink=uplink,
@@ -94,8 +94,8 @@ def plan(
         kinds=listed(kind or ()),
         gamma=list(gammas(gamma or ())),
     )
-    wishes = wishes.or_else(read_device(device_file) if device_file else Wishes())
-    wishes = wishes.or_else(read_hello(hello) if hello else Wishes())
+    wishes = wishes.or_else(read_device(device_file) if device_file else DeviceFile())
+    wishes = wishes.or_else(read_hello(hello) if hello else DeviceFile())
     wishes.check()
     if config is None and model is None:
         raise ConfigError("give a federation file, or --model with a model of `edgefl ls models`")
@@ -103,7 +103,7 @@ def plan(
     settings = FederationOptions(model=model, model_options=option or ()).settings
     named = check_names(config, settings).model.name
     with reporting(f"{model or config or 'plan'}: building the model") as say:
-        with built_to_stay():
+        with uncollected_objects():
             from edgefl.setup.torch_start import load_export, without_dynamo
 
             load_export() if ":" in named else without_dynamo()
@@ -182,7 +182,7 @@ def _row(offer: SubmodelOffer, best: bool) -> dict[str, Any]:
     }
 
 
-class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keys of a device file. Omitted keys are unknown, or have the algorithm's defaults (``batch``, ``steps``).
 
     ``memory`` is a size above the idle process, like 64MiB; links are 1MB/s or 8Mbit/s; ``compute`` is in GMAC/s.
@@ -199,11 +199,11 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     kinds: list[str] = []
     gamma: list[float | str] = []
 
-    def or_else(self, other: Wishes) -> Wishes:
+    def or_else(self, other: DeviceFile) -> DeviceFile:
         """Return these values, completed by those of ``other`` for omitted keys."""
-        return msgspec.structs.replace(other, **{name: value for name, value in self._told()})
+        return msgspec.structs.replace(other, **{name: value for name, value in self._given_values()})
 
-    def _told(self) -> list[tuple[str, Any]]:
+    def _given_values(self) -> list[tuple[str, Any]]:
         return [(name, value) for name in self.__struct_fields__ if (value := getattr(self, name))]
 
     def check(self) -> None:
@@ -229,7 +229,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
         wrong = [
             name
-            for name, value in self._told()
+            for name, value in self._given_values()
             if isinstance(value, int | float) and not 0 <= value < math.inf
         ]
         if wrong:
@@ -244,7 +244,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         )
 
 
-def read_device(path: Path) -> Wishes:
+def read_device(path: Path) -> DeviceFile:
     """Return the values in a TOML file.
 
     Raises:
@@ -253,11 +253,11 @@ def read_device(path: Path) -> Wishes:
     from edgefl.config.text import parse_toml
 
     try:
-        wishes = msgspec.convert(parse_toml(path.read_text(encoding="utf-8-sig")), Wishes, strict=False)
+        wishes = msgspec.convert(parse_toml(path.read_text(encoding="utf-8-sig")), DeviceFile, strict=False)
     except FileNotFoundError as error:
         raise ConfigError(f'there is no device file {path}; write one with memory = "64MiB"') from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
-        known = ", ".join(Wishes.__struct_fields__)
+        known = ", ".join(DeviceFile.__struct_fields__)
         raise ConfigError(f"{path} is no device file: {error}; it has the keys {known}") from error
     try:
         wishes.check()
@@ -266,7 +266,7 @@ def read_device(path: Path) -> Wishes:
     return wishes
 
 
-def read_hello(path: Path) -> Wishes:
+def read_hello(path: Path) -> DeviceFile:
     """Return memory and samples of a saved hello message (msgpack as it was sent, or JSON).
 
     Raises:
@@ -282,11 +282,11 @@ def read_hello(path: Path) -> Wishes:
         raise ConfigError(f"there is no hello message {path}") from error
     except (*MALFORMED, ProtocolError) as error:
         raise ConfigError(f"{path} is no hello message of a device: {error}") from error
-    return Wishes(memory=f"{hello.memory_bytes}B", samples=hello.samples)
+    return DeviceFile(memory=f"{hello.memory_bytes}B", samples=hello.samples)
 
 
 def planned(
-    federation: Federation, spec: ModelSpec, wishes: Wishes, say: Callable[[str], None] = lambda _: None
+    federation: Federation, spec: ModelSpec, wishes: DeviceFile, say: Callable[[str], None] = lambda _: None
 ) -> Fit:
     """Return all submodels of ``spec`` with their costs on the device, trained by the federation's algorithm."""
     from edgefl.api.compile import plan
@@ -315,7 +315,7 @@ def suited(federation: Federation, submodel: Submodel) -> Federation:
     )
 
 
-def overrides(wishes: Wishes) -> dict[str, object]:
+def overrides(wishes: DeviceFile) -> dict[str, object]:
     """Return the settings of the federation that the values replace, by dotted key."""
     settings = {"algorithm.batch": wishes.batch, "algorithm.steps": wishes.steps}
     return {key: value for key, value in settings.items() if value}

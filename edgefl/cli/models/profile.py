@@ -129,7 +129,7 @@ def profile(
     from edgefl.errors import ConfigError
     from edgefl_server.profiling.reports import read_recorded
 
-    chosen = _Chosen(batch, engine.value if engine else "", tuple(tier or ()))
+    chosen = _BundleSelection(batch, engine.value if engine else "", tuple(tier or ()))
     targets = list(files_of(bundles or ()))
     for target in targets:
         _check_target(target, chosen.tiers)
@@ -164,7 +164,7 @@ def profile(
             record=record,
             imported=others,
         )
-        wanted = _wanted(targets, replace(chosen, main_only=True)) if targets else iter(())
+        wanted = _find_bundles(targets, replace(chosen, main_only=True)) if targets else iter(())
         if fleet:
             profile_fleet([bundle.contents for bundle in wanted], measuring)
         else:
@@ -179,7 +179,7 @@ def profile(
     profiles: list[BundleProfile] = []
     with _ended_tidily():
         accuracy = accuracy_of(run) if run else None
-        for bundle in _wanted(targets, chosen):
+        for bundle in _find_bundles(targets, chosen):
             if run:
                 check_same_model(run, bundle.manifest)
             profiles.append(
@@ -257,7 +257,7 @@ def _print_halves(title: str, table: list[dict[str, str]]) -> None:
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class _BundleSelection:
     """Selection of bundles to measure. ``main_only`` leaves out all exchanges of an algorithm but the main one."""
 
     batch: int | None
@@ -266,7 +266,7 @@ class _Chosen:
     main_only: bool = False
 
 
-def _wanted(targets: list[str], chosen: _Chosen) -> Iterator[Bundle]:
+def _find_bundles(targets: list[str], chosen: _BundleSelection) -> Iterator[Bundle]:
     """Yield the bundles that the arguments of the command name. Bundles of a model or a federation file are compiled.
 
     Raises:
@@ -276,7 +276,7 @@ def _wanted(targets: list[str], chosen: _Chosen) -> Iterator[Bundle]:
 
     none = True
     for target in targets:
-        for bundle in _read(target, chosen) if _is_bundle(target) else _exported(target, chosen):
+        for bundle in _read(target, chosen) if _is_bundle(target) else _export(target, chosen):
             none = False
             yield bundle
     if none:
@@ -285,7 +285,7 @@ def _wanted(targets: list[str], chosen: _Chosen) -> Iterator[Bundle]:
         raise ConfigError(f"none of the bundles is {' and '.join(wishes)}")
 
 
-def _read(target: str, chosen: _Chosen) -> Iterator[Bundle]:
+def _read(target: str, chosen: _BundleSelection) -> Iterator[Bundle]:
     """Yield the bundle in a file if its tier and format are selected. ConfigError if it has another batch size."""
     from edgefl.api.bundle import Bundle
     from edgefl.errors import ConfigError
@@ -309,7 +309,7 @@ def _is_bundle(target: str) -> bool:
     return path.suffix == ".efl" or (path.suffix != ".toml" and (path.exists() or "/" in target))
 
 
-def _exported(target: str, chosen: _Chosen) -> Iterator[Bundle]:
+def _export(target: str, chosen: _BundleSelection) -> Iterator[Bundle]:
     """Yield the bundles of a federation file, compiled as by `edgefl export`, or of a model with default settings."""
     from edgefl.api.export import plan_export
     from edgefl.api.federation import load_federation

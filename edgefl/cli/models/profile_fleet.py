@@ -86,11 +86,14 @@ def refuse(given: Mapping[str, bool], *, fleet: bool, beside: bool = False) -> N
 
 
 def profile_fleet(bundles: Sequence[BundleArchive], options: ProfileOptions) -> None:
-    """Ask the devices, show what they answer. Of several tiers each device gets the bundle of its own.
+    """Let the devices of a federation measure bundles, and show their answers. Each device gets the bundle of its tier.
 
-    ConfigError for options that cannot be used, BrokerError without a broker, ParticipationError if no device answers.
+    Raises:
+        ConfigError: an option cannot be used.
+        BrokerError: the broker cannot be reached.
+        ParticipationError: no device answered.
     """
-    report = _asked(bundles, options)
+    report = _ask(bundles, options)
     if options.record and report.answered:
         record(options.record, report.devices)
     show(merge_reports(report, options.imported), f"federation {report.federation}", options)
@@ -109,7 +112,7 @@ def show(report: FleetReport, of: str, options: ProfileOptions) -> None:
         errors.print(f"page: {options.html}")
 
 
-def _asked(bundles: Sequence[BundleArchive], options: ProfileOptions) -> FleetReport:
+def _ask(bundles: Sequence[BundleArchive], options: ProfileOptions) -> FleetReport:
     from edgefl.wire import folders
     from edgefl.wire.bundle.archive import Signer
     from edgefl.wire.mqtt.messages import MOST_REPEATS
@@ -153,10 +156,10 @@ def shown() -> Iterator[Callable[[FleetReport], None]]:
             yield lambda report: live.update(_progress(report), refresh=True)
     else:
         with reporting() as line:
-            yield lambda report: line(_answered(report))
+            yield lambda report: line(_answer_text(report))
 
 
-def _answered(report: FleetReport) -> str:
+def _answer_text(report: FleetReport) -> str:
     return f"{len(report.answered)} of {len(report.devices)} devices answered"
 
 
@@ -164,7 +167,7 @@ def _progress(report: FleetReport) -> Any:
     shown = report.devices[:_MOST_DEVICES_LISTED]
     more = len(report.devices) - len(shown)
     listed = [{"device": row.device, "tier": row.tier, "state": row.state} for row in shown]
-    return table_of(_answered(report), listed, f"and {more} more" if more else "")
+    return table_of(_answer_text(report), listed, f"and {more} more" if more else "")
 
 
 def _print(report: FleetReport, of: str) -> None:
@@ -265,11 +268,11 @@ def profile_beside(bundles: Sequence[Bundle], options: ProfileOptions) -> None:
     words = _words(options.command)
     begun, reports = time.monotonic(), list[DeviceReport]()
     for bundle in bundles:
-        there = [_through(words, bundle, options)] if words else []
+        there = [_measure_by_agent(words, bundle, options)] if words else []
         if any(report.profile is None for report in there):
             reports += there
             break
-        reports += [_here(bundle, options, named=not words), *there]
+        reports += [_measure_here(bundle, options, named=not words), *there]
     if options.record and any(report.profile for report in reports):
         record(options.record, reports)
     measured = FleetReport(federation="", seconds=round(time.monotonic() - begun, 3), devices=tuple(reports))
@@ -287,7 +290,7 @@ def _words(command: str) -> list[str]:
         ) from error
 
 
-def _here(bundle: Bundle, options: ProfileOptions, *, named: bool) -> DeviceReport:
+def _measure_here(bundle: Bundle, options: ProfileOptions, *, named: bool) -> DeviceReport:
     """Measure on this machine and return the report. ``named``: it gets the name of the first requested device."""
     profile = bundle.profile(threads=options.threads, repeat=options.repeat, samples=options.samples)
     return DeviceReport(
@@ -309,7 +312,7 @@ def _signals_as_before() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _through(words: Sequence[str], bundle: Bundle, options: ProfileOptions) -> DeviceReport:
+def _measure_by_agent(words: Sequence[str], bundle: Bundle, options: ProfileOptions) -> DeviceReport:
     """Start the agent of the command, and return its report."""
     from edgefl.lab.profiled_agent import AgentProfiling, profiled
     from edgefl.wire.mqtt.topics import checked_name

@@ -159,7 +159,7 @@ async def _pump(link: _BrokerLink, reader: asyncio.StreamReader, writer: asyncio
     """Relay packets in order, each after its delay, until one end closes."""
     waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_WAITING_PACKETS)
     sender = asyncio.ensure_future(_send(link, waiting, writer))
-    packets, due = Packets(), 0.0
+    packets, due = PacketSplitter(), 0.0
     now = asyncio.get_running_loop().time
     try:
         while data := await reader.read(_READ_BYTES):
@@ -253,15 +253,15 @@ _WEBSOCKET = b"GET ", b"HTTP"
 """First bytes of both sides of MQTT over WebSocket; as MQTT they would have the reserved flags 7 or 8."""
 
 
-class Packets:
-    """A splitter of a stream into MQTT packets. Other streams, such as TLS or WebSocket, pass unchanged."""
+class PacketSplitter:
+    """Splitter of a byte stream into MQTT packets. Other streams, such as TLS or WebSocket, pass unchanged."""
 
     def __init__(self) -> None:
         self._held = b""
         self._opaque = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the packets that are complete now."""
+        """Add ``data`` to the stream, and return the packets that are complete now."""
         if self._opaque:
             return [data]
         self._held += data

@@ -41,7 +41,7 @@ from edgefl.models.torch_functions.python_random import patched_generators
 from edgefl.models.torch_functions.recurrent import PaddedSequence, recurring
 from edgefl.models.torch_functions.storage import shape_error, without_new
 from edgefl.models.user_code import NO_VALUES, at_line, defined_at, user_errors
-from edgefl.system.memory import collecting_later
+from edgefl.system.memory import without_collector
 
 # Two rows: torch takes a size of one for a constant.
 _ROWS = 2
@@ -440,7 +440,7 @@ def _prepare_export(root: nn.Module) -> Iterator[None]:
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", _ASSIGNED_WARNING)
         # The cyclic collector would walk through all nodes again and again.
-        stack.enter_context(collecting_later())
+        stack.enter_context(without_collector())
         # Draws of Python's and numpy's generators would be constants of the graph.
         stack.enter_context(patched_generators(root))
         # The module's code caches and counts; tensors without values must not stay there.

@@ -34,7 +34,7 @@ from edgefl.contract.algorithm import INPUT_ROLES, OUTPUT_ROLES, Function
 from edgefl.contract.tensors import TensorSpec, role_of
 from edgefl.errors import EdgeflError, ExportError
 from edgefl.submodels.channels.trace import plain_attention
-from edgefl.system.memory import collecting_later
+from edgefl.system.memory import without_collector
 from edgefl_export.capture.complex_pairs import NoComplexFormError, without_complex
 from edgefl_export.capture.graph import LoweredGraph, Table, TracedFunction, graph_of
 from edgefl_export.capture.nodes import PORT, copy_of, fake_value, read_inputs, results
@@ -363,7 +363,7 @@ class TraceCache:
 
     def fingerprint(self, function: Function) -> str:
         """Trace ``function``, keep the graph for :meth:`take`, and return its :func:`fingerprint`."""
-        with collecting_later():
+        with without_collector():
             traced = self._traced[id(function)] = trace(function)
             return fingerprint(traced)
 

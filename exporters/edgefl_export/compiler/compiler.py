@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from edgefl.contract.algorithm import Function
 from edgefl.errors import ConfigError, ExportError
-from edgefl.system.memory import collecting_later
+from edgefl.system.memory import without_collector
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.formats import FORMATS, Outputs
@@ -121,7 +121,7 @@ class Compiler:
     ) -> CompiledGraph:
         """Lower, emit and verify the function of graph ``name``; only training steps have a budget and variants."""
         is_step = name in request.steps
-        with collecting_later():
+        with without_collector():
             lowered = self.lower(traces.take(function))
             artifact = self.emit(lowered, request.memory_budget if is_step else None)
         verification = self.verify(function, artifact)

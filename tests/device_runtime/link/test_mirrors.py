@@ -48,7 +48,7 @@ class Device:
         cancelled: threading.Event | None = None,
     ) -> Fetcher:
         mirrors = Mirrors(self.limits, [Mirror.parse(url) for url in own], allowed=allowed, log=self.log)
-        mirrors.announced(naming(*named, only=only))
+        mirrors.use_announced(naming(*named, only=only))
         made = Fetcher(self.session, self.topics, self.store, self.limits, mirrors, cancelled)
         self.inbox.serve(made)
         return made

@@ -21,7 +21,7 @@ from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, Ack, Profile, Update, UpdateChunk
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_device.link.identity import SignedSession
-from edgefl_device.link.outbox import Outbox, past_of
+from edgefl_device.link.outbox import Outbox, history_entry
 from edgefl_device.store.database import Outgoing, PastRound, Store
 from tests.support.device_logs import RecordedLog
 from tests.wire.mqtt.events import wait_until
@@ -337,7 +337,7 @@ def test_the_history_of_an_update_is_its_own_and_the_servers_word() -> None:
     data = messages.encode(update)
     ack = Ack(round=3, nonce="n1", status="rejected", reason="closed-round")
 
-    assert past_of(Outgoing("run", 3, "n1", data), ack) == PastRound(
+    assert history_entry(Outgoing("run", 3, "n1", data), ack) == PastRound(
         run="run",
         round=3,
         tier="weak",
@@ -351,11 +351,13 @@ def test_the_history_of_an_update_is_its_own_and_the_servers_word() -> None:
         up_bytes=len(data),
     )
     quiet = messages.encode(msgspec.structs.replace(update, metrics={"correct": 2.0}))
-    assert math.isnan(past_of(Outgoing("run", 3, "n1", quiet), ack).loss)
+    assert math.isnan(history_entry(Outgoing("run", 3, "n1", quiet), ack).loss)
 
 
 def test_of_an_unreadable_update_word_and_size_are_remembered() -> None:
-    past = past_of(Outgoing("run", 3, "n1", b"\xc1nonsense"), Ack(round=3, nonce="n1", status="accepted"))
+    past = history_entry(
+        Outgoing("run", 3, "n1", b"\xc1nonsense"), Ack(round=3, nonce="n1", status="accepted")
+    )
 
     assert (past.run, past.round, past.nonce, past.outcome, past.tier) == ("run", 3, "n1", "accepted", "")
     assert (past.up_bytes, past.step_ms, past.peak_bytes, past.down_bytes) == (9, 0.0, 0, 0)

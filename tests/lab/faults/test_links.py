@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.errors import ConfigError
-from edgefl.lab.faults.links import Links, Packets, second_copy
+from edgefl.lab.faults.links import Links, PacketSplitter, second_copy
 from edgefl.lab.faults.schedule import KINDS, Fault, Schedule, check_targets, load_schedule, random_schedule
 
 PUBLISH = b"\x32\x07\x00\x03a/b\x00\x01"
@@ -125,7 +125,7 @@ CONNECT, PACKETS_PUBLISH, BIG = b"\x10\x02ab", b"\x32\x07\x00\x03a/b\x00\x01", b
 
 @given(st.lists(st.sampled_from([CONNECT, PACKETS_PUBLISH, BIG]), max_size=6), st.integers(1, 40))
 def test_packets_are_found_however_they_are_cut(packets: list[bytes], size: int) -> None:
-    stream, cutter = b"".join(packets), Packets()
+    stream, cutter = b"".join(packets), PacketSplitter()
     found = [packet for at in range(0, len(stream), size) for packet in cutter.feed(stream[at : at + size])]
 
     assert found == packets
@@ -133,7 +133,7 @@ def test_packets_are_found_however_they_are_cut(packets: list[bytes], size: int)
 
 @given(st.binary(max_size=100), st.integers(1, 7))
 def test_no_byte_of_any_stream_is_lost_or_added(stream: bytes, size: int) -> None:
-    cutter = Packets()
+    cutter = PacketSplitter()
     found = b"".join(
         packet for at in range(0, len(stream), size) for packet in cutter.feed(stream[at : at + size])
     )

@@ -147,9 +147,9 @@ def build(wheel: Wheel, folder: Path, *, again: bool = True) -> Path:
     command += [f"-L{wheel.root / 'lib'}", *(f"-l{name}" for name in _LINKED)]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _alone(folder):
+        with _lock(folder):
             if again or not target.exists():
-                _compiled(command, target)
+                _compile(command, target)
     except OSError as error:
         raise ConfigError(
             f"cannot write the ExecuTorch binding to {folder} ({error.strerror or error}): make it writable, name a folder "
@@ -158,7 +158,7 @@ def build(wheel: Wheel, folder: Path, *, again: bool = True) -> Path:
     return target
 
 
-def _compiled(command: Sequence[str], target: Path) -> None:
+def _compile(command: Sequence[str], target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         made = Path(scratch) / target.name
         try:
@@ -176,7 +176,7 @@ def _compiled(command: Sequence[str], target: Path) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> Iterator[None]:
     """Hold a lock on ``folder``, if the system has locks, so that one process at a time compiles into it."""
     if fcntl is None:
         yield

@@ -125,7 +125,7 @@ class NativeProgram:
 
     def __init__(self, native: Native, data: bytes) -> None:
         self._native = native
-        self._data = _aligned(data)
+        self._data = _align(data)
         self._handle = native.calls.edgefl_open(self._data.ctypes.data, self._data.size)
         if not self._handle:
             raise native.error()
@@ -194,7 +194,7 @@ class NativeProgram:
         )
 
 
-def _aligned(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+def _align(data: bytes) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
     """Return ``data`` as an array that starts at a multiple of 16 bytes; copied only if it does not."""
     source = np.frombuffer(data, np.uint8)
     if source.ctypes.data % _ALIGNMENT == 0:
@@ -320,12 +320,12 @@ def places(
     """
     wrong: list[str] = []
     found = (
-        _placed("inputs", graph.inputs, inputs, wrong),
-        _placed("outputs", graph.outputs, outputs, wrong),
+        _locate("inputs", graph.inputs, inputs, wrong),
+        _locate("outputs", graph.outputs, outputs, wrong),
     )
     if not wrong:
         wrong += [*_unlike(found[0], inputs, False), *_unlike(found[1], outputs, graph.planned_outputs)]
-        wrong += _uncovered(graph.outputs, found[1])
+        wrong += _find_uncovered(graph.outputs, found[1])
     if wrong:
         listed = "; ".join(text[:_MOST_TEXT] for text in wrong[:5])
         raise BundleError(
@@ -335,7 +335,7 @@ def places(
     return found
 
 
-def _placed(
+def _locate(
     kind: str, ports: tuple[Port, ...], values: Sequence[ProgramValue], wrong: list[str]
 ) -> tuple[ValueLocation, ...]:
     """Return the locations of ``values`` among ``ports``. Append a text to ``wrong`` for each contradiction to the
@@ -373,7 +373,7 @@ def _unlike(found: Sequence[ValueLocation], values: Sequence[ProgramValue], plan
             yield f"{name}: it is not in row order"
 
 
-def _uncovered(ports: Sequence[Port], found: Sequence[ValueLocation]) -> Iterator[str]:
+def _find_uncovered(ports: Sequence[Port], found: Sequence[ValueLocation]) -> Iterator[str]:
     """Yield a text for each port that is not written exactly once: as one value, or by rows that cover it."""
     for port in ports:
         parts = [place.rows for place in found if place.port is port]

@@ -66,13 +66,13 @@ def profile_graph(engine: Engine, threads: int, folder: BundleFolder, name: str,
     start = time.perf_counter()
     loaded = engine.load(spec, folder.get(spec.blob))
     load_ms = 1e3 * (time.perf_counter() - start)
-    times, joules = _timed(running, loaded, repeat)
+    times, joules = _time_calls(running, loaded, repeat)
     peak = anonymous_bytes() - idle  # the engine keeps what a call took until the graph is dropped
     own = int(getattr(loaded, "planned_bytes", 0))
     del loaded
     nodes = folder.nodes(manifest, name)
     run = summary(times)
-    trace = _traced(engine, threads, spec, folder, running, repeat)
+    trace = _trace_calls(engine, threads, spec, folder, running, repeat)
     parts, how = _parts(trace, nodes)
     kind = kinds(manifest)[name]
     return GraphProfile(
@@ -104,7 +104,7 @@ def summary(times: list[float]) -> CallTimes:
     )
 
 
-def _timed(running: _Running, loaded: LoadedGraph, repeat: int) -> tuple[list[float], float | None]:
+def _time_calls(running: _Running, loaded: LoadedGraph, repeat: int) -> tuple[list[float], float | None]:
     """Return the milliseconds of each measured call, and the joules of one call (None if unknown)."""
     for _ in range(WARM):
         running.once(loaded)
@@ -118,7 +118,7 @@ def _timed(running: _Running, loaded: LoadedGraph, repeat: int) -> tuple[list[fl
     return times, None if joules is None else joules / repeat
 
 
-def _traced(
+def _trace_calls(
     engine: Engine, threads: int, spec: Graph, folder: BundleFolder, running: _Running, repeat: int
 ) -> Trace | None:
     """Return the engine's trace of a few calls, which run slower; None if the engine or a segmented graph has none."""

@@ -34,7 +34,7 @@ def trace(
         run: Function that runs a loaded graph once.
         calls: Measured calls, after one that is not counted.
     """
-    with _beginning_of_files() as begin:
+    with _temporary_prefix() as begin:
         loaded = _ProfilingEngine(threads, begin).load(graph, artifact)
         for _ in range(calls + _WARM):
             run(loaded)
@@ -42,7 +42,7 @@ def trace(
 
 
 @contextmanager
-def _beginning_of_files() -> Iterator[Path]:
+def _temporary_prefix() -> Iterator[Path]:
     """Yield a path prefix for the profiler's files, and delete them at the end. A confined process cannot create a
     folder.
     """
@@ -76,7 +76,7 @@ def read(events: Iterable[Mapping[str, Any]], calls: int) -> Trace:
         name = str(event["name"]).removesuffix(_KERNEL)
         times.setdefault(name, []).append(float(event.get("dur", 0)) / 1e3)
         ops[name] = _op(event) or name
-    nodes = tuple(NodeTime(name, ops[name], _of_a_call(seen, calls)) for name, seen in times.items())
+    nodes = tuple(NodeTime(name, ops[name], _median_per_call(seen, calls)) for name, seen in times.items())
     return Trace(nodes, max(map(_held, kernels), default=0))
 
 
@@ -100,7 +100,7 @@ def _held(event: Mapping[str, Any]) -> int:
     return int(args.get("mem_arena_held", args.get("mem_in_use_peak", 0)))
 
 
-def _of_a_call(seen: list[float], calls: int) -> float:
+def _median_per_call(seen: list[float], calls: int) -> float:
     """Return the median milliseconds of a node per call; a node may run several times in each, as in a loop's body."""
     each = len(seen) // (calls + _WARM) or 1
     times = sorted(sum(seen[start : start + each]) for start in range(each * _WARM, len(seen), each))
