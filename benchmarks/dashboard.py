@@ -33,8 +33,8 @@ from edgefl_server import events
 from edgefl_server.coordinator.fleet import Assignment, Assignments
 from edgefl_server.coordinator.roster import RosterEntry
 from edgefl_server.coordinator.states import OpenRound
-from edgefl_server.storage.audit import History
-from edgefl_server.storage.feed import Feed
+from edgefl_server.storage.audit import HistoryWriter
+from edgefl_server.storage.feed import FeedWriter
 from edgefl_server.storage.journal import Journal, RunRecord
 from edgefl_server.storage.update_storage import UpdateFiles, journal_at
 from edgefl_server.storage.update_table import AcceptedUpdate
@@ -216,8 +216,8 @@ class SyntheticRun:
         self._journal = Journal(
             journal_at(folder / "journal.sqlite"), FEDERATION, UpdateFiles(folder / "updates")
         )
-        self._history = History(folder)
-        self.feed = Feed(folder, lambda: self._now)
+        self._history = HistoryWriter(folder)
+        self.feed = FeedWriter(folder, lambda: self._now)
 
     def close(self) -> None:
         self.feed.close()

@@ -26,8 +26,8 @@ from edgefl_server.events import Event, EventListener
 from edgefl_server.round_driver import AnotherConfiguration, check_configuration
 from edgefl_server.service import ServerKeys, Service
 from edgefl_server.shards.pool import WorkerOptions
-from edgefl_server.storage.audit import Audit, History
-from edgefl_server.storage.feed import Feed
+from edgefl_server.storage.audit import AuditLog, HistoryWriter
+from edgefl_server.storage.feed import FeedWriter
 from edgefl_server.storage.journal import Journal
 from edgefl_server.storage.update_storage import journal_at, place_of, store_at
 
@@ -42,7 +42,9 @@ JOURNAL = "journal.sqlite"
 class _EventRecorder:
     """Listener that writes events to files, and passes them to the user's function ``emit``."""
 
-    def __init__(self, files: tuple[History | Audit | Feed, ...], emit: Callable[[Event], None]) -> None:
+    def __init__(
+        self, files: tuple[HistoryWriter | AuditLog | FeedWriter, ...], emit: Callable[[Event], None]
+    ) -> None:
         self._files = files
         self._emit = emit
         self._lock = threading.Lock()
@@ -97,8 +99,8 @@ class Server:
         read = federation if isinstance(federation, Federation) else load(Path(federation))
         folder = Path(out)
         self._lock = held(folder, SERVER_LOCK, "server")
-        self._feed = Feed(folder)
-        recorder = _EventRecorder((History(folder), Audit(folder), self._feed), emit)
+        self._feed = FeedWriter(folder)
+        recorder = _EventRecorder((HistoryWriter(folder), AuditLog(folder), self._feed), emit)
         try:
             _check_configuration(read, folder, database)
             spec, device = _compose(read, folder, device, recorder, torch_process)

@@ -20,7 +20,7 @@ from edgefl.wire.mqtt.address import Address, read_secret
 from edgefl.wire.mqtt.topics import checked_name
 from edgefl_server.access.certificates import CertificatePair, LabAuthority
 from edgefl_server.access.files import mosquitto
-from edgefl_server.access.rules import Access
+from edgefl_server.access.rules import AccessRules
 from edgefl_server.broker import check_ports, mosquitto_base, mosquitto_program
 
 _ROUNDS = 101  # of PBKDF2, as mosquitto_passwd makes them
@@ -64,8 +64,8 @@ class LabBroker:
     memory_bytes: int = 0
 
     @property
-    def access(self) -> Access:
-        return Access(self.federation)
+    def access(self) -> AccessRules:
+        return AccessRules(self.federation)
 
     @property
     def users(self) -> tuple[str, ...]:

@@ -23,10 +23,10 @@ from edgefl.wire.regions import Region
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import Form, float32_bytes
 from edgefl_server.aggregate.accumulator import Accumulator
-from edgefl_server.aggregate.aggregator import Aggregator, CheckedArrays, Clip
+from edgefl_server.aggregate.aggregator import Aggregator, CheckedArrays, NormClip
 from edgefl_server.aggregate.robust import MeanRule
 from edgefl_server.aggregate.scatter import Layout
-from edgefl_server.aggregate.statistics import Bounds
+from edgefl_server.aggregate.statistics import StatisticsBounds
 from edgefl_server.coordinator.states import OpenRound
 
 if TYPE_CHECKING:
@@ -211,8 +211,8 @@ class RoundAggregationSpec:
     rule: MeanRule
     threads: int = 0
     base: Mapping[str, Array] | None = None
-    clip: Clip | None = None
-    statistics: Bounds | None = None
+    clip: NormClip | None = None
+    statistics: StatisticsBounds | None = None
     older: Mapping[int, Mapping[str, UpdateLayout]] = field(default_factory=dict)
 
     def build(

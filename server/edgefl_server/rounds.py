@@ -15,7 +15,7 @@ from edgefl.errors import StepError
 from edgefl.wire.regions import Entries
 from edgefl.wire.tensors import Arrays
 from edgefl_server.aggregate.accumulator import Accumulator
-from edgefl_server.aggregate.aggregator import Clip, layout_of
+from edgefl_server.aggregate.aggregator import NormClip, layout_of
 from edgefl_server.aggregate.statistics import bounds_of
 from edgefl_server.coordinator.claims import weight_cap
 from edgefl_server.coordinator.collapse import BestMetrics, collapse
@@ -127,7 +127,7 @@ def begin_aggregation(
         rule=aggregate.rule,
         threads=aggregate.threads,
         base=base if spec.count == "nonzero" else None,
-        clip=Clip(aggregate.clip_norm, base, untrained) if aggregate.clip_norm else None,
+        clip=NormClip(aggregate.clip_norm, base, untrained) if aggregate.clip_norm else None,
         statistics=bounds,
     ).build(device=device, sums=sums, sent_bytes=sent_bytes)
 

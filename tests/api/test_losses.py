@@ -28,7 +28,7 @@ from edgefl.setup.runs import run_digest
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl_server.evaluator import Evaluation, round_closed
 from edgefl_server.events import RoundClosed
-from edgefl_server.storage.audit import History
+from edgefl_server.storage.audit import HistoryWriter
 from tests.support.arrays import weights_of
 
 HERE = Path(__file__).resolve()
@@ -303,7 +303,7 @@ def told(number: int, metrics: dict[str, float]) -> RoundClosed:
 
 
 def test_history_and_curves_have_every_metric_by_name(tmp_path: Path) -> None:
-    history = History(tmp_path)
+    history = HistoryWriter(tmp_path)
     history.take(told(1, {"perplexity": 9.0, "accuracy": 0.25, "loss": 2.5}))
     history.take(told(2, {}))
     history.take(told(3, {"perplexity": math.inf, "accuracy": 0.5, "loss": 800.0}))

@@ -23,7 +23,7 @@ from edgefl.wire import tensors
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.events import Warned
 from edgefl_server.storage import journal
-from edgefl_server.storage.audit import History, rounds_of
+from edgefl_server.storage.audit import HistoryWriter, rounds_of
 from edgefl_server.storage.update_storage import journal_at, store_at
 from tests.support.events import round_closed
 
@@ -223,14 +223,14 @@ def test_a_running_runs_model_is_its_newest_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_history_survives_damage_and_a_full_disk(tmp_path: Path) -> None:
-    history = History(tmp_path)
+    history = HistoryWriter(tmp_path)
     assert history.take(round_closed()) is None
     with (tmp_path / "history.jsonl").open("ab") as file:
         file.write(b'{"event": "roundclosed", "text": "\xff')
     history.take(round_closed(2))
     assert [row.round for row in rounds_of(tmp_path)] == [1, 2]
 
-    problem = History(tmp_path / "gone").take(round_closed())
+    problem = HistoryWriter(tmp_path / "gone").take(round_closed())
     assert isinstance(problem, Warned) and "history.jsonl" in problem.text
 
 

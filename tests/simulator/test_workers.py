@@ -19,7 +19,7 @@ from edgefl.errors import ConfigError, DataError, EdgeflError
 from edgefl.simulator.results import RoundRow
 from edgefl.simulator.rounds import Rounds
 from edgefl.simulator.trainers.local_rounds import Portion
-from edgefl.simulator.trainers.pool import Pool
+from edgefl.simulator.trainers.pool import TrainerPool
 from edgefl.simulator.trainers.worker import Collect, Train, TrainingWorker, WorkerFailure
 from edgefl_server.workers.protocol import Died, Stop
 from edgefl_server.workers.shared_memory import SharedMemory, map_object
@@ -191,7 +191,7 @@ class FakeWorkers:
 @pytest.mark.parametrize("deaths", [2, 3])
 def test_clients_that_kill_every_worker_are_named(deaths: int) -> None:
     launcher = FakeWorkers(deaths)
-    pool = Pool(launcher, 1, setup=None)  # type: ignore[arg-type]
+    pool = TrainerPool(launcher, 1, setup=None)  # type: ignore[arg-type]
     trained = pool.train([Portion("all", ("all-1", "all-2"))], lambda _: {})
     if deaths == 2:
         assert list(trained) == [] and launcher.launched == 3

@@ -190,10 +190,12 @@ def acl(
 
     from edgefl.system.files import write_text
     from edgefl_server.access.files import BROKERS, build_access_files
-    from edgefl_server.access.rules import Access
+    from edgefl_server.access.rules import AccessRules
 
     name = next(each for each in BROKERS if each == broker_kind.value)
-    for file, text in build_access_files(Access(federation, server_user, asker_user), name, aws=aws).items():
+    for file, text in build_access_files(
+        AccessRules(federation, server_user, asker_user), name, aws=aws
+    ).items():
         if out is None:
             typer.echo(text, nl=False)
         else:

@@ -125,7 +125,7 @@ class _Member:
         return [*(deal for each in self.summed for deal in each), *self.trained]
 
 
-class Pool:
+class TrainerPool:
     """:class:`~edgefl.simulator.trainers.local_rounds.Trainers` with ``size`` workers made by ``launcher``."""
 
     def __init__(self, launcher: WorkerLauncher, size: int, setup: WorkerSetup) -> None:
@@ -275,4 +275,6 @@ def trainers(plan: SimulationPlan, federation: Federation, dataset: Dataset, cli
         return InProcessTrainer(LocalRounds(plan.spec, plan.functions, clients, table.together))
     gpus = 1 if table.device == "cuda" else 0
     launcher = RayLauncher(table.ray, table.workers, "simulation", gpus) if table.ray else ForkingLauncher()
-    return Pool(launcher, table.workers, WorkerSetup(federation, dataset, clients, code_of(federation)))
+    return TrainerPool(
+        launcher, table.workers, WorkerSetup(federation, dataset, clients, code_of(federation))
+    )

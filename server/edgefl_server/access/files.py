@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Literal, get_args
 from xml.sax.saxutils import escape
 
-from edgefl_server.access.rules import ROLES, USER, Access, Role, Rule
+from edgefl_server.access.rules import ROLES, USER, AccessRules, Role, TopicRule
 
 BrokerName = Literal["mosquitto", "emqx", "aws", "hivemq"]
 BROKERS: tuple[BrokerName, ...] = get_args(BrokerName)
@@ -23,7 +23,7 @@ _TITLE = "Who may read and write what in federation"
 
 
 def build_access_files(
-    access: Access, broker: BrokerName, *, aws: str = "REGION:ACCOUNT"
+    access: AccessRules, broker: BrokerName, *, aws: str = "REGION:ACCOUNT"
 ) -> Mapping[str, str]:
     """Return the access files of ``broker``: file name to content. Writes nothing to disk.
 
@@ -41,7 +41,7 @@ def build_access_files(
     return makers[broker]()
 
 
-def mosquitto(access: Access) -> str:
+def mosquitto(access: AccessRules) -> str:
     """Return the text of Mosquitto's ``acl_file``.
 
     The server and the asker have rules for their user names; devices share one pattern with their user name in it.
@@ -58,7 +58,7 @@ def mosquitto(access: Access) -> str:
     return "\n".join(lines) + "\n"
 
 
-def emqx(access: Access) -> str:
+def emqx(access: AccessRules) -> str:
     """Return the text of ``acl.conf`` of EMQX 5. EMQX applies the first rule that matches; the last one denies
     everything.
     """
@@ -74,7 +74,7 @@ def emqx(access: Access) -> str:
     return "\n".join([*lines, "{deny, all}."]) + "\n"
 
 
-def hivemq(access: Access) -> str:
+def hivemq(access: AccessRules) -> str:
     """Return the text of ``credentials.xml`` of HiveMQ's file RBAC extension.
 
     It has the roles and one example user for each, whose password hash is a placeholder.
@@ -96,7 +96,7 @@ def hivemq(access: Access) -> str:
     )
 
 
-def aws_policy(access: Access, role: Role, place: str) -> str:
+def aws_policy(access: AccessRules, role: Role, place: str) -> str:
     """Return the policy of AWS IoT Core for clients of ``role``, as JSON text.
 
     Policies identify a client by the common name of its certificate. ``place`` is the region and account of the ARNs,
@@ -140,13 +140,13 @@ def _short(filters: list[str], *, reading: bool) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def _hivemq_rule(rule: Rule) -> str:
+def _hivemq_rule(rule: TopicRule) -> str:
     activity = {"readwrite": "ALL", "read": "SUBSCRIBE", "write": "PUBLISH"}[_may(rule)]
     topic = escape(rule.filter.replace(USER, "${{username}}"))
     return f"        <permission><topic>{topic}</topic><activity>{activity}</activity></permission>\n"
 
 
-def _may(rule: Rule) -> str:
+def _may(rule: TopicRule) -> str:
     return "readwrite" if rule.read and rule.write else ("read" if rule.read else "write")
 
 

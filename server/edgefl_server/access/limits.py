@@ -10,7 +10,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address, client_id
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.access.files import aws_policy
-from edgefl_server.access.rules import ROLES, Access
+from edgefl_server.access.rules import ROLES, AccessRules
 
 _LONGEST_NAME = "x" * 63
 _NONCE, _SHA256 = "0" * 64, "0" * 64
@@ -136,7 +136,9 @@ def _check_names(hosted: HostedLimits, federation: str, address: Address) -> Ite
     if len(f"edgefl:device:{federation}:") >= hosted.client_id_bytes - len("pi"):
         yield f"federation {federation!r} leaves no room for a device's name in a client id"
     for role in ROLES:
-        policy = json.dumps(json.loads(aws_policy(Access(federation), role, _PLACE)), separators=(",", ":"))
+        policy = json.dumps(
+            json.loads(aws_policy(AccessRules(federation), role, _PLACE)), separators=(",", ":")
+        )
         characters = len("".join(policy.split()))
         if characters > hosted.policy_characters:
             yield (

@@ -17,7 +17,7 @@ USER = "{user}"
 
 
 @dataclass(frozen=True)
-class Rule:
+class TopicRule:
     """Permission of one role at one topic filter: to subscribe (``read``), to publish (``write``), or both."""
 
     role: Role
@@ -27,7 +27,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Access:
+class AccessRules:
     """Access rules of one federation. ``server`` and ``asker`` are user names at the broker; every other user is a
     device.
     """
@@ -44,11 +44,11 @@ class Access:
         """Topic level below which all topics of the federation are."""
         return Topics(self.federation).root
 
-    def of(self, role: Role) -> Iterator[Rule]:
+    def of(self, role: Role) -> Iterator[TopicRule]:
         """Yield the rules of ``role``. Filters contain :data:`USER` as the device's name."""
         rules = {"server": _SERVER, "asker": _ASKER, "device": _DEVICE}[role]
         for leaf, may in rules:
-            yield Rule(role, f"{self.root}/{leaf}", "r" in may, "w" in may)
+            yield TopicRule(role, f"{self.root}/{leaf}", "r" in may, "w" in may)
 
 
 _Leaves = Sequence[tuple[str, str]]

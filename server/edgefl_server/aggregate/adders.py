@@ -122,7 +122,7 @@ def code_values(
 def _starts(pieces: Pieces, work: SectionBlocks, updates: Sequence[CheckedArrays]) -> Integers:
     """Return the index in ``values`` at which each block of a sparse section begins, int64 [updates, blocks].
 
-    It is the number of mask bits that are set before the block.
+    It is the section's first index plus the number of mask bits set before the block.
     """
     from edgefl_server.aggregate import scans
 

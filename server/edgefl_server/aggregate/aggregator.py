@@ -31,16 +31,16 @@ from edgefl_server.aggregate.averaging import Average, BufferedMean, ChangeMean,
 from edgefl_server.aggregate.checks import check_arrays
 from edgefl_server.aggregate.robust import MEAN, MeanRule, change_norm, clip_factor
 from edgefl_server.aggregate.scatter import Floats, Layout, Pieces, compile_pieces, flatten, layout_of
-from edgefl_server.aggregate.statistics import Bounds, without_negative_variances
+from edgefl_server.aggregate.statistics import StatisticsBounds, without_negative_variances
 
-__all__ = ["Aggregator", "CheckedArrays", "Clip", "PartialSum", "layout_of"]
+__all__ = ["Aggregator", "CheckedArrays", "NormClip", "PartialSum", "layout_of"]
 
 _CHANGES = Form(change=True)
 _SUM_BITS = 62  # one bit stays free: each addition may have been rounded up by half a unit
 
 
 @dataclass(frozen=True)
-class Clip:
+class NormClip:
     """Bound on the L2 norm of each update's change: at most ``limit``, measured from ``base``, the weights of the
     round's begin.
 
@@ -111,8 +111,8 @@ class Aggregator:
         threads: int = 0,
         base: Mapping[str, Array] | None = None,
         rule: MeanRule = MEAN,
-        clip: Clip | None = None,
-        statistics: Bounds | None = None,
+        clip: NormClip | None = None,
+        statistics: StatisticsBounds | None = None,
         sums: Accumulator | None = None,
     ) -> None:
         if base is not None and rule.buffered:
@@ -330,19 +330,19 @@ class Aggregator:
             pieces, tuple(np.require(arrays[n], np.float32, ["C", "A"]) for n in pieces.sources)
         )
 
-    def _clamp_statistics(self, update: CheckedArrays, bounds: Bounds) -> CheckedArrays:
+    def _clamp_statistics(self, update: CheckedArrays, bounds: StatisticsBounds) -> CheckedArrays:
         """Return the update with its moving statistics clamped to ``bounds``."""
         pieces = update.pieces
         arrays = bounds.clamp(pieces.form, update.named, pieces.regions, self.layout.shapes)
         return update if arrays is None else self._dense(arrays, pieces)
 
-    def _keep_statistics(self, update: CheckedArrays, bounds: Bounds) -> None:
+    def _keep_statistics(self, update: CheckedArrays, bounds: StatisticsBounds) -> None:
         if bounds.median:
             pieces = update.pieces
             row = bounds.row(pieces.form, update.named, pieces.regions, self.layout.shapes)
             self._rows.append(row)
 
-    def _clip_update(self, update: CheckedArrays, clip: Clip) -> tuple[CheckedArrays, float]:
+    def _clip_update(self, update: CheckedArrays, clip: NormClip) -> tuple[CheckedArrays, float]:
         """Return (update, factor of its values) after clipping.
 
         Changes are clipped by the factor. Weights are moved towards the base, and the factor is 1.

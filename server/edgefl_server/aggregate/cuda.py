@@ -54,7 +54,7 @@ Factors = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
-class Slab:
+class EntrySlab:
     """Positions of up to SLAB entries, all int64.
 
     Attributes:
@@ -70,7 +70,7 @@ class Slab:
     target: torch.Tensor
 
 
-def slabs(work: SectionBlocks, batch: Batch) -> Iterator[Slab]:
+def slabs(work: SectionBlocks, batch: DeviceBatch) -> Iterator[EntrySlab]:
     """Yield the entries of the blocks of ``work``, in order, in slabs of about SLAB entries."""
     step = work.encoding.bits if isinstance(work.encoding, Codes) else 1
     slab_of = np.cumsum(work.blocks[:, LENGTH]) // SLAB
@@ -83,12 +83,12 @@ def slabs(work: SectionBlocks, batch: Batch) -> Iterator[Slab]:
         target = blocks[:, TARGET][block] + within
         listed = target - batch.pieces.model
         target = torch.where(listed < 0, target, batch.index[listed.clamp(0, len(batch.index) - 1)])
-        yield Slab(
+        yield EntrySlab(
             blocks[:, FIRST][block] + step * within, blocks[:, SOURCE][block], blocks[:, ROW][block], target
         )
 
 
-class Batch:
+class DeviceBatch:
     """Encoded arrays of updates of one layout. Each array is copied to the device when it is first used."""
 
     def __init__(self, pieces: Pieces, updates: Sequence[CheckedArrays], device: torch.device) -> None:
@@ -135,7 +135,7 @@ class Batch:
 class SectionReader(Protocol):
     """Reader of one section of a batch."""
 
-    def fixed(self, k: int, slab: Slab) -> torch.Tensor:
+    def fixed(self, k: int, slab: EntrySlab) -> torch.Tensor:
         """Return the fixed-point values that update ``k`` adds to the entries of ``slab``, int64.
 
         The caller passes all slabs to each update once, in order.
@@ -145,13 +145,13 @@ class SectionReader(Protocol):
 class _CodeReader:
     """Reader of codes: looks up the fixed-point value of each code in the update's table."""
 
-    def __init__(self, batch: Batch, work: SectionBlocks, factors: Factors, bits: int) -> None:
+    def __init__(self, batch: DeviceBatch, work: SectionBlocks, factors: Factors, bits: int) -> None:
         values = code_values(batch.pieces, work, batch.updates, factors)
         self._values = torch.from_numpy(values).to(batch.device).flatten(1)
         self._codes = batch.rows(int(work.blocks[0, SOURCE]))
         self._bits = bits
 
-    def fixed(self, k: int, slab: Slab) -> torch.Tensor:
+    def fixed(self, k: int, slab: EntrySlab) -> torch.Tensor:
         byte, shift = slab.at >> 3, slab.at & 7
         pair = self._codes[k][byte].long() | self._codes[k][byte + 1].long() << 8
         code = pair >> shift & ((1 << self._bits) - 1)
@@ -161,25 +161,25 @@ class _CodeReader:
 class _FloatReader:
     """Reader of floats: multiplies them by the update's factor and rounds half to even."""
 
-    def __init__(self, batch: Batch, work: SectionBlocks, factors: Factors, dtype: str) -> None:
+    def __init__(self, batch: DeviceBatch, work: SectionBlocks, factors: Factors, dtype: str) -> None:
         rows, self._starts = batch.join_arrays(np.unique(work.blocks[:, SOURCE]).tolist())
         self._rows = rows.view(torch.bfloat16) if dtype == "bfloat16" else rows
         self._factors = factors.tolist()
 
-    def fixed(self, k: int, slab: Slab) -> torch.Tensor:
+    def fixed(self, k: int, slab: EntrySlab) -> torch.Tensor:
         return _to_fixed(self._rows[k][self._starts[slab.source] + slab.at], self._factors[k])
 
 
 class _SparseReader:
     """Reader of masked floats: an entry whose mask bit is 1 takes the next value, and any other 0."""
 
-    def __init__(self, batch: Batch, work: SectionBlocks, factors: Factors) -> None:
+    def __init__(self, batch: DeviceBatch, work: SectionBlocks, factors: Factors) -> None:
         self._mask = batch.rows(int(work.blocks[0, SOURCE]))
         self._values = batch.rows(batch.pieces.sources.index("values"))
         self._next = torch.full((len(factors),), work.kept, dtype=torch.int64, device=batch.device)
         self._factors = factors.tolist()
 
-    def fixed(self, k: int, slab: Slab) -> torch.Tensor:
+    def fixed(self, k: int, slab: EntrySlab) -> torch.Tensor:
         mask = (self._mask[k][slab.at >> 3].long() >> (slab.at & 7) & 1).bool()
         ends = self._next[k] + mask.long().cumsum(0)
         place = torch.where(mask, ends - 1, 0)
@@ -187,7 +187,7 @@ class _SparseReader:
         return torch.where(mask, _to_fixed(self._values[k][place], self._factors[k]), 0)
 
 
-def reader_of(batch: Batch, work: SectionBlocks, factors: Factors) -> SectionReader:
+def reader_of(batch: DeviceBatch, work: SectionBlocks, factors: Factors) -> SectionReader:
     """Return the reader for the encoding of ``work``. ``factors``, float64 [updates], multiply the values of the
     updates.
     """
@@ -223,7 +223,7 @@ class TorchAccumulator:
         self._triton = triton_kernels is not None and device.type == "cuda" if triton is None else triton
 
     def add(self, pieces: Pieces, updates: Sequence[CheckedArrays], factors: npt.NDArray[np.float64]) -> None:
-        batch = Batch(pieces, updates, self._device)
+        batch = DeviceBatch(pieces, updates, self._device)
         for work in pieces.works:
             if not len(work.blocks):
                 continue

@@ -196,7 +196,7 @@ class _TierBounds:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class StatisticsBounds:
     """Bounds of the entries of the tensors in ``base``. All arrays are flat float32, by global name.
 
     Attributes:
@@ -316,10 +316,10 @@ class Bounds:
 
 def bounds_of(
     weights: Mapping[str, Array], names: Iterable[str], reach: float, *, median: bool = False
-) -> Bounds:
+) -> StatisticsBounds:
     """Return bounds of ``reach`` units around ``weights`` for the tensors ``names``.
 
-    With ``reach`` 0 only variances are bounded, from below by 0. ``median``: see :class:`Bounds`.
+    With ``reach`` 0 only variances are bounded, from below by 0. ``median``: see :class:`StatisticsBounds`.
     """
     base = {name: weights[name].reshape(-1).astype(np.float32) for name in sorted(names)}
     low, high = {}, {}
@@ -329,7 +329,7 @@ def bounds_of(
         if is_variance(name):
             low[name] = np.maximum(low[name], np.float32(0.0))
             high[name] = np.maximum(high[name], np.float32(0.0))
-    return Bounds(base, low, high, median)
+    return StatisticsBounds(base, low, high, median)
 
 
 def is_variance(name: str) -> bool:

@@ -107,7 +107,10 @@ def wake_at(rules: Rules, state: State, now: float) -> float | None:
 def _hello(
     rules: Rules, state: State, event: states.DeviceHello, now: float, *, settle: bool
 ) -> tuple[State, Actions]:
-    """Apply a hello. It is retained and may be old, so the device's status decides whether it is online."""
+    """Store the device of a hello, then settle the round if ``settle`` is True.
+
+    A hello is retained and may be old, so the device's last status decides whether it is online.
+    """
     known = state.devices.get(event.device)
     tier = roster.tier_of(rules.tiers, event.device, event.memory_bytes, known.tier if known else "")
     online = event.online if known is None else known.online

@@ -48,19 +48,19 @@ class Rollout:
     most_slowdown: float
 
 
-class Reports(msgspec.Struct, frozen=True, array_like=True):
+class ReportMedians(msgspec.Struct, frozen=True, array_like=True):
     """Medians over the accepted updates of a tier in one round: training loss and milliseconds of local steps, or None."""
 
     loss: float | None
     train_ms: float | None
 
 
-class Arm(msgspec.Struct, frozen=True, array_like=True):
+class TrialArm(msgspec.Struct, frozen=True, array_like=True):
     """One side of a trial: a tier with its present bundle, or with the candidate. ``reports`` has one entry per round."""
 
     tasks: int = 0
     lost: int = 0
-    reports: tuple[Reports, ...] = ()
+    reports: tuple[ReportMedians, ...] = ()
 
     @property
     def lost_share(self) -> float:
@@ -88,7 +88,7 @@ class Trial(msgspec.Struct, frozen=True):
     began: int
     marks: dict[str, str]
     rounds: int = 0
-    arms: dict[str, Arm] = {}
+    arms: dict[str, TrialArm] = {}
     verdict: Verdict = ""
     text: str = ""
 
@@ -126,7 +126,7 @@ def tier_for(rollout: Rollout | None, trial: Trial | None, device: RosterEntry) 
 
 
 def count_round(
-    rollout: Rollout, trial: Trial, turnout: Mapping[str, Turnout], reports: Mapping[str, Reports]
+    rollout: Rollout, trial: Trial, turnout: Mapping[str, Turnout], reports: Mapping[str, ReportMedians]
 ) -> Trial:
     """Return ``trial`` with the figures of one more round, and with a verdict if one can be given.
 
@@ -139,9 +139,11 @@ def count_round(
     arms = dict(trial.arms)
     for tier in {*turnout, *reports}:
         if base_of(tier) in rollout.tiers:
-            before, counts = arms.get(tier, Arm()), turnout.get(tier, Turnout(0, 0))
+            before, counts = arms.get(tier, TrialArm()), turnout.get(tier, Turnout(0, 0))
             new = (reports[tier],) if tier in reports else ()
-            arms[tier] = Arm(before.tasks + counts.tasks, before.lost + counts.lost, (*before.reports, *new))
+            arms[tier] = TrialArm(
+                before.tasks + counts.tasks, before.lost + counts.lost, (*before.reports, *new)
+            )
     after = msgspec.structs.replace(trial, rounds=trial.rounds + 1, arms=arms)
     verdict, text = judge(rollout, after)
     return msgspec.structs.replace(after, verdict=verdict, text=text)
@@ -160,7 +162,7 @@ def judge(rollout: Rollout, trial: Trial) -> tuple[Verdict, str]:
         return "", ""
     compared = []
     for tier in rollout.tiers:
-        before, after = trial.arms.get(tier, Arm()), trial.arms.get(tier + CANDIDATE, Arm())
+        before, after = trial.arms.get(tier, TrialArm()), trial.arms.get(tier + CANDIDATE, TrialArm())
         if not before.reports or not after.reports:
             continue
         if worse := _worse(rollout, tier, before, after):
@@ -175,12 +177,12 @@ def judge(rollout: Rollout, trial: Trial) -> tuple[Verdict, str]:
     return "promoted", f"{'; '.join(compared)}; {failures}"
 
 
-def _together(rollout: Rollout, trial: Trial, side: str) -> Arm:
-    arms = [trial.arms.get(tier + side, Arm()) for tier in rollout.tiers]
-    return Arm(sum(arm.tasks for arm in arms), sum(arm.lost for arm in arms))
+def _together(rollout: Rollout, trial: Trial, side: str) -> TrialArm:
+    arms = [trial.arms.get(tier + side, TrialArm()) for tier in rollout.tiers]
+    return TrialArm(sum(arm.tasks for arm in arms), sum(arm.lost for arm in arms))
 
 
-def _worse(rollout: Rollout, tier: str, before: Arm, after: Arm) -> str:
+def _worse(rollout: Rollout, tier: str, before: TrialArm, after: TrialArm) -> str:
     """Return the text about the first bound that the candidate exceeds in ``tier``; empty if it exceeds none."""
     old, new = before.mean("loss"), after.mean("loss")
     if old is not None and (new is None or new - old > rollout.most_loss_increase * abs(old)):
@@ -198,7 +200,7 @@ def _worse(rollout: Rollout, tier: str, before: Arm, after: Arm) -> str:
     return ""
 
 
-def _figures(arm: Arm) -> str:
+def _figures(arm: TrialArm) -> str:
     loss, train_ms = arm.mean("loss"), arm.mean("train_ms")
     parts = [
         f"loss {loss:.4g}" if loss is not None else "",

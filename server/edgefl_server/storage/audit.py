@@ -30,7 +30,7 @@ from edgefl_server.events import Event, RoundClosed, Warned
 HISTORY_NAME = "history.jsonl"
 
 
-class History:
+class HistoryWriter:
     """Writer of ``history.jsonl``, one line per closed round. A round that a killed server reports again has two lines."""
 
     def __init__(self, folder: Path) -> None:
@@ -103,7 +103,7 @@ class _ChainState:
     accepted: set[tuple[str, ...]] = field(default_factory=set)
 
 
-class Audit:
+class AuditLog:
     """Writer of the audit log in ``folder``."""
 
     def __init__(self, folder: Path, clock: Clock = time.time) -> None:

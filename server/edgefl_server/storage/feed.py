@@ -30,8 +30,8 @@ _PROGRESS_S = 1.0
 """Shortest time between two written progress events of a device."""
 
 
-class Feed:
-    """Writer of the feed in ``folder``. ``clock`` returns epoch seconds."""
+class FeedWriter:
+    """Writer of the feed in ``folder``, on a thread of its own. ``clock`` returns epoch seconds."""
 
     def __init__(self, folder: Path, clock: Clock = time.time, *, most_bytes: int = MOST_BYTES) -> None:
         self._folder = folder

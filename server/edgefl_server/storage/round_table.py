@@ -14,7 +14,7 @@ from sqlalchemy.engine import Connection
 from edgefl.errors import StoreError
 from edgefl_server.coordinator.fleet import Assignment, Assignments
 from edgefl_server.coordinator.record import Participation, ParticipationRecord, Turnout
-from edgefl_server.coordinator.rollout import Reports, Trial
+from edgefl_server.coordinator.rollout import ReportMedians, Trial
 from edgefl_server.coordinator.states import OpenRound, Version
 from edgefl_server.storage import tables
 
@@ -286,7 +286,7 @@ def trial(connection: Connection, run: str) -> Trial | None:
     return msgspec.convert(outcome[ROLLOUT], Trial) if outcome and ROLLOUT in outcome else None
 
 
-def reports(connection: Connection, run: str, number: int) -> dict[str, Reports]:
+def reports(connection: Connection, run: str, number: int) -> dict[str, ReportMedians]:
     """Return the medians over a round's accepted updates, by tier of their tasks."""
     tasks, updates = tables.assignments.c, tables.updates.c
     same = (tasks.run == updates.run) & (tasks.round == updates.round) & (tasks.device == updates.device)
@@ -298,7 +298,7 @@ def reports(connection: Connection, run: str, number: int) -> dict[str, Reports]
     for tier, metrics, train_ms in connection.execute(query):
         losses.setdefault(tier, []).extend([metrics["loss"]] if "loss" in metrics else [])
         times.setdefault(tier, []).extend([train_ms] if train_ms > 0 else [])
-    return {tier: Reports(_median(losses[tier]), _median(times[tier])) for tier in sorted(losses)}
+    return {tier: ReportMedians(_median(losses[tier]), _median(times[tier])) for tier in sorted(losses)}
 
 
 def _median(values: list[float]) -> float | None:

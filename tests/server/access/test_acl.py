@@ -14,7 +14,7 @@ from edgefl.wire.mqtt.events import IncomingMessage, Refusal
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.access.files import BROKERS, build_access_files
-from edgefl_server.access.rules import ROLES, Access, Role
+from edgefl_server.access.rules import ROLES, AccessRules, Role
 from tests.conftest import SessionFactory
 from tests.secure import SecureBroker
 from tests.wire.mqtt.events import wait_for, wait_message, wait_up
@@ -129,7 +129,7 @@ def matched(rule: str, topic: str) -> bool:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_every_topic_in_use_is_in_the_rules(role: Role) -> None:
-    rules = [(rule.filter.replace("{user}", "pi-1"), rule) for rule in Access("orchard").of(role)]
+    rules = [(rule.filter.replace("{user}", "pi-1"), rule) for rule in AccessRules("orchard").of(role)]
     user = "pi-1" if role == "device" else role
     for topic in ALL:
         may_write = any(rule.write and matched(text, topic) for text, rule in rules)
@@ -147,7 +147,7 @@ def test_every_topic_in_use_is_in_the_rules(role: Role) -> None:
 @pytest.mark.parametrize("broker", BROKERS)
 def test_each_list_names_every_leaf_of_a_device(broker: str) -> None:
     name = next(each for each in BROKERS if each == broker)
-    text = "\n".join(build_access_files(Access("orchard"), name).values())
+    text = "\n".join(build_access_files(AccessRules("orchard"), name).values())
     leaves = ("tasks", "acks", "hello") if broker != "aws" else ("CommonName}/*",)
     assert all(leaf in text for leaf in leaves)
     if broker == "hivemq":
@@ -161,4 +161,4 @@ def test_each_list_names_every_leaf_of_a_device(broker: str) -> None:
 
 def test_the_example_of_a_fleet_has_the_list_as_it_is_written() -> None:
     shown = (Path(__file__).parents[3] / "examples" / "fleet" / "edgefl.acl").read_text()
-    assert shown == build_access_files(Access("orchard"), "mosquitto")["mosquitto.acl"]
+    assert shown == build_access_files(AccessRules("orchard"), "mosquitto")["mosquitto.acl"]

@@ -11,7 +11,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.access.files import aws_policy
 from edgefl_server.access.limits import HOSTED, Traffic, find_exceeded_limits, longest_topics
-from edgefl_server.access.rules import ROLES, Access
+from edgefl_server.access.rules import ROLES, AccessRules
 from tests.server.publish.test_publisher import announcement, connected
 
 AWS = HOSTED["aws"]
@@ -32,7 +32,7 @@ def test_topics_and_policies_fit_aws_whatever_the_names(federation: str) -> None
     for topic in longest_topics(federation):
         assert topic.count("/") <= 7 and len(topic) <= 256
     for role in ROLES:
-        policy = aws_policy(Access(federation), role, "ap-southeast-2:123456789012")
+        policy = aws_policy(AccessRules(federation), role, "ap-southeast-2:123456789012")
         assert len("".join(policy.split())) <= 2048
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgefl.wire.update.form import DENSE, VALUE_LIMIT, FloatValues, Form, Section
-from edgefl_server.aggregate.aggregator import Aggregator, Clip, layout_of
+from edgefl_server.aggregate.aggregator import Aggregator, NormClip, layout_of
 from edgefl_server.aggregate.robust import MeanRule
 from tests.server.aggregate.small_model import OLD, SUFFIX, WHOLE, drawn
 
@@ -58,7 +58,7 @@ def test_a_change_longer_than_the_limit_is_shortened_to_it(change: bool) -> None
         form = Form("floats", sections=(Section(tuple(SUFFIX), FloatValues()),), change=True)
         arrays = {"values": np.array([3, 0, 0, 4], np.float32)}
     for limit, share in ((1.0, 0.2), (5.0, 1.0), (100.0, 1.0)):
-        aggregator = Aggregator(layout_of(OLD), weight_limit=1, device="cpu", clip=Clip(limit, OLD))
+        aggregator = Aggregator(layout_of(OLD), weight_limit=1, device="cpu", clip=NormClip(limit, OLD))
         aggregator.add(aggregator.check(arrays, SUFFIX, form), 1)
         new = aggregator.result(OLD)
         for name in SUFFIX:

@@ -69,7 +69,9 @@ def test_slabs_hold_every_entry_once_in_order(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(edgefl_server.aggregate.cuda, "SLAB", 450)
     made = compile_pieces(LAYOUT, REGIONS["whole"])
     [work] = made.works
-    found = list(edgefl_server.aggregate.cuda.slabs(work, edgefl_server.aggregate.cuda.Batch(made, [], CPU)))
+    found = list(
+        edgefl_server.aggregate.cuda.slabs(work, edgefl_server.aggregate.cuda.DeviceBatch(made, [], CPU))
+    )
     assert torch.cat([slab.target for slab in found]).tolist() == made.targets().tolist()
     assert [len(slab.target) for slab in found] == [407 + 1, 64, BLOCK + 300 + 15]
 

@@ -11,7 +11,7 @@ from edgefl.wire.regions import Region
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import CHANGE_LIMIT, SIGNS, Codes, FloatValues, Form, Section, Sparse
 from edgefl_server.aggregate.accumulator import CpuAccumulator
-from edgefl_server.aggregate.aggregator import Aggregator, Clip, layout_of
+from edgefl_server.aggregate.aggregator import Aggregator, NormClip, layout_of
 from edgefl_server.aggregate.averaging import HolderMean
 from edgefl_server.aggregate.robust import MeanRule
 from edgefl_server.aggregate.scatter import PART, compile_pieces, flatten
@@ -98,7 +98,7 @@ def test_a_buffered_rule_adds_changes_and_leaves_what_nobody_holds(rule: MeanRul
 
 
 def test_a_buffered_rule_clips_changes() -> None:
-    sums = aggregator(3, rule=MeanRule("median"), clip=Clip(1.0, OLD))
+    sums = aggregator(3, rule=MeanRule("median"), clip=NormClip(1.0, OLD))
     form = Form("floats", sections=(Section(("b",), FloatValues()),), change=True)
     sums.add(sums.check({"values": np.array([0, 4], np.float32)}, {"b": None}, form), 3)
     assert sums.result(OLD)["b"].tolist() == [1.0, 2.0]

@@ -13,7 +13,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.regions import Block, Entries, Region
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import DENSE, VALUE_LIMIT, Codes, FloatValues, Form, Section
-from edgefl_server.aggregate.aggregator import Aggregator, Clip, layout_of
+from edgefl_server.aggregate.aggregator import Aggregator, NormClip, layout_of
 from edgefl_server.aggregate.robust import MeanRule
 from edgefl_server.aggregate.statistics import bounds_of
 from edgefl_server.coordinator.fleet import Assignment, Assignments
@@ -61,7 +61,7 @@ POISON: Arrays = {
 @pytest.mark.parametrize("rule", [MeanRule(), MeanRule("median"), MeanRule("multi_krum", 0.34)])
 def test_statistics_that_no_norm_counts_move_as_far_as_their_own_bound(rule: MeanRule) -> None:
     """The recipe of the review: under a clip, -2**20 as a variance had norm 0 and went into the sum as it was."""
-    sums = aggregator(1.0, rule=rule, clip=Clip(1.0, OLD, frozenset(STATISTICS)))
+    sums = aggregator(1.0, rule=rule, clip=NormClip(1.0, OLD, frozenset(STATISTICS)))
 
     new = after(sums, POISON)
 

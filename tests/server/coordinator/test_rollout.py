@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from edgefl_server.coordinator import machine, rollout
 from edgefl_server.coordinator.fleet import Devices
 from edgefl_server.coordinator.record import Turnout
-from edgefl_server.coordinator.rollout import Arm, Reports, Rollout, Trial
+from edgefl_server.coordinator.rollout import ReportMedians, Rollout, Trial, TrialArm
 from edgefl_server.coordinator.roster import RosterEntry
 from edgefl_server.coordinator.states import Answered, ModelReady, State, Tick, TrialCounted
 from tests.server.coordinator.test_selection import RULES, fleet, names
@@ -26,7 +26,7 @@ RULE = Rollout(
     most_failures=0.2,
     most_slowdown=1.5,
 )
-SAME = {"strong": Reports(1.0, 100.0), "strong@candidate": Reports(1.0, 100.0)}
+SAME = {"strong": ReportMedians(1.0, 100.0), "strong@candidate": ReportMedians(1.0, 100.0)}
 ALL_CAME = {"strong": Turnout(6, 0), "strong@candidate": Turnout(2, 0)}
 
 
@@ -77,7 +77,7 @@ def test_no_other_tier_tries_it() -> None:
     assert {name.partition("-")[0] for name in trying(state)} == {"weak"} and len(trying(state)) == 3
 
 
-def after(rounds: int, reports: dict[str, Reports], turnout: dict[str, Turnout] = ALL_CAME) -> Trial:
+def after(rounds: int, reports: dict[str, ReportMedians], turnout: dict[str, Turnout] = ALL_CAME) -> Trial:
     trial = Trial(1, {})
     for _ in range(rounds):
         assert not trial.verdict, "it was judged before its time"
@@ -88,15 +88,15 @@ def after(rounds: int, reports: dict[str, Reports], turnout: dict[str, Turnout] 
 @pytest.mark.parametrize(
     ("candidate", "verdict", "told"),
     [
-        (Reports(1.0, 100.0), "promoted", "loss 1, 100 ms before"),
-        (Reports(1.09, 149.0), "promoted", "loss 1.09"),
-        (Reports(1.2, 100.0), "taken back", "most_loss_increase"),
-        (Reports(None, 100.0), "taken back", "no finite loss"),
-        (Reports(0.5, 151.0), "taken back", "most_slowdown"),
-        (Reports(0.5, None), "promoted", "loss 0.5 with it"),
+        (ReportMedians(1.0, 100.0), "promoted", "loss 1, 100 ms before"),
+        (ReportMedians(1.09, 149.0), "promoted", "loss 1.09"),
+        (ReportMedians(1.2, 100.0), "taken back", "most_loss_increase"),
+        (ReportMedians(None, 100.0), "taken back", "no finite loss"),
+        (ReportMedians(0.5, 151.0), "taken back", "most_slowdown"),
+        (ReportMedians(0.5, None), "promoted", "loss 0.5 with it"),
     ],
 )
-def test_a_trial_is_judged_by_loss_and_time(candidate: Reports, verdict: str, told: str) -> None:
+def test_a_trial_is_judged_by_loss_and_time(candidate: ReportMedians, verdict: str, told: str) -> None:
     trial = after(3, {**SAME, "strong@candidate": candidate})
     assert trial.verdict == verdict and told in trial.text
 
@@ -112,18 +112,18 @@ def test_one_that_fails_often_is_taken_back_as_soon_as_it_is_known() -> None:
 
 
 def test_what_nobody_tried_is_not_promoted() -> None:
-    trial = after(3, {"strong": Reports(1.0, 100.0)}, {"strong": Turnout(6, 0)})
+    trial = after(3, {"strong": ReportMedians(1.0, 100.0)}, {"strong": Turnout(6, 0)})
     assert trial.verdict == "taken back" and "nothing can be compared" in trial.text
 
 
 def test_negative_losses_are_compared_by_how_far_they_are_from_0() -> None:
-    worse = {"strong": Reports(-2.0, None), "strong@candidate": Reports(-1.7, None)}
+    worse = {"strong": ReportMedians(-2.0, None), "strong@candidate": ReportMedians(-1.7, None)}
     assert after(3, worse).verdict == "taken back"
-    near = {"strong": Reports(-2.0, None), "strong@candidate": Reports(-1.9, None)}
+    near = {"strong": ReportMedians(-2.0, None), "strong@candidate": ReportMedians(-1.9, None)}
     assert after(3, near).verdict == "promoted"
 
 
 def test_a_trial_survives_as_json() -> None:
     trial = after(2, SAME)
     assert msgspec.convert(msgspec.to_builtins(trial), Trial) == trial
-    assert trial.arms["strong@candidate"] == Arm(4, 0, (Reports(1.0, 100.0),) * 2)
+    assert trial.arms["strong@candidate"] == TrialArm(4, 0, (ReportMedians(1.0, 100.0),) * 2)

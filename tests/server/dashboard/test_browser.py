@@ -15,8 +15,8 @@ from benchmarks.browser import Browser
 from edgefl.wire.limits import Limits
 from edgefl_server.events import Event, Finished, Ordered, RoundClosed, RoundOpened
 from edgefl_server.operations import Mailbox
-from edgefl_server.storage.audit import History
-from edgefl_server.storage.feed import Feed
+from edgefl_server.storage.audit import HistoryWriter
+from edgefl_server.storage.feed import FeedWriter
 from tests.conftest import Mosquitto
 from tests.server.dashboard.served import TOKEN, PageProcess
 from tests.server.fleet import MakeDevice, RunningServer, ScriptedDevice, plan_for, silent
@@ -34,10 +34,10 @@ def browser() -> Iterator[Browser]:
 
 def served(
     mosquitto: Mosquitto, limits: Limits, federation: str, out: Path, rounds: int = 3
-) -> tuple[RunningServer, Feed]:
+) -> tuple[RunningServer, FeedWriter]:
     """A server whose folder has what a page reads."""
     out.mkdir(exist_ok=True)
-    feed, history = Feed(out), History(out)
+    feed, history = FeedWriter(out), HistoryWriter(out)
 
     def hear(event: Event) -> None:
         feed.take(event)
@@ -56,7 +56,7 @@ def report(device: ScriptedDevice) -> None:
     device.report(task, opened)
 
 
-Serving = Callable[..., tuple[RunningServer, Feed]]
+Serving = Callable[..., tuple[RunningServer, FeedWriter]]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from edgefl_server import events
 from edgefl_server.events import DeviceSeen, Noted, UpdateAccepted
 from edgefl_server.storage import feed
-from edgefl_server.storage.feed import AnyEvent, Feed, FeedEvent, FeedReader, decode_event
+from edgefl_server.storage.feed import AnyEvent, FeedEvent, FeedReader, FeedWriter, decode_event
 from tests.support.events import round_closed
 
 
@@ -18,7 +18,7 @@ def followed(tail: FeedReader) -> list[FeedEvent]:
 
 
 def written(folder: Path, *told_: events.Event, **options: int) -> None:
-    made = Feed(folder, lambda: 5.0, **options)
+    made = FeedWriter(folder, lambda: 5.0, **options)
     for event in told_:
         assert made.take(event) is None
     made.close()
@@ -121,7 +121,7 @@ def test_news_of_a_later_release_and_garbage_are_passed_over(tmp_path: Path) -> 
 
 def test_a_feed_that_cannot_be_written_is_told_once_and_the_run_goes_on(tmp_path: Path) -> None:
     (tmp_path / feed.NAME).mkdir()
-    made = Feed(tmp_path)
+    made = FeedWriter(tmp_path)
     assert made.take(Noted(text="lost")) is None
     made.close()
 

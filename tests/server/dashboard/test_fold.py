@@ -24,7 +24,7 @@ from edgefl_server.events import (
     RoundOpened,
     UpdateAccepted,
 )
-from edgefl_server.storage.feed import Feed
+from edgefl_server.storage.feed import FeedWriter
 from edgefl_server.storage.journal import Journal
 from edgefl_server.storage.update_storage import UpdateFiles
 
@@ -274,7 +274,7 @@ def test_all_values_lie_in_a_histogram() -> None:
 
 
 def test_of_an_earlier_run_in_the_feed_nothing_is_shown(tmp_path: Path) -> None:
-    feed = Feed(tmp_path, lambda: 5.0)
+    feed = FeedWriter(tmp_path, lambda: 5.0)
     feed.take(DeviceJoined(device="of-the-first", tier="strong"))
     for run in ("first", "second", "second"):
         feed.take(started(run))

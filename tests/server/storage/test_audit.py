@@ -10,7 +10,7 @@ import pytest
 
 from edgefl.errors import DataError
 from edgefl_server import events
-from edgefl_server.storage.audit import MOST_REJECTED, NAME, Audit, History, verify
+from edgefl_server.storage.audit import MOST_REJECTED, NAME, AuditLog, HistoryWriter, verify
 from tests.support.events import round_closed
 
 DEVICES = ("a", "b")
@@ -26,7 +26,7 @@ def rejected(device: str) -> events.Rejected:
     return events.Rejected(device=device, round=1, reason="stale", text="late")
 
 
-def told(audit: Audit, *happened: events.Event) -> None:
+def told(audit: AuditLog, *happened: events.Event) -> None:
     for event in happened:
         assert audit.take(event) is None
 
@@ -40,7 +40,7 @@ def started() -> events.Started:
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     """Two rounds of two devices."""
-    audit, history = Audit(tmp_path, clock=lambda: 1.5), History(tmp_path)
+    audit, history = AuditLog(tmp_path, clock=lambda: 1.5), HistoryWriter(tmp_path)
     told(audit, started())
     for number in (1, 2):
         told(audit, events.RoundOpened(round=number, goal=2, devices=DEVICES, deadline=9.0))
@@ -80,20 +80,20 @@ def test_what_was_done_to_it_is_named(
 def test_half_a_line_of_a_killed_server_goes_and_the_chain_goes_on(log: Path) -> None:
     log.write_bytes(log.read_bytes()[:-30])
 
-    told(Audit(log.parent), round_closed(2), events.Stopped(next_round=3, rounds=2))
+    told(AuditLog(log.parent), round_closed(2), events.Stopped(next_round=3, rounds=2))
 
     found = verify(log.parent)
     assert (found.lines, found.problems) == (10, ())
 
 
 def test_an_update_that_is_told_again_after_a_restart_stands_there_once(log: Path) -> None:
-    told(Audit(log.parent), accepted("a", 2), accepted("a", 3))
+    told(AuditLog(log.parent), accepted("a", 2), accepted("a", 3))
 
     assert verify(log.parent).updates == 5
 
 
 def test_a_restarted_audit_forgets_past_rounds(log: Path) -> None:
-    audit = Audit(log.parent)
+    audit = AuditLog(log.parent)
     told(audit, started())
 
     assert audit._tail is not None
@@ -101,7 +101,7 @@ def test_a_restarted_audit_forgets_past_rounds(log: Path) -> None:
 
 
 def test_strangers_and_floods_do_not_fill_it(log: Path) -> None:
-    audit = Audit(log.parent)
+    audit = AuditLog(log.parent)
     told(audit, events.RoundOpened(round=3, goal=2, devices=DEVICES, deadline=9.0))
     told(audit, *(rejected(device) for device in ("a", "stranger") for _ in range(100)))
 
@@ -111,7 +111,7 @@ def test_strangers_and_floods_do_not_fill_it(log: Path) -> None:
 
 
 def test_a_full_disk_is_told_and_the_next_line_stands_whole(log: Path, tmp_path: Path) -> None:
-    audit = Audit(log.parent)
+    audit = AuditLog(log.parent)
     told(audit, accepted("a", 3))  # it has read the file: /dev/full has no end
     whole = log.read_bytes()
     log.unlink()
@@ -131,7 +131,7 @@ def test_a_folder_without_a_log_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_kept_in_memory_is_of_the_open_round(tmp_path: Path) -> None:
-    audit = Audit(tmp_path)
+    audit = AuditLog(tmp_path)
     told(audit, started())
     for number in range(1, 20):
         told(audit, events.RoundOpened(round=number, goal=2, devices=DEVICES, deadline=9.0))
