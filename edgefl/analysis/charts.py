@@ -170,10 +170,10 @@ def heatmap(
         _text(WIDTH / 2, HEIGHT - 14, x, "middle"),
         _sideways(y),
     ]
-    for number in _thinned(len(columns), 22 if wide < 22 else wide, wide):
+    for number in _label_indices(len(columns), 22 if wide < 22 else wide, wide):
         middle = LEFT + wide * (number + 0.5)
         parts.append(_text(middle, HEIGHT - BOTTOM + 16, _cut(columns[number], wide), "middle", "small"))
-    for number in _thinned(len(rows), 13 if tall < 13 else tall, tall):
+    for number in _label_indices(len(rows), 13 if tall < 13 else tall, tall):
         parts.append(_text(LEFT - 6, TOP + tall * (number + 0.5) + 4, _cut(rows[number], 44), "end", "small"))
     for at, (row, values) in enumerate(zip(rows, matrix, strict=True)):
         for index, (column, value) in enumerate(zip(columns, values, strict=True)):
@@ -240,7 +240,7 @@ def _across(axis: _Axis, top: float) -> list[str]:
     floor = HEIGHT - BOTTOM
     return [
         f'<path class="grid" d="M{axis.at(mark):.1f} {floor}V{top}"/>'
-        + _text(axis.at(mark), floor + 18, written(mark), "middle", "small")
+        + _text(axis.at(mark), floor + 18, format_number(mark), "middle", "small")
         for mark in axis.marks
     ]
 
@@ -248,7 +248,7 @@ def _across(axis: _Axis, top: float) -> list[str]:
 def _up(axis: _Axis) -> list[str]:
     return [
         f'<path class="grid" d="M{LEFT} {axis.at(mark):.1f}H{WIDTH - RIGHT}"/>'
-        + _text(LEFT - 6, axis.at(mark) + 4, written(mark), "end", "small")
+        + _text(LEFT - 6, axis.at(mark) + 4, format_number(mark), "end", "small")
         for mark in axis.marks
     ]
 
@@ -313,7 +313,7 @@ def _short(value: float) -> str:
     return f"{value:.0f}" if float(value).is_integer() and abs(value) < 1e4 else f"{value:.2g}"
 
 
-def _thinned(count: int, room: float, each: float) -> range:
+def _label_indices(count: int, room: float, each: float) -> range:
     """Return the indices of the labels to draw, of ``count``, so that each has ``room`` pixels.
 
     ``each`` is the distance of two.
@@ -372,7 +372,7 @@ def logarithmic(low: float, high: float, wanted: int = 8) -> list[float]:
     return [10.0 ** (first + number * step) for number in range(count + 1)]
 
 
-def written(value: float) -> str:
+def format_number(value: float) -> str:
     """Return a number as text with at most four digits, such as 0.25, 1500, 20k or 1e-12."""
     size = abs(value)
     if size < 1e-12:

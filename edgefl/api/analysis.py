@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from edgefl.algorithms.personal.personalize import STEP
-from edgefl.analysis.heterogeneity.losses import DatasetShards, Losses, shuffled
+from edgefl.analysis.heterogeneity.losses import DatasetShards, Losses, shuffle_rows
 from edgefl.analysis.heterogeneity.report import HeterogeneityReport, examine
 from edgefl.analysis.heterogeneity.theory import TrainingSetting
 from edgefl.analysis.personal.finished import FinishedRun
@@ -81,7 +81,7 @@ def heterogeneity(
         seed = federation.federation.seed
         report = examine(
             Losses(Objective.of(whole), _tensors(spec.weights, own, where)),
-            DatasetShards(dataset, shuffled(rows, most=samples, seed=seed)),
+            DatasetShards(dataset, shuffle_rows(rows, most=samples, seed=seed)),
             histograms(dataset.train_y, rows, dataset.classes),
             _setting(federation, algorithm_of(federation, whole), alpha, count),
             curved=users,

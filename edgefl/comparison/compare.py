@@ -29,7 +29,7 @@ from edgefl.models.source import ModelSource
 from edgefl.models.spec import ModelSpec
 from edgefl.models.user_code import user_errors, user_line_of
 from edgefl.system.memory import release_freed
-from edgefl_export.verify.rounding import nudged
+from edgefl_export.verify.rounding import nudge
 
 STEPS = 3
 """Steps of training: what a step leaves in the module shows in the next ones."""
@@ -300,7 +300,7 @@ class _TorchTraining:
 
     def _sample_drift(self, spec: ModelSpec) -> Mapping[str, float]:
         """Return for each tensor how far torch's result moves if the samples change by rounding."""
-        rounded = [nudged(batch, number) for number, batch in enumerate(self.samples)]
+        rounded = [nudge(batch, number) for number, batch in enumerate(self.samples)]
         try:
             return _float32_drift(self.again(spec), replace(self, samples=rounded).again(spec))
         except Exception:  # such as for whole numbers in float32

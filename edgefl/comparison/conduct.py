@@ -97,7 +97,7 @@ class Conduct(TorchFunctionMode):
         elif func is Tensor.register_hook:
             self.hooked = True
         elif func == _REPLACED or (name != "__set__" and writes(name, kwargs)):
-            for each in _written(args, kwargs):
+            for each in _written_tensors(args, kwargs):
                 if memory_of(each) in self._names:
                     known = self._names[memory_of(each)]
                     remedy = instead_of(f"aten.{name}", _WRITE) if name.endswith("_") else _WRITE
@@ -125,7 +125,7 @@ _TOGGLE = "expected a fixed choice; call requires_grad_ before the model is comp
 _HOOK = "expected hooks that only observe; change the gradient of a parameter by register_hook, or of a tensor in forward"
 
 
-def _written(args: Any, kwargs: Any) -> Iterator[Tensor]:
+def _written_tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
     """Yield the tensors that a function of torch may write into: its first argument, a list of them there, and ``out``."""
     for each in (*args[:1], kwargs.get("out")):
         yield from (

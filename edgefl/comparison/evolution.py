@@ -78,7 +78,7 @@ def check_state(source: ModelSource, loss: Loss, batch: Tensors, seed: int, cond
         warnings.simplefilter("ignore")
         enter_training(module)
         evolution = _Evolution(source, loss, batch, seed, conduct)
-        found = evolution.in_a_row() or evolution.moved()
+        found = evolution.find_in_a_row() or evolution.moved()
     if found is not None:
         raise state_error(module, conduct, *found)
 
@@ -124,7 +124,7 @@ class _Evolution:
             changes |= {each.path: each for each in first.changes()}
         self._changes = list(changes.values()) or list(conduct.changed.values())
 
-    def in_a_row(self) -> tuple[str, str] | None:
+    def find_in_a_row(self) -> tuple[str, str] | None:
         """Return (path of state that changes the results of many calls in a row, text that says when), or None."""
         for each in self._changes:
             if isinstance(each.space, IteratorSpace) and not each.space.is_replaceable():
@@ -267,7 +267,7 @@ class _Labels(TorchDispatchMode):
         # Drawing, which is on, would take part in each look at a tensor.
         with torch._C.DisableTorchFunction():
             given: list[Tensor] = []
-            called = func, self._frozen(args, given), self._frozen(kwargs, given)
+            called = func, self._freeze(args, given), self._freeze(kwargs, given)
             written, is_set = _effects(func)
             free = is_set and all(memory_of(each) in self._constants for each in given)
             result = func(*args, **kwargs)
@@ -295,15 +295,15 @@ class _Labels(TorchDispatchMode):
     def _number(self, label: object) -> int:
         return self._numbers.setdefault(label, len(self._numbers))
 
-    def _frozen(self, value: Any, tensors: list[Tensor]) -> object:
+    def _freeze(self, value: Any, tensors: list[Tensor]) -> object:
         """Return a hashable form of an argument, and add its tensors to ``tensors``."""
         if isinstance(value, Tensor):
             tensors.append(value)
             return self.of(value)
         if isinstance(value, list | tuple):
-            return tuple([self._frozen(each, tensors) for each in value])
+            return tuple([self._freeze(each, tensors) for each in value])
         if isinstance(value, dict):
-            return tuple([(key, self._frozen(each, tensors)) for key, each in value.items()])
+            return tuple([(key, self._freeze(each, tensors)) for key, each in value.items()])
         if isinstance(value, float | torch.Generator):
             value = repr(value) if isinstance(value, float) else None  # NaN differs from itself
         return type(value), value  # 1 and True are equal

@@ -100,7 +100,7 @@ def train(
         stack.enter_context(restoring(snapshot_of(module, loss)))
         warnings.simplefilter("ignore")
         enter_training(module)
-        stack.enter_context(_widened(module) if double else nullcontext())
+        stack.enter_context(_in_float64(module) if double else nullcontext())
         parameters = dict(module.named_parameters())
         shapes = {name: each.detach() for name, each in module.named_buffers()}
         generators = Generators()
@@ -265,7 +265,7 @@ def restored(module: nn.Module) -> Iterator[Mapping[int, Tensor]]:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         stack.enter_context(patched_generators(module))
         stack.enter_context(restored_state(module))
-        stack.enter_context(_announced(module))
+        stack.enter_context(_apply_deviations(module))
         try:
             yield values
         finally:
@@ -301,7 +301,7 @@ def widen(batch: Tensors) -> Tensors:
 
 
 @contextmanager
-def _widened(module: nn.Module) -> Iterator[None]:
+def _in_float64(module: nn.Module) -> Iterator[None]:
     """Convert float32 parameters and buffers to float64 while the block runs. They stay the same objects, as hooks need."""
     tensors = _tensors(module)
     narrow = [(each, each.data) for each in tensors.values() if each.is_leaf and each.dtype == torch.float32]
@@ -327,7 +327,7 @@ def _refill(now: dict[str, Any], before: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _announced(module: nn.Module) -> Iterator[None]:
+def _apply_deviations(module: nn.Module) -> Iterator[None]:
     """Apply deviations that are announced to the user when a model is cut, such as SpecAugment off, while the block runs."""
     configs: dict[int, Any] = {}
     for part in module.modules():

@@ -25,7 +25,7 @@ from edgefl.wire.mqtt.messages import Offer, Round, encode
 from edgefl.wire.regions import local_shape, pieces
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import UpdateSize, update_size
-from edgefl_export.compiler.algorithm import coded_algorithm, trained_by, with_shorter
+from edgefl_export.compiler.algorithm import coded_algorithm, resolve_training, with_shorter
 from edgefl_export.compiler.request import TierTraining
 
 
@@ -49,7 +49,7 @@ def algorithm_of(federation: Federation, submodel: Submodel) -> Algorithm:
 def replaced_algorithm(federation: Federation) -> str:
     """Return a text if the codec replaces the federation's algorithm by a training of its own, else ""."""
     codec, name = codecs.build(federation.codec.name, **federation.codec.options), federation.algorithm.name
-    trained_with, _ = trained_by(codec, name, {})
+    trained_with, _ = resolve_training(codec, name, {})
     if trained_with == name:
         return ""
     return (

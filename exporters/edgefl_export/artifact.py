@@ -68,7 +68,7 @@ def artifacts_in(model: bytes) -> list[bytes]:
     return split(model) if is_joined(model) else [model]
 
 
-def in_segments(
+def join_segments(
     parts: Sequence[tuple[Mapping[str, TensorSpec], Mapping[str, TensorSpec], Artifact]],
     planned_bytes: int,
     nodes: Mapping[str, Node],

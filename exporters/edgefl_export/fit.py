@@ -61,7 +61,7 @@ def step_bytes(submodel: Submodel, batch: int, forwards: Forwards) -> int:
     return int(forwards.of(submodel.suffix, submodel.boundary).nbytes * batch) + _WEIGHT_COPIES * weights
 
 
-def guessed(sizes: Sequence[int], peaks: Mapping[int, int]) -> list[int]:
+def interpolate_peaks(sizes: Sequence[int], peaks: Mapping[int, int]) -> list[int]:
     """Return the peak memory of every size in bytes, interpolated where it was not traced.
 
     Args:
@@ -77,7 +77,7 @@ def guessed(sizes: Sequence[int], peaks: Mapping[int, int]) -> list[int]:
     return [guesses[at] for at in range(len(sizes))]
 
 
-def next_traced(sizes: Sequence[int], peaks: Mapping[int, int], memory: int) -> int | None:
+def next_size(sizes: Sequence[int], peaks: Mapping[int, int], memory: int) -> int | None:
     """Return the index of the size to trace next, or None if enough sizes are traced.
 
     The first and the last size come first. Then come sizes between two traced ones of which only one fits into
@@ -91,7 +91,7 @@ def next_traced(sizes: Sequence[int], peaks: Mapping[int, int], memory: int) -> 
     for end in (0, len(sizes) - 1):
         if end not in peaks:
             return end
-    guesses = guessed(sizes, peaks)
+    guesses = interpolate_peaks(sizes, peaks)
     between = [
         at
         for before, after in pairwise(sorted(peaks))
@@ -130,7 +130,7 @@ def plan(
     """Return every submodel of a model with the cost of a round on a device.
 
     A trace takes a second or two. If the memory of the device is known, only sizes near it are traced and the peaks of
-    other sizes are interpolated (:func:`next_traced`).
+    other sizes are interpolated (:func:`next_size`).
 
     Args:
         spec: the model.
@@ -154,7 +154,7 @@ def plan(
         planner.trace_whole()
     else:
         groups = [[each] for each in numbered]
-    tasks = [partial(_offered, planner, group) for group in groups]
+    tasks = [partial(_make_offers, planner, group) for group in groups]
     found = list(
         chain.from_iterable(side_by_side(tasks, on_progress, processes=processes, begin=start_forked))
     )
@@ -162,7 +162,7 @@ def plan(
     left_out = [(size, each) for size, each in zip(every, found, strict=True) if isinstance(each, ModelError)]
     if not offers:
         raise left_out[0][1]
-    return _settled(planner, Fit(tuple(offers), tuple(left_out)))
+    return _trace_recommended(planner, Fit(tuple(offers), tuple(left_out)))
 
 
 def _distinct(offers: Iterable[SubmodelOffer]) -> list[SubmodelOffer]:
@@ -174,7 +174,7 @@ def _distinct(offers: Iterable[SubmodelOffer]) -> list[SubmodelOffer]:
     return list(first.values())
 
 
-def _settled(planner: _SizePlanner, made: Fit) -> Fit:
+def _trace_recommended(planner: _SizePlanner, made: Fit) -> Fit:
     """Return ``made`` with a recommended offer whose memory was traced instead of interpolated.
 
     Repeats with the next recommendation if the traced offer does not fit.
@@ -193,7 +193,7 @@ def _settled(planner: _SizePlanner, made: Fit) -> Fit:
     return made
 
 
-def _offered(
+def _make_offers(
     planner: _SizePlanner, sizes: Sequence[tuple[Size, str]], on_progress: Progress
 ) -> list[SubmodelOffer | ModelError]:
     """Return for each size of one kind its offer, or the ModelError if no submodel of that size can be made."""
@@ -305,14 +305,14 @@ class _SizePlanner:
         algorithm = sketches[-1].tier.algorithm  # the search traces the last size in any case
         batch = batch_size(algorithm)
         bytes_of = [step_bytes(sketch.submodel, batch, self._forwards) for sketch in sketches]
-        while (at := next_traced(bytes_of, peaks, memory)) is not None:
+        while (at := next_size(bytes_of, peaks, memory)) is not None:
             trace(at)
         for at in reversed(range(len(sketches))):
             if at in peaks and not sketches[at].size.finer:
                 break
             if (traced.get(at) or trace(at)).options == sketches[at].size.options:
                 break
-        guesses = guessed(bytes_of, peaks)
+        guesses = interpolate_peaks(bytes_of, peaks)
         return [
             (
                 sketch,

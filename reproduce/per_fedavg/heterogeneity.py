@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edgefl.analysis.heterogeneity.losses import DatasetShards, Losses, ShardBatch, shuffled
+from edgefl.analysis.heterogeneity.losses import DatasetShards, Losses, ShardBatch, shuffle_rows
 from edgefl.analysis.heterogeneity.report import HeterogeneityReport, examine
 from edgefl.analysis.heterogeneity.theory import TrainingSetting
 from edgefl.contract.tensors import Tensors
@@ -96,7 +96,7 @@ def study(mixed: float, work: ArmRun) -> Measurements:
         losses = Losses(objective, weights)
         report = examine(
             losses,
-            DatasetShards(data, shuffled(parts, seed=work.seed)),
+            DatasetShards(data, shuffle_rows(parts, seed=work.seed)),
             histograms(data.train_y, parts, data.classes),
             TrainingSetting(alpha=0.01, beta=0.001, tau=4),
             curved=CURVED[work.scale],

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from edgefl.analysis.heterogeneity.curvature import adapted, extremes
+from edgefl.analysis.heterogeneity.curvature import adapt_user, extremes
 from edgefl.analysis.heterogeneity.losses import Losses, Shard, batches
 from edgefl.analysis.personal.evaluate import User
 from edgefl.analysis.personal.finished import FinishedRun
@@ -99,7 +99,7 @@ def _shard(user: User) -> Shard:
 def _kappa(losses: Losses, user: User, alpha: float) -> float:
     parts = batches(_shard(user), user.number)
     own = losses.mean(lambda part: losses.gradient(losses.start, part), parts)
-    return adapted(losses, own, parts, alpha).kappa
+    return adapt_user(losses, own, parts, alpha).kappa
 
 
 def _largest(losses: Losses, user: User) -> float:

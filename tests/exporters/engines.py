@@ -14,7 +14,7 @@ from edgefl_export.executorch.check import programs
 from edgefl_export.executorch.target import ExecuTorchTarget
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.verify import graphs
-from edgefl_export.verify.rounding import exactly
+from edgefl_export.verify.rounding import run_in_double
 
 ENGINES = ("onnx", "executorch")
 
@@ -50,7 +50,7 @@ def on_engine(engine: str, function: Function, inputs: tuple[Tensor, ...]) -> li
 def agree(engine: str, fn: Callable[..., Tensor], *inputs: Tensor, gradients: bool = False) -> None:
     """Fail unless the engine agrees with torch's float64, entry by entry."""
     function = function_of(fn, inputs, gradients)
-    exact = exactly(function, dict(zip(function.inputs, inputs, strict=True))).values()
+    exact = run_in_double(function, dict(zip(function.inputs, inputs, strict=True))).values()
     for expected, found in zip(exact, on_engine(engine, function, inputs), strict=True):
         if not found.is_floating_point():
             assert found.tolist() == expected.tolist()

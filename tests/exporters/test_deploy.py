@@ -34,7 +34,7 @@ from edgefl.submodels.compaction.compact import compact
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire import tensors
 from edgefl.wire.tensors import Array, Arrays
-from edgefl_export.deploy.export import compare, deploy, grouped
+from edgefl_export.deploy.export import compare, deploy, group_rows
 from edgefl_export.deploy.program import Subject
 from edgefl_export.deploy.target import DeployTarget
 from tests.cli.runner import runner
@@ -91,7 +91,7 @@ def data() -> Dataset:
 def run(model: bytes, x: Array) -> Array:
     session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     size = session.get_inputs()[0].shape[0]
-    groups = [session.run(None, {"x": x[at]})[0] for at in grouped(len(x), size)]
+    groups = [session.run(None, {"x": x[at]})[0] for at in group_rows(len(x), size)]
     return np.concatenate(groups)[: len(x)]
 
 
@@ -286,8 +286,8 @@ def test_what_computes_the_same_may_take_the_module_s_place(data: Dataset) -> No
 
 
 def test_groups_are_full_and_wrap_around() -> None:
-    assert [group.tolist() for group in grouped(5, 2)] == [[0, 1], [2, 3], [4, 0]]
-    assert [group.tolist() for group in grouped(2, 5)] == [[0, 1, 0, 1, 0]]
+    assert [group.tolist() for group in group_rows(5, 2)] == [[0, 1], [2, 3], [4, 0]]
+    assert [group.tolist() for group in group_rows(2, 5)] == [[0, 1, 0, 1, 0]]
 
 
 # -- what is cut, and what is refused ------------------------------------------------------------------------

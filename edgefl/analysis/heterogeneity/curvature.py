@@ -345,7 +345,7 @@ class AdaptedUser:
     norm: float
 
 
-def adapted(losses: Losses, own: Tensor, parts: Sequence[ShardBatch], alpha: float) -> AdaptedUser:
+def adapt_user(losses: Losses, own: Tensor, parts: Sequence[ShardBatch], alpha: float) -> AdaptedUser:
     """Compute a user's meta-gradient and kappa (eq. 5).
 
     Args:

@@ -115,7 +115,7 @@ def majority_levels(counts: Array) -> tuple[float, float]:
     return float((most / totals).mean()), float(most.sum() / totals.sum())
 
 
-def grouped(counts: Array) -> dict[tuple[int, ...], list[int]]:
+def group_users(counts: Array) -> dict[tuple[int, ...], list[int]]:
     """Return the users by their classes, in order of their first user."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for user, row in enumerate(counts):
@@ -190,7 +190,7 @@ def _distances(x: Array, owner: Array, unit: Array, partners: np.random.SeedSequ
     return Distances(
         per_feature=wasserstein_1d(x, owner).mean(axis=1),
         sliced=wasserstein_1d(x @ unit.T, owner).mean(axis=1),
-        matched=np.array([_matched(rng, x, owner == user, users) for user in range(users)]),
+        matched=np.array([_match_distance(rng, x, owner == user, users) for user in range(users)]),
     )
 
 
@@ -220,7 +220,7 @@ def wasserstein_1d(values: Array, owner: Array) -> Array:
     return distances
 
 
-def _matched(rng: np.random.Generator, x: Array, mine: Array, users: int) -> float:
+def _match_distance(rng: np.random.Generator, x: Array, mine: Array, users: int) -> float:
     """Return W1 in all dimensions from the best one-to-one matching of a user's samples with as many of other users."""
     own = x[mine][:MATCHED]
     others = x[~mine]

@@ -54,7 +54,7 @@ class DatasetShards(Sequence[Shard]):
         return Shard(parts.pop("x"), parts.pop("y"), parts)
 
 
-def shuffled(rows: Sequence[Array], *, most: int = 0, seed: int = 0) -> list[Array]:
+def shuffle_rows(rows: Sequence[Array], *, most: int = 0, seed: int = 0) -> list[Array]:
     """Return each user's rows in random order.
 
     Args:
@@ -133,7 +133,7 @@ class Losses:
 
     def gradient(self, at: Tensor, batch: ShardBatch) -> Tensor:
         """Return the gradient of the batch's mean loss at ``at``, flat (d,)."""
-        return self._flat(gradient(self.objective, self._all(at), self._given(batch))[2])
+        return self._flat(gradient(self.objective, self._all(at), self._batch_tensors(batch))[2])
 
     def product(self, at: Tensor, vector: Tensor, batch: ShardBatch) -> Tensor:
         """Return the Hessian of the batch's mean loss at ``at``, times ``vector`` (d,).
@@ -141,7 +141,7 @@ class Losses:
         It is exact. Layers without second derivatives (recurrent ones) get the central difference of gradients, which has
         about three right digits in float32 (per_fedavg.md 2.8).
         """
-        there, inputs, direction = self._all(at), self._given(batch), self._named(vector)
+        there, inputs, direction = self._all(at), self._batch_tensors(batch), self._split_flat(vector)
         try:
             return self._flat(hvp(self.objective, there, inputs, direction))
         except ModelError:
@@ -156,7 +156,7 @@ class Losses:
             result += of(part) * (part.size / total)
         return result
 
-    def _given(self, batch: ShardBatch) -> Tensors:
+    def _batch_tensors(self, batch: ShardBatch) -> Tensors:
         parts = {"x": batch.x, SAMPLE: batch.x, "y": batch.y, **batch.others}
         return {**prefixed("batch.0", parts), **dict(self._noise(batch))}
 
@@ -172,12 +172,12 @@ class Losses:
         return self._specs[size]
 
     def _all(self, at: Tensor) -> Tensors:
-        return {**self.weights, **self._named(at)}
+        return {**self.weights, **self._split_flat(at)}
 
     def _flat(self, tensors: Tensors) -> Tensor:
         return torch.cat([tensors[name].reshape(-1) for name in self.names])
 
-    def _named(self, flat: Tensor) -> Tensors:
+    def _split_flat(self, flat: Tensor) -> Tensors:
         sizes = [self.weights[name].numel() for name in self.names]
         parts = zip(self.names, torch.split(flat, sizes), strict=True)
         return {name: part.reshape(self.weights[name].shape) for name, part in parts}

@@ -18,7 +18,7 @@ from edgefl.analysis.heterogeneity.curvature import (
     GradientReport,
     Gradients,
     Progress,
-    adapted,
+    adapt_user,
     curvature_report,
     user_gradient,
 )
@@ -116,7 +116,7 @@ def examine(
         parts = batches(shard, user)
         gradient = user_gradient(losses, losses.start, parts)
         gradients.add(gradient)
-        adaptations.add(adapted(losses, gradient.mean, parts, setting.alpha))
+        adaptations.add(adapt_user(losses, gradient.mean, parts, setting.alpha))
         if user in chosen:
             examined.append(Examined(user, shard.rows(slice(CURVED_ROWS)), gradient.mean))
     curvature = curvature_report(losses, examined, setting.alpha, on_progress)

@@ -10,7 +10,7 @@ from edgefl.analysis import charts
 from edgefl.analysis.charts import html_page, html_table
 from edgefl.analysis.heterogeneity import theory
 from edgefl.analysis.heterogeneity.curvature import PROBES, STEPS
-from edgefl.analysis.heterogeneity.labels import grouped, majority_levels
+from edgefl.analysis.heterogeneity.labels import group_users, majority_levels
 from edgefl.analysis.heterogeneity.report import HeterogeneityReport, reading
 
 Row = dict[str, str]
@@ -32,7 +32,7 @@ def tables(report: HeterogeneityReport) -> dict[str, list[Row]]:
 
 def groups(report: HeterogeneityReport) -> list[Row]:
     """Return a row per group of users with equal classes; empty if the groups are more than 12."""
-    by_classes = grouped(report.counts)
+    by_classes = group_users(report.counts)
     if len(by_classes) > _GROUPS:
         return []
     kappas, tv = report.adaptation.kappas, report.labels.tv

@@ -173,7 +173,7 @@ def evaluate_user(adapter: Adapter, user: User, setting: EvaluationSetting) -> U
     points, now = [], prefixed("weights", adapter.weights)
     for done in range(setting.curve[-1] + 1):
         if done in setting.curve:
-            points.append(_judged(adapter.algorithm.evaluate, now, judged, done))
+            points.append(_evaluate_rows(adapter.algorithm.evaluate, now, judged, done))
         if done < setting.curve[-1] and setting.alpha > 0:
             stepped = select(adapter.step(batches.feeds(now, done)), "weights")
             now = now | prefixed("weights", stepped)
@@ -245,7 +245,7 @@ class _SupportBatches:
         return known[name]
 
 
-def _judged(evaluate: Function, weights: Tensors, judged: Rows, steps: int) -> AdaptationPoint:
+def _evaluate_rows(evaluate: Function, weights: Tensors, judged: Rows, steps: int) -> AdaptationPoint:
     """Return means over all rows of ``judged``, computed in groups of nearly equal size."""
     count, sums = len(judged["y"]), dict[str, Array]()
     own = {name: tensor for name, tensor in weights.items() if name in evaluate.inputs}

@@ -12,7 +12,7 @@ import torch
 
 from edgefl.algorithms.personal.personalize import ALPHA, STEP, add_personalize
 from edgefl.analysis.personal.evaluate import Adapter, User, evaluate_user
-from edgefl.analysis.personal.report import EvaluationSetting, PersonalReport, UserReport, summed_up
+from edgefl.analysis.personal.report import EvaluationSetting, PersonalReport, UserReport, summarize
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, DataError
@@ -142,9 +142,9 @@ class FinishedRun:
     def report(self, setting: EvaluationSetting) -> PersonalReport:
         """Evaluate all users; users with samples that the protocol cannot split are left out, with the reason."""
         left_out: dict[str, str] = {}
-        return summed_up(setting, list(self._evaluated(setting, left_out)), left_out)
+        return summarize(setting, list(self._evaluate_users(setting, left_out)), left_out)
 
-    def _evaluated(self, setting: EvaluationSetting, left_out: dict[str, str]) -> Iterator[UserReport]:
+    def _evaluate_users(self, setting: EvaluationSetting, left_out: dict[str, str]) -> Iterator[UserReport]:
         for user in self.users:
             try:
                 yield evaluate_user(self.adapters[user.group], user, setting)

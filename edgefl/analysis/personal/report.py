@@ -151,7 +151,7 @@ class PersonalReport:
     left_out: Mapping[str, str]
 
 
-def summed_up(
+def summarize(
     setting: EvaluationSetting, users: Sequence[UserReport], left_out: Mapping[str, str] | None = None
 ) -> PersonalReport:
     """Return the report on users.

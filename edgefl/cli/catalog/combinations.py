@@ -22,7 +22,7 @@ from edgefl.setup.training import why_not
 from edgefl.submodels import catalog as kinds
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.bundle.formats import FORMATS
-from edgefl_export.compiler.algorithm import DEFAULT_ALGORITHM, coded_algorithm, trained_by
+from edgefl_export.compiler.algorithm import DEFAULT_ALGORITHM, coded_algorithm, resolve_training
 
 _KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     WHOLE: ("output_side", {"cut": 0}),
@@ -91,7 +91,7 @@ def _algorithm_row(name: str, submodels: Mapping[str, list[Submodel]]) -> dict[s
 
 def _coded(codec: str, name: str, algorithm: Algorithm, submodel: Submodel) -> str:
     made = codecs.build(codec)
-    if trained_by(made, name, {})[0] == name:
+    if resolve_training(made, name, {})[0] == name:
         apply_codec(made, algorithm, Objective.of(submodel))
     return codec
 

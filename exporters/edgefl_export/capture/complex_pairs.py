@@ -21,7 +21,14 @@ from edgefl.errors import ExportError
 from edgefl_export.capture.locate import locate_call, refusal
 from edgefl_export.capture.nodes import fake_value, results
 from edgefl_export.capture.refusals import instead_of
-from edgefl_export.decompositions.complex_numbers import RULES, ComplexPair, Operand, as_pair, halves, joined
+from edgefl_export.decompositions.complex_numbers import (
+    RULES,
+    ComplexPair,
+    Operand,
+    as_pair,
+    halves,
+    join_parts,
+)
 from edgefl_export.operators import named
 
 _aten = torch.ops.aten
@@ -120,20 +127,20 @@ def _run(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _write(node, args, kwargs)
     rule = RULES.get(op)
     if op is _aten.as_strided.default:
-        made = _strided(node, *args)
+        made = _as_strided(node, *args)
     elif rule is not None:
         made = rule(*args, **kwargs)
     elif op in _MOVING:
-        made = _moved(op, args, kwargs)
+        made = _run_moving(op, args, kwargs)
     else:
         return NotImplemented
     value = node.meta["val"]
     if isinstance(value, Tensor):
-        return _checked(made, value)
-    return [_checked(each, like) for each, like in zip(made, value, strict=True)]
+        return _cast_like(made, value)
+    return [_cast_like(each, like) for each, like in zip(made, value, strict=True)]
 
 
-def _strided(
+def _as_strided(
     node: fx.Node, x: ComplexPair, size: Sequence[int], stride: Sequence[int], offset: int = 0
 ) -> Any:
     """Return ``as_strided`` of a pair, or NotImplemented if its strides differ from those of the complex tensor."""
@@ -144,7 +151,7 @@ def _strided(
     return ComplexPair(x.parts.as_strided([*size, 2], [*(2 * each for each in stride), 1], 2 * offset))
 
 
-def _checked(made: Any, like: Tensor) -> Any:
+def _cast_like(made: Any, like: Tensor) -> Any:
     """Return ``made`` converted to the dtype of ``like``, torch's result; NotImplemented if the shapes differ."""
     if made is NotImplemented or isinstance(made, complex):
         return made
@@ -168,12 +175,12 @@ def _write(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         made = (
             made
             if isinstance(target, ComplexPair) == isinstance(made, ComplexPair)
-            else _converted(made, target)
+            else _convert(made, target)
         )
     else:
         packet = getattr(_aten, op._schema.name.removeprefix("aten::").removesuffix("_"), None)
         plain = getattr(packet, op._overloadname, None)
-        rule = RULES.get(plain) or (plain in _MOVING and (lambda *a, **k: _moved(plain, a, k)))
+        rule = RULES.get(plain) or (plain in _MOVING and (lambda *a, **k: _run_moving(plain, a, k)))
         made = rule(*args, **kwargs) if rule else NotImplemented
     if made is NotImplemented or isinstance(made, ComplexPair) != isinstance(target, ComplexPair):
         return NotImplemented
@@ -184,9 +191,9 @@ def _write(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return target
 
 
-def _converted(value: Operand, like: Operand) -> Operand:
+def _convert(value: Operand, like: Operand) -> Operand:
     real, imaginary = halves(value)
-    return joined(real, imaginary) if isinstance(like, ComplexPair) else cast(Tensor, real)
+    return join_parts(real, imaginary) if isinstance(like, ComplexPair) else cast(Tensor, real)
 
 
 # Ops that move entries: the pair's axis is one more at the end.
@@ -204,7 +211,7 @@ _MOVING = named(
 _RESHAPING = frozenset({_aten.view.default, _aten._unsafe_view.default})
 
 
-def _moved(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+def _run_moving(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """Run ``op``, which only moves entries, on the parts of pairs. Sizes and dimensions are adapted to the last axis."""
     leaves = _leaves(args, kwargs)
     if isinstance(args[0], complex):  # of a tensor that is a number

@@ -147,7 +147,7 @@ class _OpRecorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is _DEVICE or func.namespace == "profiler":  # nothing is computed
             return func(*args, **kwargs)
-        results = self._rewritten(func, args, kwargs)
+        results = self._apply_rule(func, args, kwargs)
         if results is not NotImplemented:
             return results
         made = [self._made.get(value) for value in _tensors(args, kwargs)]
@@ -160,7 +160,7 @@ class _OpRecorder(TorchDispatchMode):
             return func(*args, **kwargs)
         return self._write(func, args, kwargs, constant and any(made))
 
-    def _rewritten(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _apply_rule(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Return the results of an op by its rule in the table, or by torch's decomposition if it has no kernel of its own.
 
         Return NotImplemented if the op itself is to be recorded.

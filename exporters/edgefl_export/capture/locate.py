@@ -76,8 +76,8 @@ def locate(function: Function, op: str) -> SourceLocation:
     Returns:
         The location; empty if there is no such call.
     """
-    for wanted in (_is(op), _named(op), _contains(op), _decomposes_into(op)):
-        place = _watched(function, _CallTracer(wanted))
+    for wanted in (_is(op), _matches_name(op), _contains(op), _decomposes_into(op)):
+        place = _run_watched(function, _CallTracer(wanted))
         if place != SourceLocation():
             return place
     return SourceLocation()
@@ -85,7 +85,7 @@ def locate(function: Function, op: str) -> SourceLocation:
 
 def locate_type(function: Function, dtypes: Collection[torch.dtype]) -> SourceLocation:
     """Run ``function`` and return the location of the first op with a result of one of ``dtypes``; empty if none has."""
-    return _watched(function, _CallTracer(dtypes=dtypes))
+    return _run_watched(function, _CallTracer(dtypes=dtypes))
 
 
 def locate_call(function: Function, op: str, tensor: Callable[[Tensor], bool]) -> SourceLocation:
@@ -98,7 +98,7 @@ def locate_call(function: Function, op: str, tensor: Callable[[Tensor], bool]) -
         leaves = pytree.tree_leaves((args, kwargs))
         return str(func) == op and any(isinstance(leaf, Tensor) and tensor(leaf) for leaf in leaves)
 
-    place = _watched(function, _CallTracer(wanted))
+    place = _run_watched(function, _CallTracer(wanted))
     return place if place != SourceLocation() else locate(function, op)
 
 
@@ -114,7 +114,7 @@ def refusal(function: Function, op: object, place: SourceLocation, what: str, re
     )
 
 
-def _watched(function: Function, watch: _CallTracer) -> SourceLocation:
+def _run_watched(function: Function, watch: _CallTracer) -> SourceLocation:
     example = function.example(0)  # before the watch: it draws random numbers
     enter = register_module_forward_pre_hook(lambda module, args: watch.enter(module))
     leave = register_module_forward_hook(lambda module, args, out: watch.leave(), always_call=True)
@@ -137,7 +137,7 @@ def _is(op: str) -> Wanted:
     return lambda func, args, kwargs: str(func) == op
 
 
-def _named(op: str) -> Wanted:
+def _matches_name(op: str) -> Wanted:
     """Return a predicate for ops whose names equal ``op`` but for overload and underscores: ``_linalg_svd``."""
     return lambda func, args, kwargs: _bare(str(func)) == _bare(op)
 
@@ -216,7 +216,7 @@ class _CallTracer(TorchDispatchMode):
         if not self._calls:
             return ""
         module, path = self._calls[-1]
-        node = _generated(module)
+        node = _generated_node(module)
         if node is not None and module_of(node):
             return module_of(node)
         return f"{path} ({type(module).__name__})" if path else type(module).__name__
@@ -243,7 +243,7 @@ def _source() -> str:
     own: str | None = None
     for frame, line in traceback.walk_stack(None):
         path = Path(frame.f_code.co_filename)
-        if frame.f_code is _watched.__code__:
+        if frame.f_code is _run_watched.__code__:
             break
         node = node_at(frame, line)
         if node is not None and source_of(node):
@@ -265,7 +265,7 @@ def _within(rooms: tuple[Path, ...], path: Path) -> bool:
     return any(room in (resolved, *resolved.parents) for room in rooms)
 
 
-def _generated(module: nn.Module) -> fx.Node | None:
+def _generated_node(module: nn.Module) -> fx.Node | None:
     """Return the graph node that the generated code of ``module`` executes now; None if its code is not generated."""
     frames = traceback.walk_stack(None)
     return next(

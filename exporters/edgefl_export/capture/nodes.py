@@ -87,7 +87,7 @@ def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     return node
 
 
-def held_back(graph: fx.Graph, node: fx.Node, trigger: fx.Node | None) -> fx.Node:
+def delay(graph: fx.Graph, node: fx.Node, trigger: fx.Node | None) -> fx.Node:
     """Insert a node with the value of ``node`` that runtimes cannot compute before ``trigger``, and return it."""
     late = graph.call_function(AFTER, (node, trigger))
     late.meta["val"] = node.meta["val"]

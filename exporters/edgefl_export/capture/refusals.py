@@ -110,7 +110,7 @@ def check_ops(function: Function, joint: fx.GraphModule) -> None:
             continue
         tags = getattr(node.target, "tags", ())
         if torch.Tag.nondeterministic_seeded in tags and not _is_told_not_to(node):
-            raise _refused(
+            raise _refusal(
                 function,
                 node,
                 "draws random numbers; make them of torch.rand, in a model under `if self.training:` alone, or "
@@ -121,7 +121,7 @@ def check_ops(function: Function, joint: fx.GraphModule) -> None:
             place = locate(function, str(node.target))
             raise refusal(function, node.target, place, "has no form for any engine", f". {remedy}")
         if _has_shape_of_values(node, tags):
-            raise _refused(
+            raise _refusal(
                 function,
                 node,
                 "gives a result whose shape depends on values; a graph has static shapes. Use torch.where, a product "
@@ -153,7 +153,7 @@ def _items(argument: object) -> Iterator[object]:
     yield from argument if isinstance(argument, list | tuple) else [argument]
 
 
-def _refused(function: Function, node: fx.Node, reason: str) -> ExportError:
+def _refusal(function: Function, node: fx.Node, reason: str) -> ExportError:
     place = locate(function, str(node.target))
     return ExportError(
         f"op {node.target} in function {function.name!r} {reason} ({place})",
@@ -357,7 +357,7 @@ def check_floats(lowered: LoweredGraph) -> None:
     raise refusal(lowered.function, node.target, place, f"makes a {dtype} tensor", rest)
 
 
-def unsupported(lowered: LoweredGraph, error: BaseException) -> ExportError:
+def unsupported_error(lowered: LoweredGraph, error: BaseException) -> ExportError:
     """Return the ExportError for ``error``, raised by torch.onnx; it names the op and its source line if they are known."""
     texts = _texts(error)
     match = _NODE.search("\n".join(texts))

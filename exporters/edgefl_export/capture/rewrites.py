@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from edgefl_export.capture.nodes import argument, fake_value, held_back, node_argument
+from edgefl_export.capture.nodes import argument, delay, fake_value, node_argument
 from edgefl_export.decompositions.normalization import GRADIENT
 from edgefl_export.operators import AFTER, POSITIVE
 
@@ -102,7 +102,7 @@ WAITING = 0.03
 _TO_COPY = torch.ops.aten._to_copy.default
 
 
-def stores(graph: fx.Graph) -> list[fx.Node]:
+def half_stores(graph: fx.Graph) -> list[fx.Node]:
     """Return the nodes that convert a computed value to float16 and are converted back to float32 later."""
     halves = [node for node in graph.nodes if _converts(node, torch.float16)]
     made = [node for node in halves if node_argument(node, 0).op == "call_function"]
@@ -115,7 +115,7 @@ def store_early(module: fx.GraphModule) -> None:
     All other readers of the value depend on the conversion, so no order of execution keeps the float32 value longer.
     """
     graph = module.graph
-    found = stores(graph)
+    found = half_stores(graph)
     if not found:
         return
     position = {node: place for place, node in enumerate(graph.nodes)}
@@ -143,7 +143,7 @@ def _moved_up(graph: fx.Graph, store: fx.Node, position: Mapping[fx.Node, int]) 
     others = [user for user in value.users if user is not store and user.op == "call_function"]
     value.append(store)
     with graph.inserting_after(store):
-        behind = held_back(graph, value, store)
+        behind = delay(graph, value, store)
     for user in others:
         if position[user] > position[value]:
             user.replace_input_with(value, behind)
@@ -155,7 +155,7 @@ def _restored_again(graph: fx.Graph, restored: fx.Node, position: Mapping[fx.Nod
         return
     with graph.inserting_before(late[0]):
         kept = node_argument(restored, 0)
-        held = held_back(graph, kept, _before(late[0]))
+        held = delay(graph, kept, _before(late[0]))
         again = graph.node_copy(restored, lambda node: held if node is kept else node)
     for user in late:
         user.replace_input_with(restored, again)

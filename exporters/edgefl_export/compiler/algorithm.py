@@ -56,7 +56,7 @@ def coded_algorithm(
 
     Args:
         submodel: the submodel to train.
-        name: name of the algorithm. A codec with a local training of its own replaces ``sgd`` (:func:`trained_by`).
+        name: name of the algorithm. A codec with a local training of its own replaces ``sgd`` (:func:`resolve_training`).
         options: options of the algorithm.
         codec: codec of the update.
         optimizer: name of the server's optimizer; ``none`` for that of the algorithm.
@@ -73,7 +73,7 @@ def coded_algorithm(
             kind=_kind(submodel),
         )
     objective = Objective.of(submodel)
-    name, options = trained_by(codec, name, options)
+    name, options = resolve_training(codec, name, options)
     algorithm = catalog.build(name, objective, **options)
     if algorithm.inference is not None and submodel.prefix:
         raise combination_error(
@@ -122,7 +122,7 @@ def with_shorter(algorithm: Algorithm, others: Mapping[int, Algorithm]) -> Algor
     return replace(algorithm, phases=phases, draws="length" if algorithm.draws == "walk" else algorithm.draws)
 
 
-def trained_by(codec: Codec, name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def resolve_training(codec: Codec, name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return name and options of the algorithm to train with ``codec``.
 
     A codec with a local training of its own replaces the algorithm ``sgd`` by it and adds its options.

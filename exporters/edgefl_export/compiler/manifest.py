@@ -58,7 +58,7 @@ def build_manifest(
         tier=request.tier,
         exchange=request.exchange,
         parameters=trained_entries(algorithm),
-        data=_completed(request.data, {graph.name for graph in graphs}, tokenizer),
+        data=_complete_reader(request.data, {graph.name for graph in graphs}, tokenizer),
         batch=batch_size(algorithm),
         prefix=tuple(
             Chunk(units=chunk.units, graph=f"forward.{number}")
@@ -92,7 +92,7 @@ def build_manifest(
     )
 
 
-def _completed(data: DataSpec, names: set[str], tokenizer: BlobRef | None) -> DataSpec:
+def _complete_reader(data: DataSpec, names: set[str], tokenizer: BlobRef | None) -> DataSpec:
     """Return ``data`` with its reader completed by the name of the features graph or the reference to the tokenizer."""
     reader = data.reader
     if isinstance(reader, SoundReader) and FEATURES in names:
@@ -250,7 +250,7 @@ def check_wiring(manifest: Manifest) -> None:
         ExportError: if a graph reads a tensor that neither the device nor an earlier graph provides in this type and
             shape; the message names the function and the port.
     """
-    for place, graph in _placed(manifest):
+    for place, graph in _graphs_by_stage(manifest):
         _check_fed(place, graph, [each.name for each in manifest.data.others])
         _check_in_place(graph)
     steps = [manifest.graph(phase.graph) for phase in manifest.phases]
@@ -269,7 +269,7 @@ def check_wiring(manifest: Manifest) -> None:
         _check_personalize(manifest.graph(manifest.personalize))
 
 
-def _placed(manifest: Manifest) -> Iterator[tuple[_RunStage, Graph]]:
+def _graphs_by_stage(manifest: Manifest) -> Iterator[tuple[_RunStage, Graph]]:
     """Yield (stage, graph) for every graph but those of frozen chunks, which read a single port."""
     yield _START, manifest.graph(manifest.start)
     for phase in manifest.phases:
@@ -286,7 +286,7 @@ def _check_fed(place: _RunStage, graph: Graph, others: Collection[str]) -> None:
         if not place.feeds(port, others):
             raise ExportError(
                 f"function {graph.name!r} reads {port.name!r}, which no device feeds to {place.what}: "
-                f"{_listed(place, others)}; {place.remedy}",
+                f"{_list_ports(place, others)}; {place.remedy}",
                 function=graph.name,
                 port=port.name,
             )
@@ -339,7 +339,7 @@ def _check_others(graph: Graph, data: DataSpec) -> None:
             )
 
 
-def _listed(place: _RunStage, others: Collection[str]) -> str:
+def _list_ports(place: _RunStage, others: Collection[str]) -> str:
     stream = "batch.0" if place.first_only else "batch.<k>"
     batches = [f"{stream}.{part}" for part in (*place.parts, *(others if place.parts else ()))]
     return f"it may read {_and([f'{role}.*' for role in place.roles if role != 'batch'] + batches)}"

@@ -111,16 +111,18 @@ def _ports_differ(graph: Graph, function: Function, seed: int) -> str:
 
     A graph may leave out inputs that it does not read. Runs the function once to get its outputs.
     """
-    declared = {port.name: _described(port) for port in ports(function.inputs)}
+    declared = {port.name: _describe(port) for port in ports(function.inputs)}
     for port in graph.inputs:
         if port.name not in declared:
             return f"the graph reads {port.name!r}, which function {function.name!r} has not"
-        if _described(port) != declared[port.name]:
-            return f"input {port.name!r} is {_described(port)} in the manifest and {declared[port.name]} in torch"
+        if _describe(port) != declared[port.name]:
+            return (
+                f"input {port.name!r} is {_describe(port)} in the manifest and {declared[port.name]} in torch"
+            )
     results: Tensors = function(function.example(seed))
-    outputs = {port.name: _described(port) for port in graph.outputs}
+    outputs = {port.name: _describe(port) for port in graph.outputs}
     specs = {name: TensorSpec.of(value) for name, value in results.items()}
-    wanted = {port.name: _described(port) for port in ports(specs)}
+    wanted = {port.name: _describe(port) for port in ports(specs)}
     if list(outputs) != list(wanted):
         return f"the graph's outputs are {', '.join(outputs)}; torch gives {', '.join(wanted)}"
     wrong = next((name for name in wanted if outputs[name] != wanted[name]), None)
@@ -129,13 +131,13 @@ def _ports_differ(graph: Graph, function: Function, seed: int) -> str:
     )
 
 
-def _described(port: Port) -> str:
+def _describe(port: Port) -> str:
     """Return a text with dtype and shape of a port, and with its role if that is not the one of its name."""
     tensor_type = f"{port.dtype}{list(port.shape)}"
     return tensor_type if port.role == role_of(port.name) else f"{port.role} {tensor_type}"
 
 
-def _repeated(phase: Phase | PhaseSpec) -> int | str:
+def _repetitions(phase: Phase | PhaseSpec) -> int | str:
     """Return the number of steps of a phase, or a text for a phase that passes once over the data."""
     return "once over the data" if phase.over_data else phase.steps
 
@@ -160,8 +162,8 @@ def _contradictions(manifest: Manifest, request: CompileRequest) -> list[str]:
             [algorithm.start.name, algorithm.finish.name, algorithm.evaluate.name],
         ),
         "phases": (
-            [(phase.name, phase.graph, _repeated(phase)) for phase in manifest.phases],
-            [(phase.name, phase.function.name, _repeated(phase)) for phase in algorithm.phases],
+            [(phase.name, phase.graph, _repetitions(phase)) for phase in manifest.phases],
+            [(phase.name, phase.function.name, _repetitions(phase)) for phase in algorithm.phases],
         ),
         "personalize": (manifest.personalize, algorithm.personalize.name if algorithm.personalize else ""),
         "draws": (manifest.draws, algorithm.draws),

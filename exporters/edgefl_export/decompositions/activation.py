@@ -69,7 +69,7 @@ def nll_loss_forward(
 
     Return (loss, total weight), as the op does.
     """
-    counts, place, share = _chosen(logp, target, weight, ignore_index)
+    counts, place, share = _pick_labels(logp, target, weight, ignore_index)
     zero = torch.zeros((), dtype=logp.dtype)
     losses = torch.where(counts, -logp.gather(-1, place.unsqueeze(-1)).squeeze(-1) * share, zero)
     if reduction == _NONE:
@@ -83,13 +83,13 @@ def nll_loss_backward(
 ) -> Tensor:
     """Compute dL/dlogp[n, c] = -w_n [c == y_n] * g / total (mean), or without the division (sum, none)."""
     reduction, ignore_index, total = args
-    counts, place, share = _chosen(logp, target, weight, ignore_index)
+    counts, place, share = _pick_labels(logp, target, weight, ignore_index)
     # Selected and not multiplied: with no row that counts, grad / total is no number.
     row = torch.where(counts, -share * (grad / total if reduction == _MEAN else grad), 0.0)
     return torch.zeros_like(logp).scatter(-1, place.unsqueeze(-1), row.unsqueeze(-1))
 
 
-def _chosen(
+def _pick_labels(
     logp: Tensor, target: Tensor, weight: Tensor | None, ignore_index: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (row weight 0 or 1, position of the label, class weight of the label) for each row.

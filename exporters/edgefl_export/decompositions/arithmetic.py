@@ -147,11 +147,11 @@ def trilinear(
     unroll_dim: int = 1,
 ) -> Tensor:
     """Compute the sum over ``sum_dims`` of a * b * c, after inserting the listed axes of length one into each."""
-    product = _widened(a, expand_a) * _widened(b, expand_b) * _widened(c, expand_c)
+    product = _insert_axes(a, expand_a) * _insert_axes(b, expand_b) * _insert_axes(c, expand_c)
     return product.sum(sum_dims) if sum_dims else product
 
 
-def _widened(x: Tensor, axes: list[int]) -> Tensor:
+def _insert_axes(x: Tensor, axes: list[int]) -> Tensor:
     for axis in axes:
         x = x.unsqueeze(axis)
     return x

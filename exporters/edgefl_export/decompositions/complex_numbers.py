@@ -43,7 +43,7 @@ def halves(x: Operand) -> tuple[Real, Real]:
     return (x, 0.0) if isinstance(x, Tensor) else (complex(x).real, complex(x).imag)
 
 
-def joined(real: Real, imaginary: Real) -> ComplexPair:
+def join_parts(real: Real, imaginary: Real) -> ComplexPair:
     """Return the pair with these parts, at least one of which is a tensor."""
     like = real if isinstance(real, Tensor) else cast(Tensor, imaginary)
     both = (each if isinstance(each, Tensor) else torch.full_like(like, each) for each in (real, imaginary))
@@ -51,7 +51,7 @@ def joined(real: Real, imaginary: Real) -> ComplexPair:
 
 
 def as_pair(x: Tensor) -> ComplexPair:
-    return joined(x, 0.0)
+    return join_parts(x, 0.0)
 
 
 def _add(x: Operand, y: Operand, *, alpha: complex = 1) -> ComplexPair:
@@ -59,10 +59,10 @@ def _add(x: Operand, y: Operand, *, alpha: complex = 1) -> ComplexPair:
     if isinstance(x, ComplexPair) and isinstance(y, ComplexPair):
         return ComplexPair(x.parts + y.parts)
     (a, b), (c, d) = halves(x), halves(y)
-    return joined(a + c, b + d)
+    return join_parts(a + c, b + d)
 
 
-def _scaled(x: Operand, factor: Real) -> Operand:
+def _scale(x: Operand, factor: Real) -> Operand:
     """Compute x times a real factor."""
     if isinstance(x, ComplexPair):
         return ComplexPair(x.parts * (factor.unsqueeze(-1) if isinstance(factor, Tensor) else factor))
@@ -74,23 +74,23 @@ def _multiply(x: Operand, y: Operand) -> Any:
     for first, second in ((x, y), (y, x)):
         if isinstance(second, Tensor):
             if isinstance(first, ComplexPair):
-                return _scaled(first, second)
+                return _scale(first, second)
         elif not isinstance(second, ComplexPair) and not complex(second).imag:
-            return _scaled(first, complex(second).real)
+            return _scale(first, complex(second).real)
     (a, b), (c, d) = halves(x), halves(y)
     if not isinstance(x, ComplexPair) or not isinstance(y, ComplexPair):
         real, other = (x, y) if isinstance(x, Tensor) else (y, x)
         if isinstance(real, Tensor):  # times a complex number
             a, b = halves(other)
-            return joined(real * a, real * b)
-    return joined(a * c - b * d, a * d + b * c)
+            return join_parts(real * a, real * b)
+    return join_parts(a * c - b * d, a * d + b * c)
 
 
 def _conjugate(x: Operand) -> Any:
     if not isinstance(x, ComplexPair):
         return x.conjugate() if isinstance(x, complex) else x
     real, imaginary = halves(x)
-    return joined(real, -imaginary)
+    return join_parts(real, -imaginary)
 
 
 def _reciprocal(x: ComplexPair) -> ComplexPair:
@@ -105,7 +105,7 @@ def _divide(x: Operand, y: Operand) -> Any:
     if isinstance(y, ComplexPair):
         return _multiply(x, _reciprocal(y))
     if isinstance(y, Tensor):
-        return _scaled(x, 1.0 / y)
+        return _scale(x, 1.0 / y)
     return _multiply(x, 1.0 / y)
 
 
@@ -136,7 +136,7 @@ def _angle(x: Operand) -> Any:
 
 
 def _polar(length: Tensor, angle: Tensor) -> ComplexPair:
-    return joined(length * angle.cos(), length * angle.sin())
+    return join_parts(length * angle.cos(), length * angle.sin())
 
 
 def _exponential(x: ComplexPair) -> ComplexPair:
@@ -145,7 +145,7 @@ def _exponential(x: ComplexPair) -> ComplexPair:
 
 
 def _logarithm(x: ComplexPair) -> ComplexPair:
-    return joined(_magnitude(x).log(), _angle(x))
+    return join_parts(_magnitude(x).log(), _angle(x))
 
 
 def _power(x: Operand, exponent: complex) -> Any:
@@ -173,10 +173,10 @@ def _product(op: OpOverload) -> Callable[..., Any]:
     def product(x: Operand, y: Operand) -> Any:
         (a, b), (c, d) = halves(x), halves(y)
         if not isinstance(y, ComplexPair):
-            return joined(op(a, c), op(b, c))
+            return join_parts(op(a, c), op(b, c))
         if not isinstance(x, ComplexPair):
-            return joined(op(a, c), op(a, d))
-        return joined(op(a, c) - op(b, d), op(a, d) + op(b, c))
+            return join_parts(op(a, c), op(a, d))
+        return join_parts(op(a, c) - op(b, d), op(a, d) + op(b, c))
 
     return product
 
@@ -188,7 +188,7 @@ def _same(x: Operand, y: Operand) -> Tensor:
 
 def _select(condition: Tensor, x: Operand, y: Operand) -> ComplexPair:
     (a, b), (c, d) = halves(x), halves(y)
-    return joined(torch.where(condition, a, c), torch.where(condition, b, d))
+    return join_parts(torch.where(condition, a, c), torch.where(condition, b, d))
 
 
 def _fill(x: Operand, value: Operand) -> Any:
@@ -203,12 +203,12 @@ def _fill_masked(x: Operand, mask: Tensor, value: Operand) -> Any:
 
 def _full(size: Sequence[int], value: complex, *, dtype: torch.dtype | None = None, **_: Any) -> ComplexPair:
     real = torch.full(size, complex(value).real, dtype=dtype.to_real() if dtype else None)
-    return joined(real, complex(value).imag)
+    return join_parts(real, complex(value).imag)
 
 
 def _full_like(x: Operand, value: complex, **_: Any) -> ComplexPair:
     like = x.parts.select(-1, 0) if isinstance(x, ComplexPair) else cast(Tensor, x)
-    return joined(torch.full_like(like, complex(value).real), complex(value).imag)
+    return join_parts(torch.full_like(like, complex(value).real), complex(value).imag)
 
 
 def _entries(x: ComplexPair) -> Tensor:
@@ -235,11 +235,11 @@ def _view_as_type(x: Operand, dtype: torch.dtype) -> Any:
     return ComplexPair(tensor.unflatten(-1, (-1, 2))) if tensor.dtype == dtype.to_real() else NotImplemented
 
 
-def _transposed(x: ComplexPair) -> ComplexPair:
+def _transpose(x: ComplexPair) -> ComplexPair:
     return ComplexPair(x.parts.transpose(0, 1)) if x.parts.dim() == 3 else x
 
 
-def _rolled(x: ComplexPair, shifts: Sequence[int], dims: Sequence[int] = ()) -> ComplexPair:
+def _roll(x: ComplexPair, shifts: Sequence[int], dims: Sequence[int] = ()) -> ComplexPair:
     if not dims:
         return ComplexPair(x.parts.flatten(0, -2).roll(shifts, 0).reshape(x.parts.shape))
     return ComplexPair(x.parts.roll(shifts, [dim % (x.parts.dim() - 1) for dim in dims]))
@@ -262,12 +262,12 @@ def _fourier(x: Operand, dim: int, *, forward: bool, kept: int | None = None) ->
         made = real @ cos - imaginary @ sin, real @ sin + imaginary @ cos
     else:
         made = real @ cos, real @ sin
-    return joined(*(each.movedim(-1, dim) for each in made))
+    return join_parts(*(each.movedim(-1, dim) for each in made))
 
 
-def _normalized(x: Any, sizes: Sequence[int], norm: int) -> Any:
+def _normalize(x: Any, sizes: Sequence[int], norm: int) -> Any:
     """Return x for ``norm`` 0, x over the root of the number of entries for 1, and x over that number for 2."""
-    return _scaled(x, math.prod(sizes) ** (-0.5 * norm))
+    return _scale(x, math.prod(sizes) ** (-0.5 * norm))
 
 
 def _complex_fourier(x: ComplexPair, dim: Sequence[int], norm: int, forward: bool) -> Any:
@@ -277,7 +277,7 @@ def _complex_fourier(x: ComplexPair, dim: Sequence[int], norm: int, forward: boo
         return NotImplemented
     for each in dim:
         x = _fourier(x, each, forward=forward)
-    return _normalized(x, sizes, norm)
+    return _normalize(x, sizes, norm)
 
 
 def _fourier_of_real(x: Tensor, dim: Sequence[int], norm: int, onesided: bool) -> Any:
@@ -288,7 +288,7 @@ def _fourier_of_real(x: Tensor, dim: Sequence[int], norm: int, onesided: bool) -
     made = _fourier(x, dim[-1], forward=True, kept=kept)
     for each in dim[:-1]:
         made = _fourier(made, each, forward=True)
-    return _normalized(made, [x.shape[each] for each in dim], norm)
+    return _normalize(made, [x.shape[each] for each in dim], norm)
 
 
 def _fourier_to_real(x: ComplexPair, dim: Sequence[int], norm: int, size: int) -> Any:
@@ -303,7 +303,7 @@ def _fourier_to_real(x: ComplexPair, dim: Sequence[int], norm: int, size: int) -
     real, imaginary = (cast(Tensor, each).narrow(dim[-1], 0, kept).movedim(dim[-1], -1) for each in halves(x))
     cos, sin = _waves(size, kept, size)
     twice = torch.tensor([[1.0 if 2 * k in (0, size) else 2.0] for k in range(kept)])
-    return _normalized((real @ (twice * cos) - imaginary @ (twice * sin)).movedim(-1, dim[-1]), sizes, norm)
+    return _normalize((real @ (twice * cos) - imaginary @ (twice * sin)).movedim(-1, dim[-1]), sizes, norm)
 
 
 def _empty_strided(x: Operand, size: Sequence[int], stride: Sequence[int], **_: Any) -> Any:
@@ -316,11 +316,11 @@ RULES: dict[Any, Callable[..., Any]] = {
     _aten.view_as_real.default: lambda x: x.parts if isinstance(x, ComplexPair) else NotImplemented,
     _aten.view_as_complex.default: ComplexPair,
     _aten.view.dtype: _view_as_type,
-    _aten.complex.default: joined,
+    _aten.complex.default: join_parts,
     _aten.polar.default: _polar,
     _aten._to_copy.default: _convert,
     **dict.fromkeys(named("_conj conj_physical _conj_physical"), _conjugate),
-    _aten._neg_view.default: lambda x: _scaled(x, -1.0),
+    _aten._neg_view.default: lambda x: _scale(x, -1.0),
     _aten.scalar_tensor.default: lambda value, **_: complex(value),
     **dict.fromkeys(named("add.Tensor add.Scalar"), _add),
     **dict.fromkeys(named("sub.Tensor sub.Scalar"), lambda x, y, *, alpha=1: _add(x, y, alpha=-alpha)),
@@ -346,8 +346,8 @@ RULES: dict[Any, Callable[..., Any]] = {
     _aten.ones_like.default: lambda x, **_: _full_like(x, 1.0),
     _aten.sum.default: lambda x, **_: ComplexPair(_entries(x).sum(0)),
     _aten.mean.default: lambda x, **_: ComplexPair(_entries(x).mean(0)),
-    _aten.t.default: _transposed,
-    _aten.roll.default: _rolled,
+    _aten.t.default: _transpose,
+    _aten.roll.default: _roll,
     _aten._fft_c2c.default: _complex_fourier,
     _aten._fft_r2c.default: _fourier_of_real,
     _aten._fft_c2r.default: _fourier_to_real,

@@ -122,7 +122,7 @@ def _by_volume(grad: Tensor, x: Tensor, shape: Sequence[int], moves: Convolution
         for i in range(rank)
     ]
     images = x.reshape(batch * groups, depth, *x.shape[2:])
-    volumes, begins = _fitted(images.permute(0, *range(2, 2 + rank), 1), padding, ends)
+    volumes, begins = _fit_volumes(images.permute(0, *range(2, 2 + rank), 1), padding, ends)
     if not single and dilation[-1] == 1:
         volumes, kernels = volumes.flatten(-2), grad.reshape(-1, 1, *grad.shape[2:])
         begins, stride = ([*move[:-1], move[-1] * depth] for move in (begins, stride))
@@ -145,7 +145,7 @@ def _by_volume(grad: Tensor, x: Tensor, shape: Sequence[int], moves: Convolution
     return summed.transpose(1, 2).reshape(*shape) if depth > 1 else summed.view(*shape)
 
 
-def _fitted(volumes: Tensor, begins: list[int], ends: list[int]) -> tuple[Tensor, list[int]]:
+def _fit_volumes(volumes: Tensor, begins: list[int], ends: list[int]) -> tuple[Tensor, list[int]]:
     """Pad or cut the volumes [N, *S, C] so that the remaining padding is equal at both ends of each axis.
 
     Return (volumes, remaining padding by axis).
@@ -273,7 +273,7 @@ def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> Tensor
     moves = ConvolutionArgs.of(rank, *args)
     if moves.transposed or x.dim() != w.dim():
         return DECLINED
-    if (tiled := _tiled(x, w, moves)) is not None:
+    if (tiled := _winograd_plan(x, w, moves)) is not None:
         y = winograd.forward(x, w, tiled)
         return y if bias is None else y + bias.view(-1, 1, 1)
     outputs = [
@@ -314,7 +314,7 @@ def convolution_backward(
             depthwise.weight_gradient(grad, x, planes) if output_mask[1] else None,
             _bias_gradient(grad) if output_mask[2] else None,
         )
-    tiled = None if transposed else _tiled(x, w, moves)
+    tiled = None if transposed else _winograd_plan(x, w, moves)
     # The weight gradient first: its copies of x and dL/dy are gone before dL/dx takes memory.
     if tiled is not None:
         grad_w = winograd.weight_gradient(grad, x, tiled) if output_mask[1] else None
@@ -332,7 +332,7 @@ def convolution_backward(
     return grad_x, grad_w, grad_b
 
 
-def _tiled(x: Tensor, w: Tensor, moves: ConvolutionArgs) -> winograd.WinogradPlan | None:
+def _winograd_plan(x: Tensor, w: Tensor, moves: ConvolutionArgs) -> winograd.WinogradPlan | None:
     """Return the Winograd plan of a convolution and its gradients, or None if tiles do not pay."""
     plain = {*moves.stride, *moves.dilation, moves.groups} == {1}
     return winograd.plan(x.shape, w.shape, moves.padding, x.dtype) if plain else None

@@ -81,10 +81,10 @@ def max_pool2d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     ends = where.ends(x)
     if all(end < k for end, k in zip(ends, where.kernel, strict=True)):
         return DECLINED
-    return in_padded(x, where, ends, _aten.max_pool2d_with_indices)
+    return pool_padded(x, where, ends, _aten.max_pool2d_with_indices)
 
 
-def in_padded(
+def pool_padded(
     x: Tensor, where: Windows, ends: list[int], pool: Callable[..., tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
     """Pad the last axes of x with -inf at their ends, apply ``pool``, and return (maxima, positions as in x).
@@ -238,7 +238,7 @@ def _average(x: Tensor, where: Windows) -> tuple[list[Tensor], Tensor | float]:
     return matrices, 1.0 / count.to(x.dtype)
 
 
-def pooled(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
+def count_windows(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
     """Return the number of windows. In ceil mode a last window may reach beyond the input, but must begin inside."""
     room = size + 2 * padding - dilation * (kernel - 1) - 1
     if not ceil_mode:
@@ -249,7 +249,7 @@ def pooled(size: int, kernel: int, stride: int, padding: int, dilation: int, cei
 
 def end_padding(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
     """Return the padding behind the input that the last window needs. Runtimes disagree about the windows of ceil mode."""
-    last = (pooled(size, kernel, stride, padding, dilation, ceil_mode) - 1) * stride - padding
+    last = (count_windows(size, kernel, stride, padding, dilation, ceil_mode) - 1) * stride - padding
     return max(last + dilation * (kernel - 1) + 1 - size, 0)
 
 
@@ -257,7 +257,7 @@ def spans_of(x: Tensor, where: Windows) -> list[list[tuple[int, int]]]:
     """Return (first, one past last) position of each window, by axis; windows may reach into the padding and beyond."""
     spans = []
     for size, kernel, stride, padding, _ in where.along(x):
-        count = pooled(size, kernel, stride, padding, 1, where.ceil_mode)
+        count = count_windows(size, kernel, stride, padding, 1, where.ceil_mode)
         starts = [i * stride - padding for i in range(count)]
         spans.append([(start, min(start + kernel, size + padding)) for start in starts])
     return spans
@@ -288,7 +288,9 @@ def max_pool3d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     Entries of -inf are added at the end of the input, and the positions are corrected.
     """
     where = Windows.of(3, *args)
-    return in_padded(x, where, where.ends(x), _aten.max_pool3d_with_indices) if where.ceil_mode else DECLINED
+    return (
+        pool_padded(x, where, where.ends(x), _aten.max_pool3d_with_indices) if where.ceil_mode else DECLINED
+    )
 
 
 def max_pool3d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:

@@ -83,10 +83,10 @@ def lstm(x: Value, kernel: Value, recurrent: Value, bias: Value, h: Value, c: Va
         after = op.Add(op.Mul(f, c), op.Mul(i, g))
         squashed = op.Tanh(after)
         h = op.Mul(o, squashed)
-        return (h, after), (_turned(h), i, f, g, o, op.Identity(c), squashed)
+        return (h, after), (_transpose(h), i, f, g, o, op.Identity(c), squashed)
 
-    h, c, states, *saved = scan(step, (_turned(h), _turned(c)), (x,), reverse=reverse)
-    return states, _turned(h), _turned(c), *saved
+    h, c, states, *saved = scan(step, (_transpose(h), _transpose(c)), (x,), reverse=reverse)
+    return states, _transpose(h), _transpose(c), *saved
 
 
 def lstm_backward(
@@ -102,12 +102,12 @@ def lstm_backward(
     recurrent: Value,
     reverse: bool,
 ) -> Values:
-    transposed = _turned(recurrent)
+    transposed = _transpose(recurrent)
 
     def step(state: Values, slices: Values) -> tuple[Values, Values]:
         dh, dc = state
         i, f, g, o, before, squashed, *d_state = slices
-        dh = op.Add(dh, _turned(d_state[0])) if d_state else dh
+        dh = op.Add(dh, _transpose(d_state[0])) if d_state else dh
         through = op.Mul(dh, o)
         output = op.Mul(through, squashed)
         dc = op.Sub(op.Add(dc, through), op.Mul(output, squashed))
@@ -122,11 +122,11 @@ def lstm_backward(
             op.Sub(output, op.Mul(output, o)),
             axis=0,
         )
-        return (op.MatMul(transposed, d_p), dc), (_turned(d_p),)
+        return (op.MatMul(transposed, d_p), dc), (_transpose(d_p),)
 
     sequences = [i, f, g, o, before, squashed, *_present(d_states)]
-    d_h, d_c, d_gates = scan(step, (_turned(d_h), _turned(d_c)), sequences, reverse=not reverse)
-    return d_gates, _turned(d_h), _turned(d_c)
+    d_h, d_c, d_gates = scan(step, (_transpose(d_h), _transpose(d_c)), sequences, reverse=not reverse)
+    return d_gates, _transpose(d_h), _transpose(d_c)
 
 
 def gru(
@@ -142,10 +142,10 @@ def gru(
         n = op.Tanh(op.Add(a_n, op.Mul(r, p_n)))
         away = op.Sub(h, n)
         h = op.Add(n, op.Mul(z, away))
-        return (h,), (_turned(h), r, z, n, p_n, away)
+        return (h,), (_transpose(h), r, z, n, p_n, away)
 
-    h, states, *saved = scan(step, (_turned(h),), (x,), reverse=reverse)
-    return states, _turned(h), *saved
+    h, states, *saved = scan(step, (_transpose(h),), (x,), reverse=reverse)
+    return states, _transpose(h), *saved
 
 
 def gru_backward(
@@ -159,12 +159,12 @@ def gru_backward(
     recurrent: Value,
     reverse: bool,
 ) -> Values:
-    transposed = _turned(recurrent)
+    transposed = _transpose(recurrent)
 
     def step(state: Values, slices: Values) -> tuple[Values, Values]:
         (dh,) = state
         r, z, n, p_n, away, *d_state = slices
-        dh = op.Add(dh, _turned(d_state[0])) if d_state else dh
+        dh = op.Add(dh, _transpose(d_state[0])) if d_state else dh
         old = op.Mul(dh, z)
         new = op.Sub(dh, old)
         to_z = op.Mul(old, away)
@@ -174,14 +174,14 @@ def gru_backward(
         dr, dz = op.Sub(to_r, op.Mul(to_r, r)), op.Sub(to_z, op.Mul(to_z, z))
         d_p = op.Concat(dr, dz, inner, axis=0)
         d_a = op.Concat(dr, dz, dn, axis=0)
-        return (op.Gemm(transposed, d_p, old),), (_turned(d_a), _turned(d_p))
+        return (op.Gemm(transposed, d_p, old),), (_transpose(d_a), _transpose(d_p))
 
     sequences = [r, z, n, p_n, away, *_present(d_states)]
-    d_h, d_a, d_p = scan(step, (_turned(d_h),), sequences, reverse=not reverse)
-    return d_a, d_p, _turned(d_h)
+    d_h, d_a, d_p = scan(step, (_transpose(d_h),), sequences, reverse=not reverse)
+    return d_a, d_p, _transpose(d_h)
 
 
-def _turned(x: Value) -> Value:
+def _transpose(x: Value) -> Value:
     """Return ``x^T``, with its type if that is known: a Scan's state needs one."""
     turned = op.Transpose(x, perm=[1, 0])
     if x.shape is not None:

@@ -142,11 +142,11 @@ def _matrix(n: int, m: int, step: float, row: RowOf, dtype: torch.dtype) -> Tens
 
 def _whole(size: Sequence[int], output_size: Sequence[int], scales: Sequence[float | None]) -> bool:
     """Return True if each input is copied to a block of outputs of its own, because the factor is an integer."""
-    axes = zip(size, output_size, _filled(scales, size), strict=True)
+    axes = zip(size, output_size, _fill_scales(scales, size), strict=True)
     return all(m % n == 0 and (not scale or scale == m / n) for n, m, scale in axes)
 
 
-def _filled(scales: Sequence[float | None], size: Sequence[int]) -> list[float | None]:
+def _fill_scales(scales: Sequence[float | None], size: Sequence[int]) -> list[float | None]:
     """Return one scale per axis, with None for the trailing ones that the trace leaves out."""
     return [*scales, *[None] * (len(size) - len(scales))]
 
@@ -163,7 +163,7 @@ def _steps(
     ``copied``: an axis that keeps its size is copied, whatever the scale. Kernels differ in this from mode to mode, and even
     between a forward pass and its gradient.
     """
-    axes = zip(size, output_size, _filled(scales, size), strict=True)
+    axes = zip(size, output_size, _fill_scales(scales, size), strict=True)
     return [1.0 if copied and n == m else _step(n, m, scale, align_corners) for n, m, scale in axes]
 
 

@@ -99,33 +99,33 @@ def input_gradient(grad: Tensor, w: Tensor, sizes: WinogradPlan) -> Tensor:
 def weight_gradient(grad: Tensor, x: Tensor, sizes: WinogradPlan) -> Tensor:
     """Compute dL/dw [O, C, 3, 3] for dL/dy [N, O, P, Q] and x [N, C, H, W]."""
     points = torch.bmm(_gradients(grad, sizes).transpose(1, 2), _tiles(AFTER(x, grad), sizes))
-    kernel = _transformed(_transposed(_pairs(_G, _G)), points)
+    kernel = _transform(_transpose(_pairs(_G, _G)), points)
     return kernel.permute(1, 2, 0).reshape(sizes.out, sizes.channels, *_KERNEL)
 
 
 def _tiles(x: Tensor, sizes: WinogradPlan) -> Tensor:
     """Compute B^T d B for tiles d of 4 x 4, two positions apart: [N, C, H, W] -> [16, T, C]."""
-    rows = _padded(x, sizes.before, [_TILE * n + 2 for n in sizes.tiles])
-    return _transformed(_pairs(_B, _B), _cut(rows, sizes, _POINTS))
+    rows = _pad(x, sizes.before, [_TILE * n + 2 for n in sizes.tiles])
+    return _transform(_pairs(_B, _B), _cut(rows, sizes, _POINTS))
 
 
 def _kernels(w: Tensor, *, turned: bool = False) -> Tensor:
     """Compute G g G^T: [O, C, 3, 3] -> [16, O, C]; if ``turned``, for the flipped kernel."""
     side = _G if not turned else tuple(row[::-1] for row in _G)
-    return _transformed(_pairs(side, side), w.reshape(-1, 9).t().contiguous()).view(-1, *w.shape[:2])
+    return _transform(_pairs(side, side), w.reshape(-1, 9).t().contiguous()).view(-1, *w.shape[:2])
 
 
 def _gradients(grad: Tensor, sizes: WinogradPlan) -> Tensor:
     """Compute A dL/dY A^T: [N, O, P, Q] -> [16, T, O]."""
-    rows = _padded(grad, (0, 0), [_TILE * n for n in sizes.tiles])
-    return _transformed(_transposed(_pairs(_A, _A)), _cut(rows, sizes, _TILE))
+    rows = _pad(grad, (0, 0), [_TILE * n for n in sizes.tiles])
+    return _transform(_transpose(_pairs(_A, _A)), _cut(rows, sizes, _TILE))
 
 
 def _results(points: Tensor, sizes: WinogradPlan) -> Tensor:
     """Compute A^T m A: [16, T, O] -> [N, O, P, Q]."""
     (down, across), (height, width) = sizes.tiles, sizes.outputs
     tiles = sizes.batch * down * across
-    parts = _transformed(_pairs(_A, _A), points).view(-1, sizes.out)
+    parts = _transform(_pairs(_A, _A), points).view(-1, sizes.out)
     places = _sums(
         range(0, tiles, down * across),
         [row % _TILE * _TILE * tiles + row // _TILE * across for row in range(height)],
@@ -156,13 +156,13 @@ def _sums(*axes: Sequence[int]) -> Tensor:
     return sums
 
 
-def _transformed(matrix: Matrix, points: Tensor) -> Tensor:
+def _transform(matrix: Matrix, points: Tensor) -> Tensor:
     """Multiply ``matrix`` [R, S] with points [S, ...]: [R, ...]."""
     made = torch.tensor(matrix, dtype=torch.float32) @ points.reshape(points.shape[0], -1)
     return made.view(-1, *points.shape[1:])
 
 
-def _padded(images: Tensor, before: Sequence[int], space: Sequence[int]) -> Tensor:
+def _pad(images: Tensor, before: Sequence[int], space: Sequence[int]) -> Tensor:
     """Return [N, C, H, W] as [N, *space, C], with zeros around."""
     pads = [0, 0]
     for first, size, whole in reversed([*zip(before, images.shape[2:], space, strict=True)]):
@@ -179,5 +179,5 @@ def _pairs(left: Matrix, right: Matrix) -> Matrix:
     return tuple(tuple(a * b for a in upper for b in lower) for upper in left for lower in right)
 
 
-def _transposed(matrix: Matrix) -> Matrix:
+def _transpose(matrix: Matrix) -> Matrix:
     return tuple(zip(*matrix, strict=True))

@@ -88,7 +88,7 @@ class ExportedModel:
         subject = self.program.subject
         rows = {subject.name(name): each.numpy() for name, each in subject.rows(inputs).items()}
         count = len(inputs[INPUT])
-        groups = grouped(count, self.target.batch)
+        groups = group_rows(count, self.target.batch)
         if self.target.dynamic_batch:
             groups = np.split(np.arange(count), range(MOST_ROWS, count, MOST_ROWS))
         outputs = [self.run({name: each[at] for name, each in rows.items()}) for at in groups]
@@ -104,7 +104,7 @@ class ExportedModel:
         loader = self._file.loader if isinstance(self._file, TorchFile) else ""
         example = dict(zip(self.program.inputs, (each.numpy() for each in self.program.example), strict=True))
         if not np.array_equal(
-            _loaded(self.target, model, self.program, loader)(example), self.run(example), True
+            _load_file(self.target, model, self.program, loader)(example), self.run(example), True
         ):
             raise ExportError("the file with its metadata computes another output than without them")
         batch = 0 if self.target.dynamic_batch else self.target.batch
@@ -142,13 +142,13 @@ def deploy(
         file = ExecuTorchFile(program, target, groups)
     else:
         file = TorchFile(program, target, names or {})
-    run = _loaded(target, file.model({}), program, getattr(file, "loader", ""))
+    run = _load_file(target, file.model({}), program, getattr(file, "loader", ""))
     made = ExportedModel(target, program, run, 0.0, len(rows[INPUT]), file)
     error = compare(program.subject, made.forward, rows, batch=target.batch, exact=target.quantize == "none")
     return ExportedModel(target, program, run, error, len(rows[INPUT]), file)
 
 
-def _loaded(target: DeployTarget, model: bytes, program: InferenceProgram, loader: str) -> Run:
+def _load_file(target: DeployTarget, model: bytes, program: InferenceProgram, loader: str) -> Run:
     try:
         if target.format == "onnx":
             return OnnxSession(model)
@@ -167,10 +167,10 @@ def _groups(subject: Subject, rows: Tensors, target: DeployTarget) -> Rows:
         if name in subject.inputs
     }
     size = 1 if target.dynamic_batch else target.batch
-    return [{name: each[at] for name, each in given.items()} for at in grouped(count, size)]
+    return [{name: each[at] for name, each in given.items()} for at in group_rows(count, size)]
 
 
-def grouped(count: int, size: int) -> list[Array]:
+def group_rows(count: int, size: int) -> list[Array]:
     """Return the row numbers 0 .. count - 1 in groups of exactly ``size``; the last group is filled up from row 0 on."""
     return list(np.resize(np.arange(count), (max(1, -(-count // size)), size)))
 
@@ -198,7 +198,7 @@ def compare(
     """
     count = len(rows[INPUT])
     step = batch if batch > 1 else count
-    groups = [{name: each[at] for name, each in rows.items()} for at in grouped(count, step)]
+    groups = [{name: each[at] for name, each in rows.items()} for at in group_rows(count, step)]
     right = copy_module(subject.module).double()
     strayed = scale = 0.0
     errors = []
@@ -206,7 +206,7 @@ def compare(
         given = subject.rows(group)
         found, expected = forward(group), subject.expected(given)
         inputs = {**given, INPUT: subject.preprocessing(given[INPUT])} if subject.preprocessing else given
-        strayed = max(strayed, float((call_with_inputs(right, _doubled(inputs)) - expected).abs().max()))
+        strayed = max(strayed, float((call_with_inputs(right, _to_double(inputs)) - expected).abs().max()))
         scale = max(scale, float(expected.abs().max()))
         errors.append(float((found - expected).abs().max()))
     error = float(np.max(errors))  # NaN if one is
@@ -221,5 +221,5 @@ def compare(
     return error / scale if scale else error
 
 
-def _doubled(rows: Tensors) -> Tensors:
+def _to_double(rows: Tensors) -> Tensors:
     return {name: each.double() if each.is_floating_point() else each for name, each in rows.items()}

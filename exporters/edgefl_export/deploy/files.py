@@ -59,7 +59,7 @@ class OnnxFile:
         Raises:
             ExportError: if ONNX cannot express an operator, or if the model is larger than 2 GiB.
         """
-        self._proto = _written(program, target)
+        self._proto = _to_onnx(program, target)
         if target.quantize == "float16":
             self._proto = _float16(self._proto)
         elif target.quantize == "int8":
@@ -117,7 +117,7 @@ class OnnxSession:
         return np.asarray(self._session.run([OUTPUT], {name: rows[name] for name in self.inputs})[0])
 
 
-def _written(program: InferenceProgram, target: DeployTarget) -> onnx.ModelProto:
+def _to_onnx(program: InferenceProgram, target: DeployTarget) -> onnx.ModelProto:
     opset = target.opset or OPSET
     axes = [
         {axis: "batch" if axis == 0 else f"size{axis}" for axis in free} if free else {}
@@ -235,7 +235,7 @@ class ExecuTorchFile:
             if target.quantize == "int8":
                 exported = _program_int8(program, calibration)
             self.float_weights = _float_weights(exported)
-            self._edge = _lowered(exported, target)
+            self._edge = _lower(exported, target)
 
     @property
     def runtime(self) -> dict[str, Any]:
@@ -273,7 +273,7 @@ class ExecuTorchProgram:
         return self._module.forward(given)[0].numpy().copy()  # type: ignore[no-any-return]
 
 
-def _lowered(exported: ExportedProgram, target: DeployTarget) -> Any:
+def _lower(exported: ExportedProgram, target: DeployTarget) -> Any:
     try:
         from executorch.exir import EdgeCompileConfig, to_edge_transform_and_lower
     except ImportError as error:

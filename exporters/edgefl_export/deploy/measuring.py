@@ -86,7 +86,7 @@ class FileMeasurement:
         return dict(json.loads(found.splitlines()[-1]))
 
 
-def _imported(format: str) -> Callable[[Path], Callable[[Mapping[str, Any]], object]]:
+def _import_loader(format: str) -> Callable[[Path], Callable[[Mapping[str, Any]], object]]:
     """Import the runtime of a format and return a function that loads a file and returns a function that runs it."""
     if format == "onnx":
         import onnxruntime
@@ -124,7 +124,7 @@ def main(format: str) -> None:
     Args:
         format: format of the file.
     """
-    load = _imported(format)
+    load = _import_loader(format)
     file, ports = json.load(sys.stdin)
     rows = {port["name"]: np.zeros(port["shape"], port["dtype"]) for port in ports}
     before = status_bytes("VmRSS")

@@ -267,11 +267,11 @@ def program_of(subject: Subject, target: DeployTarget, *, half: bool = False) ->
     Raises:
         ExportError: if torch cannot export the model, or if an input has the name of the output.
     """
-    program = _exported(subject, target, half)
+    program = _export(subject, target, half)
     read = _read(program.exported)
     used = {name: spec for (name, spec), there in zip(subject.inputs.items(), read, strict=True) if there}
     if len(used) < len(read):
-        program = _exported(replace(subject, inputs=used), target, half)
+        program = _export(replace(subject, inputs=used), target, half)
     if OUTPUT in program.inputs:
         raise ExportError(
             f"an input of the model is called {OUTPUT!r}, as the output of the file is: give it another name",
@@ -280,7 +280,7 @@ def program_of(subject: Subject, target: DeployTarget, *, half: bool = False) ->
     return program
 
 
-def _exported(subject: Subject, target: DeployTarget, half: bool) -> InferenceProgram:
+def _export(subject: Subject, target: DeployTarget, half: bool) -> InferenceProgram:
     rows = _ROWS if target.dynamic_batch else target.batch
     # ExecuTorch plans memory for the largest batch.
     any_batch = Dim("batch", min=1, max=MOST_ROWS) if target.format == "executorch" else Dim.DYNAMIC

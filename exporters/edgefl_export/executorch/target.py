@@ -22,7 +22,7 @@ from edgefl_export.capture.graph import LoweredGraph, Table
 from edgefl_export.capture.rewrites import store_early
 from edgefl_export.executorch import rules
 from edgefl_export.executorch.graph import move_transpositions
-from edgefl_export.memory.budget import Form, MemoryMeasure, within
+from edgefl_export.memory.budget import Form, MemoryMeasure, fit_budget
 from edgefl_export.memory.recompute import Budget
 from edgefl_export.select_to_multiply import NodeWriter, SelectToMultiply
 from edgefl_export.target import Target
@@ -134,7 +134,7 @@ class ExecuTorchTarget(Target):
         memory = _ProgramMemory(self._planned)
         unbounded = memory.safe((lowered,))
         count = max(LEAST_BYTES, int(budget.count * unbounded)) if budget.relative else int(budget.count)
-        return replace(memory.program(within(lowered, count, memory)), memory_budget=count)
+        return replace(memory.program(fit_budget(lowered, count, memory)), memory_budget=count)
 
     def load(self, function: Function, model: bytes, in_place: Collection[str] = ()) -> Run:
         from edgefl_export.executorch.check import programs
@@ -157,9 +157,9 @@ class ExecuTorchTarget(Target):
     def variants(
         self, lowered: LoweredGraph, artifact: Artifact, verification: Verification
     ) -> dict[str, bytes]:
-        from edgefl_export.executorch.program.write import in_rows
+        from edgefl_export.executorch.program.write import to_row_variant
 
-        form = in_rows(lowered, artifact)
+        form = to_row_variant(lowered, artifact)
         if form is None:
             return {}
         run = partial(self.load, lowered.function, form)

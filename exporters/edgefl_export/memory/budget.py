@@ -222,7 +222,7 @@ class MemoryMeasure(ABC):
         return lowered
 
 
-def within(lowered: LoweredGraph, budget: int, measure: MemoryMeasure) -> Form:
+def fit_budget(lowered: LoweredGraph, budget: int, measure: MemoryMeasure) -> Form:
     """Return the cheapest form of a step that fits a memory budget.
 
     Forms with recomputation alone are tried first, by the safe measure and then by the likely one. Forms with segments
@@ -272,10 +272,10 @@ def within_onnx(lowered: LoweredGraph, budget: Budget) -> tuple[Form, int]:
     by that, with the prediction times :data:`MARGIN`.
 
     Raises:
-        ExportError: if no form fits (:func:`within`).
+        ExportError: if no form fits (:func:`fit_budget`).
     """
     count = budget.of(lowered)
-    return within(lowered, count, OnnxMemory(estimates=not budget.relative)), count
+    return fit_budget(lowered, count, OnnxMemory(estimates=not budget.relative)), count
 
 
 class OnnxMemory(MemoryMeasure):
@@ -285,7 +285,7 @@ class OnnxMemory(MemoryMeasure):
         self.estimates = estimates
 
     def safe(self, form: Form) -> int:
-        return needed(form)
+        return needed_bytes(form)
 
     def likely(self, form: Form) -> int:
         return int(MARGIN * predicted_peak(*form))
@@ -297,7 +297,7 @@ class OnnxMemory(MemoryMeasure):
         return lean(lowered)
 
 
-def needed(form: Form) -> int:
+def needed_bytes(form: Form) -> int:
     """Return the bytes that a budget must have for ``form``: the bound or the predicted peak, whichever is higher."""
     return max(_bound(form), predicted_peak(*form))
 
@@ -306,12 +306,12 @@ def _bound(form: Form) -> int:
     if len(form) == 1:
         return peak_bytes(form[0])
     lines = [(each, timeline(each.module)) for each in form]
-    own = max(line.peak - sum(_given(each).values()) for each, line in lines)
-    given = {name: count for each in form for name, count in _given(each).items()}
+    own = max(line.peak - sum(_input_bytes(each).values()) for each, line in lines)
+    given = {name: count for each in form for name, count in _input_bytes(each).items()}
     return own + sum(given.values()) + max(map(beside_tensors, form))
 
 
-def _given(lowered: LoweredGraph) -> dict[str, int]:
+def _input_bytes(lowered: LoweredGraph) -> dict[str, int]:
     """Return the bytes of the inputs of a graph by name, without pages."""
     nodes = lowered.module.graph.find_nodes(op="placeholder")
     named = zip(lowered.inputs, nodes, strict=True)

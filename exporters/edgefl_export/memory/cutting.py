@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from edgefl.contract.tensors import TensorSpec
 from edgefl_export.artifact import is_page
 from edgefl_export.capture.graph import LoweredGraph
-from edgefl_export.capture.nodes import fake_value, held_back, node_argument, read_inputs, results
+from edgefl_export.capture.nodes import delay, fake_value, node_argument, read_inputs, results
 from edgefl_export.memory.usage import SMALL_BYTES, Timeline, constants, is_pointwise, shares, size, timeline
 from edgefl_export.operators import AFTER
 
@@ -158,7 +158,7 @@ class _SegmentWriter:
         if self._latest is None or any(self._is_made_here(owner) for owner in owners.values()):
             return read
         return {
-            value: held_back(self._body, made, self._latest)
+            value: delay(self._body, made, self._latest)
             if size(owners[value]) >= SMALL_BYTES and owners[value] in self._crossing.pages
             else made
             for value, made in read.items()

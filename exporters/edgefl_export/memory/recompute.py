@@ -28,7 +28,7 @@ from edgefl.contract.tensors import TensorSpec, role_of
 from edgefl.errors import ConfigError
 from edgefl.system.sizes import parse_budget
 from edgefl_export.capture.graph import LoweredGraph
-from edgefl_export.capture.nodes import copy_of, fake_value, held_back, results
+from edgefl_export.capture.nodes import copy_of, delay, fake_value, results
 from edgefl_export.memory.predict import predicted_peak
 from edgefl_export.memory.usage import (
     SMALL_BYTES,
@@ -173,7 +173,7 @@ def lean_and_peak(lowered: LoweredGraph) -> tuple[LoweredGraph, int]:
         leaner_peak = predicted_peak(leaner)
         if leaner_peak < WORTH * peak:
             lowered, peak = leaner, leaner_peak
-    return updated_last(lowered, peak)
+    return delay_updates(lowered, peak)
 
 
 def _work(module: fx.GraphModule) -> float:
@@ -322,10 +322,10 @@ class _GraphRewriter:
     def write(self) -> fx.Graph:
         for index, node in enumerate(self.line.nodes):
             if index > self.turn:
-                self.first[node] = self._copied(node, self._reads(node))
+                self.first[node] = self._copy(node, self._reads(node))
                 self._advance(node)
             else:
-                self.first[node] = self._copied(node, self.first)
+                self.first[node] = self._copy(node, self.first)
         return self.graph
 
     def _reads(self, node: fx.Node) -> dict[fx.Node, fx.Node]:
@@ -339,7 +339,7 @@ class _GraphRewriter:
             read |= {value: self._after(read[value]) for value in early}
         return read
 
-    def _copied(self, node: fx.Node, read: dict[fx.Node, fx.Node]) -> fx.Node:
+    def _copy(self, node: fx.Node, read: dict[fx.Node, fx.Node]) -> fx.Node:
         return self.graph.node_copy(node, read.__getitem__)
 
     def _advance(self, node: fx.Node) -> None:
@@ -350,7 +350,7 @@ class _GraphRewriter:
         if floats and self.depth[node] >= self.deepest:
             self.trigger = self.first[node]
 
-    def _dropped(self, node: fx.Node) -> bool:
+    def _is_dropped(self, node: fx.Node) -> bool:
         owner = self.line.owner[node]
         early = self.line.position[node] <= self.turn and owner.op == "call_function"
         if has_many(owner):
@@ -359,12 +359,12 @@ class _GraphRewriter:
 
     def _later(self, node: fx.Node) -> fx.Node:
         """Return the node that replaces operand ``node`` after the turn: its first copy, or a recomputation of it."""
-        if self.trigger is None or not self._dropped(node):
+        if self.trigger is None or not self._is_dropped(node):
             return self.first[node]
         for value in self._chain(node):
             read = {item: self._input(item) for item in value.all_input_nodes}
             self._hold_back(read)
-            self.again[value] = self._copied(value, read)
+            self.again[value] = self._copy(value, read)
             self.cost += flops(value) + size(value)
         return self.again[node]
 
@@ -376,22 +376,22 @@ class _GraphRewriter:
             value = stack.pop()
             if value not in nodes and value not in self.again:
                 nodes.add(value)
-                stack += [item for item in value.all_input_nodes if self._dropped(item)]
+                stack += [item for item in value.all_input_nodes if self._is_dropped(item)]
         return sorted(nodes, key=self.line.position.__getitem__)
 
     def _input(self, value: fx.Node) -> fx.Node:
         """Return the operand of a second computation for ``value``: recomputed, or delayed until the trigger exists."""
-        if self._dropped(value):
+        if self._is_dropped(value):
             return self.again[value]
-        return self._held_back(value) if size(value) >= SMALL_BYTES else self.first[value]
+        return self._delayed_value(value) if size(value) >= SMALL_BYTES else self.first[value]
 
     def _hold_back(self, read: dict[fx.Node, fx.Node]) -> None:
         """Delay one operand in ``read`` if all equal those of the first computation, so that runtimes do not merge both."""
         if read and all(read[value] is self.first[value] for value in read):
             value = next(iter(read))
-            read[value] = self._held_back(value)
+            read[value] = self._delayed_value(value)
 
-    def _held_back(self, value: fx.Node) -> fx.Node:
+    def _delayed_value(self, value: fx.Node) -> fx.Node:
         if value not in self.late:
             self.late[value] = self._after(self.first[value])
         return self.late[value]
@@ -400,7 +400,7 @@ class _GraphRewriter:
         """Return ``node``, delayed until the deepest gradient so far has been computed."""
         if not isinstance(node.meta["val"], Tensor):
             return node
-        return held_back(self.graph, node, self.trigger)
+        return delay(self.graph, node, self.trigger)
 
 
 # Late updates: new state that waits until the old one has been read, so that it can overwrite it.
@@ -432,7 +432,7 @@ class _LateUpdate:
     factor: fx.Node
 
 
-def updated_last(lowered: LoweredGraph, peak: int) -> tuple[LoweredGraph, int]:
+def delay_updates(lowered: LoweredGraph, peak: int) -> tuple[LoweredGraph, int]:
     """Delay updates of large state until its old value has been read, if that lowers the predicted peak.
 
     It may not: a runtime that computes depth first may then run other nodes in an order that holds more values.
@@ -448,7 +448,7 @@ def updated_last(lowered: LoweredGraph, peak: int) -> tuple[LoweredGraph, int]:
         return lowered, peak
     graph, _ = copy_of(lowered.module.graph)
     late = replace(lowered, module=_LazyGraphModule(lowered.module, graph))
-    if not _waited(late):
+    if not _delay_in_place(late):
         return lowered, peak
     late.module.recompile()
     late_peak = predicted_peak(late)
@@ -460,7 +460,7 @@ def _is_large_state(port: tuple[str, TensorSpec]) -> bool:
     return role_of(name) == "state" and math.prod(spec.shape) * spec.dtype.itemsize >= LARGE_BYTES
 
 
-def _waited(lowered: LoweredGraph) -> bool:
+def _delay_in_place(lowered: LoweredGraph) -> bool:
     """Delay updates of ``lowered`` in place. Return True if at least one could be delayed."""
     graph = lowered.module.graph
     behind = Behind(graph)
@@ -473,7 +473,7 @@ def _waited(lowered: LoweredGraph) -> bool:
         key = update.factor, trigger
         if key not in waiting:
             with graph.inserting_before(graph.output_node()):
-                waiting[key] = held_back(graph, *key)
+                waiting[key] = delay(graph, *key)
         update.reader.replace_input_with(update.factor, waiting[key])
         moved = _nodes_from(update.reader)
         for node in [node for node in graph.nodes if node in moved]:

@@ -34,7 +34,7 @@ from edgefl.errors import ExportError
 from edgefl_export.artifact import REWRITTEN
 from edgefl_export.capture.graph import LoweredGraph, without_values
 from edgefl_export.capture.patches import Patch, patched
-from edgefl_export.capture.refusals import check_floats, unsupported
+from edgefl_export.capture.refusals import check_floats, unsupported_error
 from edgefl_export.capture.trace import exported_program
 from edgefl_export.onnx.ops import OPSET, TRANSLATIONS
 from edgefl_export.onnx.passes import PASSES
@@ -83,7 +83,7 @@ def patches(decomposed: bool) -> Iterator[Patch]:
     yield Patch(_SIGNATURE, "from_op_schema", staticmethod(_signature))
     yield Patch(_SCHEMAS, "op_signature_from_function", _function_signature)
     yield Patch(_CORE, "_set_node_metadata", lambda node, ir_node: None)
-    yield Patch(_CONVERTER, "convert_version", _converted)
+    yield Patch(_CONVERTER, "convert_version", _convert)
     if decomposed:
         yield Patch(fx.GraphModule, "recompile", _no_code(threading.get_ident()))
         yield Patch(_TRACED, "function_ir", property(_domain_alone))
@@ -91,7 +91,7 @@ def patches(decomposed: bool) -> Iterator[Patch]:
         yield Patch(_DECOMPOSITIONS, _COLLECT, _no_decompositions(threading.get_ident()))
         yield Patch(getattr(_private("fx._pass"), "Transform", None), "_detect_fake_mode", _fake_mode)
         if hasattr(_PROMOTION, "get_type_promotion_rule") and hasattr(_INTERPRETER, "_maybe_promote_node"):
-            yield Patch(_INTERPRETER, "run_node", _promoted)
+            yield Patch(_INTERPRETER, "run_node", _promote)
             yield Patch(_INTERPRETER, "_run_node_and_set_meta", _run_again)
 
 
@@ -105,7 +105,7 @@ def _no_code(thread: int) -> Callable[[fx.GraphModule], object]:
     return lambda module: None if threading.get_ident() == thread else _recompile(module)
 
 
-def _converted(model: ir.Model, target_version: int, fallback: bool | None = None) -> None:
+def _convert(model: ir.Model, target_version: int, fallback: bool | None = None) -> None:
     """Convert the model to another ONNX opset, unless it has that one already and no functions."""
     if model.functions or model.opset_imports.get("") != target_version:
         _convert_version(model, target_version, fallback)
@@ -122,7 +122,7 @@ def _fake_mode(transform: Any) -> FakeTensorMode | None:
     return next((value.fake_mode for value in values if isinstance(value, FakeTensor)), None)
 
 
-def _promoted(interpreter: Any, node: fx.Node) -> Any:
+def _promote(interpreter: Any, node: fx.Node) -> Any:
     """Insert casts before an op of mixed types and return the value of the node."""
     if node.op != "call_function" or "val" not in node.meta:
         return _run_node(interpreter, node)
@@ -211,7 +211,7 @@ def _translate(lowered: LoweredGraph) -> ir.Model:
     try:
         return _export(lowered, decomposed=False)
     except torch.onnx.errors.OnnxExporterError as error:
-        raise unsupported(lowered, error) from error
+        raise unsupported_error(lowered, error) from error
 
 
 def _export(lowered: LoweredGraph, decomposed: bool) -> ir.Model:

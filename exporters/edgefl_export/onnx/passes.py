@@ -96,7 +96,7 @@ class MatchRanks(GraphRewrite):
             for index, value in enumerate(node.inputs):
                 found = static_sizes(value) if value is not None else None
                 if value is not None and found is not None and math.prod(found) == 1 and found != ones:
-                    node.replace_input_with(index, _reshaped(graph, node, value, ones))
+                    node.replace_input_with(index, _reshape(graph, node, value, ones))
 
 
 class CastsByType(GraphRewrite):
@@ -278,7 +278,7 @@ def _constant(graph: ir.Graph, before: ir.Node, numbers: list[int]) -> ir.Value:
     return node.outputs[0]
 
 
-def _reshaped(graph: ir.Graph, reader: ir.Node, value: ir.Value, sizes: list[int]) -> ir.Value:
+def _reshape(graph: ir.Graph, reader: ir.Node, value: ir.Value, sizes: list[int]) -> ir.Value:
     if value.const_value is not None:
         tensor = ir.tensor(value.const_value.numpy().reshape(sizes))
         made = ir.node("Constant", [], {"value": tensor})

@@ -83,7 +83,9 @@ class _RowGraph(GraphValues):
         Other gradients are computed whole, so that going through them row by row gains nothing.
         """
         chosen = self._for_new_state(shape)
-        parts = [_RowUpdate(shape, nodes, self._products_for(nodes, shape)) for nodes in _connected(chosen)]
+        parts = [
+            _RowUpdate(shape, nodes, self._products_for(nodes, shape)) for nodes in _group_connected(chosen)
+        ]
         return [part for part in parts if part.products and self._reads_state(part.nodes, shape)]
 
     def _for_new_state(self, shape: Shape) -> list[NodeProto]:
@@ -188,7 +190,7 @@ class _RowWriter:
             return self._port(name, start, stop)
         if name in update.products:
             product = update.products[name]
-            left = self._sliced(product.input[0], start, stop)
+            left = self._slice(product.input[0], start, stop)
             made = names[name] = f"{name}_{start}"
             size = [stop - start, *shape[1:]]
             self._products.append(helper.make_tensor_value_info(made, self._graph.types[name], size))
@@ -197,7 +199,7 @@ class _RowWriter:
             )
             self._nodes.append(node)
             return made
-        names[name] = self._sliced(name, start, stop)
+        names[name] = self._slice(name, start, stop)
         return names[name]
 
     def _port(self, name: str, start: int, stop: int) -> str:
@@ -207,7 +209,7 @@ class _RowWriter:
             self._inputs[part] = helper.make_tensor_value_info(part, self._graph.types[name], shape)
         return part
 
-    def _sliced(self, name: str, start: int, stop: int) -> str:
+    def _slice(self, name: str, start: int, stop: int) -> str:
         made = f"{name}_rows{start}_{len(self._nodes)}"
         bounds = [self._number(start), self._number(stop), self._number(0)]
         self._nodes.append(helper.make_node("Slice", [name, *bounds], [made], name=f"Slice_{made}"))
@@ -220,7 +222,7 @@ class _RowWriter:
         return self._numbers[(value,)]
 
 
-def _connected(nodes: Sequence[NodeProto]) -> list[list[NodeProto]]:
+def _group_connected(nodes: Sequence[NodeProto]) -> list[list[NodeProto]]:
     """Return ``nodes`` in groups that are connected by reading each other's results; each group in order."""
     groups: list[list[NodeProto]] = []
     for node in nodes:
@@ -344,7 +346,7 @@ class Chain:
 def chains(values: GraphValues) -> list[Chain]:
     """Return all chains of nodes that are worth a loop, in order."""
     rows = _rows(values)
-    found = [_chain(values, members, rows) for members in _grown(values, rows)]
+    found = [_chain(values, members, rows) for members in _grow_groups(values, rows)]
     return [chain for chain in found if chain is not None]
 
 
@@ -361,7 +363,7 @@ def _rows(values: GraphValues) -> dict[int, tuple[str, ...]]:
     return rows
 
 
-def _grown(values: GraphValues, rows: Mapping[int, Sequence[str]]) -> list[list[int]]:
+def _grow_groups(values: GraphValues, rows: Mapping[int, Sequence[str]]) -> list[list[int]]:
     """Return groups of positions of nodes that can run together at the position of their last node.
 
     Each node joins the nodes that compute its operands, unless another node needs one of their results earlier.
@@ -401,7 +403,7 @@ def _chain(values: GraphValues, places: Sequence[int], rows: Mapping[int, Sequen
     own, nodes = {*places}, values.graph.node
     result = {place: nodes[place].output[0] for place in places}
     read = [name for name in result.values() if not own.issuperset(values.readers.get(name, ()))]
-    viewed = [(name, _seen(values, name, own)) for name in read]
+    viewed = [(name, _resolve_view(values, name, own)) for name in read]
     outputs = dict.fromkeys(origin for _, origin in viewed if values.places.get(origin, -1) in own)
     needed = {*outputs}
     for place in reversed(places):
@@ -421,7 +423,7 @@ def _chain(values: GraphValues, places: Sequence[int], rows: Mapping[int, Sequen
     return Chain(tuple(places), tuple(kept), tuple(inputs), tuple(outputs), turns, views)
 
 
-def _seen(values: GraphValues, name: str, own: set[int]) -> str:
+def _resolve_view(values: GraphValues, name: str, own: set[int]) -> str:
     """Return the value that ``name`` shows, through views within the chain."""
     while (place := values.places.get(name, -1)) in own and values.graph.node[place].op_type in VIEWS:
         name = values.graph.node[place].input[0]
@@ -496,13 +498,13 @@ def _loop(values: GraphValues, chain: Chain, sizes: ConstantSizes, name: str) ->
         yield helper.make_node("Reshape", [origin, sizes(values.shapes[value])], [value])
 
 
-__all__ = ["tiled"]
+__all__ = ["write_loops"]
 
 ROOM = 1.02
 """What values may need at a time, as a multiple of what they needed."""
 
 
-def tiled(model: bytes) -> bytes | None:
+def write_loops(model: bytes) -> bytes | None:
     """Return the ONNX model with its large chains in loops, or None.
 
     Return None if it has no chain, or if its values would need much more memory: in a chain an op may run later than alone.

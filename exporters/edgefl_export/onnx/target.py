@@ -16,17 +16,17 @@ from torch._ops import OpOverload
 from edgefl.contract.algorithm import Function
 from edgefl.errors import BundleError
 from edgefl.wire.bundle.manifest import Graph
-from edgefl_export.artifact import Artifact, artifacts_in, in_segments, is_page
+from edgefl_export.artifact import Artifact, artifacts_in, is_page, join_segments
 from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.capture.rewrites import merge_equal, store_early
 from edgefl_export.memory.budget import within_onnx
 from edgefl_export.memory.predict import predicted_arena, predicted_peak
 from edgefl_export.memory.recompute import Budget, lean_and_peak
 from edgefl_export.memory.usage import rewritable
-from edgefl_export.onnx.blocked.images import blocked
-from edgefl_export.onnx.blocked.updates import summed
+from edgefl_export.onnx.blocked.images import write_blocked
+from edgefl_export.onnx.blocked.updates import write_sums
 from edgefl_export.onnx.ops import OPSET
-from edgefl_export.onnx.rows import by_rows, tiled
+from edgefl_export.onnx.rows import by_rows, write_loops
 from edgefl_export.operators import POSITIVE
 from edgefl_export.releases import least_onnxruntime
 from edgefl_export.select_to_multiply import OPPOSITES, NodeWriter, SelectToMultiply
@@ -113,13 +113,13 @@ class OnnxTarget(Target):
 
     def emit(self, lowered: LoweredGraph, budget: Budget | None = None) -> Artifact:
         if budget is None:
-            return _written(*lean_and_peak(lowered))
+            return _write_artifact(*lean_and_peak(lowered))
         form, count = within_onnx(lowered, budget)
         if len(form) == 1:
-            return replace(_written(form[0]), memory_budget=count)
-        parts = [(each.inputs, each.outputs, _written(each)) for each in form]
+            return replace(_write_artifact(form[0]), memory_budget=count)
+        parts = [(each.inputs, each.outputs, _write_artifact(each)) for each in form]
         nodes = graph_nodes(lowered, lowered.module.graph)
-        return replace(in_segments(parts, predicted_peak(*form), nodes), memory_budget=count)
+        return replace(join_segments(parts, predicted_peak(*form), nodes), memory_budget=count)
 
     def load(self, function: Function, model: bytes, in_place: Collection[str] = ()) -> Run:
         return load(function, model, in_place)
@@ -130,15 +130,15 @@ class OnnxTarget(Target):
         # Devices that run segments have no memory to try other forms.
         if artifact.segments:
             return {}
-        in_blocks = blocked(artifact.model)
+        in_blocks = write_blocked(artifact.model)
         forms = {
             BLOCKED: in_blocks,
-            ROWS: _in_rows(artifact.model),
-            f"{BLOCKED}, {ROWS}": _in_rows(in_blocks) if in_blocks else None,
+            ROWS: _write_rows(artifact.model),
+            f"{BLOCKED}, {ROWS}": _write_rows(in_blocks) if in_blocks else None,
         }
         chosen: dict[str, bytes] = {}
         for name, form in forms.items():
-            sums = summed(form) if form and BLOCKED in name else None
+            sums = write_sums(form) if form and BLOCKED in name else None
             for each in filter(None, (sums, form)):
                 # A form that this machine's runtime cannot load is left out, because it is untested.
                 run = partial(self.load, lowered.function, each, artifact.in_place)
@@ -161,7 +161,7 @@ class OnnxTarget(Target):
         return ""
 
 
-def _written(lowered: LoweredGraph, peak: int | None = None) -> Artifact:
+def _write_artifact(lowered: LoweredGraph, peak: int | None = None) -> Artifact:
     """Write the model of a graph; ``peak`` is its predicted peak in bytes, which is computed if it is None."""
     from edgefl_export.onnx.model import IR_VERSION, to_onnx  # imports torch.onnx, which takes a second
 
@@ -176,7 +176,7 @@ def _written(lowered: LoweredGraph, peak: int | None = None) -> Artifact:
     )
 
 
-def _in_rows(model: bytes) -> bytes | None:
+def _write_rows(model: bytes) -> bytes | None:
     """Return the model with updates and chains in blocks of rows, or None if it has neither."""
     updated = by_rows(model)
-    return tiled(updated or model) or updated
+    return write_loops(updated or model) or updated

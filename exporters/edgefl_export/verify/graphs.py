@@ -128,10 +128,10 @@ def compare(function: Function, run: Run, seed: int, *, quick: bool = False) -> 
     _compare_wide(function, run, seed)
     if quick:
         try:
-            return _compared(function, run, seed, QUICK)
+            return _compare_examples(function, run, seed, QUICK)
         except ExportError:
             pass  # float64 decides
-    return _compared(function, run, seed, THOROUGH)
+    return _compare_examples(function, run, seed, THOROUGH)
 
 
 def _compare_wide(function: Function, run: Run, seed: int) -> None:
@@ -142,20 +142,22 @@ def _compare_wide(function: Function, run: Run, seed: int) -> None:
     if (wide := wide_example(function, seed)) is None:
         return
     example, yardstick = wide
-    outputs = in_order(run({name: value.numpy() for name, value in example.items()}), yardstick.plain)
+    outputs = order_outputs(run({name: value.numpy() for name, value in example.items()}), yardstick.plain)
     for name, found in zip(yardstick.plain, outputs, strict=False):
         judge_wide(function, name, found, yardstick)
 
 
-def _compared(function: Function, run: Run, seed: int, care: Care, redraws: int = REDRAWS) -> Verification:
+def _compare_examples(
+    function: Function, run: Run, seed: int, care: Care, redraws: int = REDRAWS
+) -> Verification:
     reports: list[Verification] = []
     strayed: list[ExportError] = []
     for attempt in range(seed, seed + care.attempts):
         try:
-            reports.append(_judged(function, run, attempt, double=care.double, proven=bool(reports)))
+            reports.append(_judge_example(function, run, attempt, double=care.double, proven=bool(reports)))
         except ExportError as error:
             if redraws and not error.details.get("finite", True):
-                return _compared(function, run, seed + care.attempts, care, redraws - 1)
+                return _compare_examples(function, run, seed + care.attempts, care, redraws - 1)
             strayed.append(error)
             if len(strayed) > care.forgiven or not 0 <= _relative(error) <= CEILING:
                 raise strayed[0] from None
@@ -163,18 +165,20 @@ def _compared(function: Function, run: Run, seed: int, care: Care, redraws: int 
         if not reports[-1].rounding and not strayed:
             break
     # Nothing beyond the ceiling, then the fewest outputs left to rounding, then the smallest errors.
-    best = min(reports, key=lambda report: (bool(_unjudged(report)), len(report.rounding), report.worst))
-    if unjudged := _unjudged(best):
+    best = min(
+        reports, key=lambda report: (bool(_undecided_outputs(report)), len(report.rounding), report.worst)
+    )
+    if unjudged := _undecided_outputs(best):
         raise _undecidable(function, unjudged[0], best)
     tried = range(seed, seed + len(reports) + len(strayed))
     return replace(best, set_aside=tuple(each for each in tried if each != best.seed))
 
 
-def _judged(function: Function, run: Run, seed: int, *, double: bool, proven: bool) -> Verification:
+def _judge_example(function: Function, run: Run, seed: int, *, double: bool, proven: bool) -> Verification:
     example = function.example(seed)
     yardstick = Rounding(function, example, double=double, proven=proven)
     expected = yardstick.plain
-    outputs = in_order(run({name: value.numpy() for name, value in example.items()}), expected)
+    outputs = order_outputs(run({name: value.numpy() for name, value in example.items()}), expected)
     if len(outputs) != len(expected):
         raise ExportError(
             f"the graph of function {function.name!r} has {len(outputs)} outputs, torch gives {list(expected)}",
@@ -200,7 +204,7 @@ def _judged(function: Function, run: Run, seed: int, *, double: bool, proven: bo
     return Verification(function.name, seed, errors, rounding=rounding, found=found)
 
 
-def _unjudged(report: Verification) -> list[str]:
+def _undecided_outputs(report: Verification) -> list[str]:
     """Return the names of outputs that cannot be judged, because torch's float32 itself is too far from float64."""
     return [
         name for name, strayed in report.rounding.items() if strayed > CEILING and report.errors[name] > CLOSE
@@ -234,7 +238,7 @@ def agrees(
     """
     example = {name: value.numpy() for name, value in function.example(verification.seed).items()}
     try:
-        results = in_order(load()(example), outputs)
+        results = order_outputs(load()(example), outputs)
     except ExportError:
         return False
     return not differ(dict(zip(outputs, results, strict=True)), verification.found, example)
@@ -261,20 +265,20 @@ def load(function: Function, model: bytes, in_place: Collection[str]) -> Run:
 
     def run(session: Any, arrays: Mapping[str, Array]) -> list[Array]:
         try:
-            return _bound(session, arrays, in_place)
+            return _run_bound(session, arrays, in_place)
         except Exception as error:
-            raise _refused(function, "run", error) from error
+            raise _runtime_error(function, "run", error) from error
 
     if len(sessions) == 1:
         return functools.partial(run, sessions[0])
 
     def named(session: Any, arrays: Mapping[str, Array]) -> dict[str, Array]:
-        return _named(session, run(session, arrays))
+        return _by_port(session, run(session, arrays))
 
-    return in_turn([functools.partial(named, each) for each in sessions])
+    return run_segments([functools.partial(named, each) for each in sessions])
 
 
-def in_turn(segments: Sequence[Callable[[Mapping[str, Array]], Mapping[str, Array]]]) -> Run:
+def run_segments(segments: Sequence[Callable[[Mapping[str, Array]], Mapping[str, Array]]]) -> Run:
     """Return a function that runs ``segments`` in order, passes pages to later segments, and returns all other outputs."""
 
     def run(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
@@ -289,7 +293,7 @@ def in_turn(segments: Sequence[Callable[[Mapping[str, Array]], Mapping[str, Arra
     return run
 
 
-def in_order(outputs: Sequence[Array] | Mapping[str, Array], names: Iterable[str]) -> Sequence[Array]:
+def order_outputs(outputs: Sequence[Array] | Mapping[str, Array], names: Iterable[str]) -> Sequence[Array]:
     """Return the outputs of a run as a sequence; those of a mapping in the order of ``names``."""
     return [outputs[name] for name in names if name in outputs] if isinstance(outputs, Mapping) else outputs
 
@@ -301,10 +305,10 @@ def _session(function: Function, model: bytes) -> Any:
     try:
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime raises its own unrelated exception types
-        raise _refused(function, "load", error) from error
+        raise _runtime_error(function, "load", error) from error
 
 
-def _named(session: Any, outputs: Sequence[Array]) -> dict[str, Array]:
+def _by_port(session: Any, outputs: Sequence[Array]) -> dict[str, Array]:
     """Return the outputs of a session by port name, without the suffix of state that is also an input."""
     read = {port.name for port in session.get_inputs()}
     names = [port.name for port in session.get_outputs()]
@@ -312,7 +316,7 @@ def _named(session: Any, outputs: Sequence[Array]) -> dict[str, Array]:
     return dict(zip(ports, outputs, strict=True))
 
 
-def _bound(session: Any, arrays: Mapping[str, Array], in_place: Collection[str]) -> list[Array]:
+def _run_bound(session: Any, arrays: Mapping[str, Array], in_place: Collection[str]) -> list[Array]:
     """Run a session and return its outputs. Each state port in ``in_place`` is input and output in one copied array."""
     binding = session.io_binding()
     shared = {
@@ -324,7 +328,7 @@ def _bound(session: Any, arrays: Mapping[str, Array], in_place: Collection[str])
         rows = parse_rows(port.name)
         name = rows.whole if rows else port.name
         if name not in shared:
-            array = given(port.name, arrays)
+            array = port_array(port.name, arrays)
             seen = array.reshape(port.shape) if rows else array
             binding.bind_cpu_input(port.name, np.asarray(seen, order="C"))
         elif rows:
@@ -343,7 +347,7 @@ def _bound(session: Any, arrays: Mapping[str, Array], in_place: Collection[str])
     session.run_with_iobinding(binding)
     names = [port.name for port in session.get_outputs()]
     values = [value.numpy().copy() for value in binding.get_outputs()]
-    return joined(names, [_unseen(*each, arrays) for each in zip(names, values, strict=True)])
+    return join_rows(names, [_restore_rows(*each, arrays) for each in zip(names, values, strict=True)])
 
 
 def _place(
@@ -354,20 +358,20 @@ def _place(
     return "cpu", 0, array.dtype.type, list(shape), address
 
 
-def _unseen(name: str, value: Array, arrays: Mapping[str, Array]) -> Array:
+def _restore_rows(name: str, value: Array, arrays: Mapping[str, Array]) -> Array:
     """Return ``value``, reshaped to rows of the whole tensor if port ``name`` is a range of rows."""
     rows = parse_rows(name)
     whole = arrays.get(rows.whole.removesuffix(REWRITTEN)) if rows else None
     return value if rows is None or whole is None else value.reshape(-1, *whole.shape[1:])
 
 
-def given(name: str, arrays: Mapping[str, Array]) -> Array:
+def port_array(name: str, arrays: Mapping[str, Array]) -> Array:
     """Return the array for port ``name``: an entry of ``arrays``, or a range of rows of one if the name says so."""
     rows = parse_rows(name)
     return arrays[rows.whole][rows.start : rows.stop] if rows else arrays[name]
 
 
-def joined(names: Sequence[str], values: Sequence[Array]) -> list[Array]:
+def join_rows(names: Sequence[str], values: Sequence[Array]) -> list[Array]:
     """Return the outputs of a graph in order, with ports that are rows of one tensor concatenated to that tensor."""
     wholes: dict[str, list[Array]] = {}
     for name, value in zip(names, values, strict=True):
@@ -376,7 +380,7 @@ def joined(names: Sequence[str], values: Sequence[Array]) -> list[Array]:
     return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in wholes.values()]
 
 
-def _refused(function: Function, verb: str, error: Exception) -> ExportError:
+def _runtime_error(function: Function, verb: str, error: Exception) -> ExportError:
     return ExportError(
         f"onnxruntime {onnxruntime.__version__} cannot {verb} the graph of function {function.name!r}: {error}",
         function=function.name,

@@ -60,7 +60,7 @@ class Rounding:
         if not self._double:
             return self.plain
         try:
-            return _arrays(exactly(self._function, self._example))
+            return _arrays(run_in_double(self._function, self._example))
         except Exception:  # any function may come; for one that insists on float32 torch's result has to do
             return self.plain
 
@@ -76,13 +76,13 @@ class Rounding:
         worst = 0.0
         for number in range(PROBES + 1):
             if number == len(self._strays):
-                outputs = self._run(nudged(self._example, number)) if number else self._again()
+                outputs = self._run(nudge(self._example, number)) if number else self._again()
                 self._strays.append({key: distance(self.exact[key], outputs[key]) for key in outputs})
             worst = max(worst, self._strays[number][name])
             yield worst
 
     def _run(self, example: Tensors) -> dict[str, Array]:
-        return _arrays(self._function(_copied(example)))
+        return _arrays(self._function(_copy(example)))
 
     def _again(self) -> Mapping[str, Array]:
         if self._proven:
@@ -111,7 +111,7 @@ def _arrays(tensors: Tensors) -> dict[str, Array]:
     return {name: value.detach().numpy() for name, value in tensors.items()}
 
 
-def _copied(example: Tensors) -> Tensors:
+def _copy(example: Tensors) -> Tensors:
     """Return a copy, because a function may update its arguments in place."""
     return {name: value.clone() for name, value in example.items()}
 
@@ -129,7 +129,7 @@ class _Double(TorchFunctionMode):
         # `x.dtype` and its like are calls as well; what is no operation on values must see the tensor itself.
         if getattr(func, "__name__", "") in ("__get__", "__set__", "requires_grad_"):
             return func(*args, **(kwargs or {}))
-        args, kwargs = pytree.tree_map(_doubled, (args, dict(kwargs or {})))
+        args, kwargs = pytree.tree_map(_to_double, (args, dict(kwargs or {})))
         if func is Tensor.float:
             func = Tensor.double
         result = func(*args, **kwargs)
@@ -138,7 +138,7 @@ class _Double(TorchFunctionMode):
         # Made of Python's numbers or of integers, in the default dtype. It is the whole process's, so it stays.
         with suppress(Exception):
             result = _made_wide(func, args, kwargs)
-        return pytree.tree_map(_doubled, result)
+        return pytree.tree_map(_to_double, result)
 
 
 def _made_wide(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -162,17 +162,17 @@ def _of_integers(value: Any) -> Any:
 _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 
-def _doubled(value: Any) -> Any:
+def _to_double(value: Any) -> Any:
     if _is_narrow(value):
         with torch._C.DisableTorchFunction():
             return value.to(_WIDER[value.dtype])
     return _WIDER.get(value, value) if isinstance(value, torch.dtype) else value
 
 
-def exactly(function: Function, example: Tensors) -> Tensors:
+def run_in_double(function: Function, example: Tensors) -> Tensors:
     """Return the outputs of ``function`` on ``example`` in float64. Integer inputs are not converted."""
     with double_precision():
-        return function({name: _doubled(value) for name, value in _copied(example).items()})
+        return function({name: _to_double(value) for name, value in _copy(example).items()})
 
 
 @contextmanager
@@ -182,7 +182,7 @@ def double_precision() -> Iterator[None]:
         yield
 
 
-def nudged(example: Tensors, seed: int) -> Tensors:
+def nudge(example: Tensors, seed: int) -> Tensors:
     """Return a copy of ``example`` in which each float is multiplied by 1, 1 + NUDGE or 1 - NUDGE, at random by ``seed``."""
     generator = torch.Generator().manual_seed(seed)
 

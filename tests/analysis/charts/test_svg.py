@@ -12,11 +12,11 @@ from edgefl.analysis.charts import (
     COUNT,
     SHARE,
     bar_chart,
+    format_number,
     heatmap,
     line_chart,
     linear,
     logarithmic,
-    written,
 )
 
 NS = "{http://www.w3.org/2000/svg}"
@@ -133,4 +133,4 @@ def test_an_axis_of_counts_has_no_fractions() -> None:
     [(0.0, "0"), (0.25, "0.25"), (1500.0, "1500"), (20_000.0, "20k"), (1e-12, "1e-12"), (2.5e6, "2.5e6")],
 )
 def test_numbers_on_axes_are_short(value: float, text: str) -> None:
-    assert written(value) == text
+    assert format_number(value) == text

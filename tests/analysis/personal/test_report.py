@@ -19,8 +19,8 @@ from edgefl.analysis.personal.report import (
     EvaluationSetting,
     PersonalReport,
     UserReport,
+    summarize,
     summary,
-    summed_up,
     user_rows,
     worst_decile,
 )
@@ -57,7 +57,7 @@ def test_perplexity_is_less_is_better() -> None:
         for user, after in zip(plain.users, (20.0, 54.6), strict=True)
     ]
 
-    report = summed_up(EvaluationSetting(0.1, (0, 1)), users)
+    report = summarize(EvaluationSetting(0.1, (0, 1)), users)
 
     assert (report.metric, report.worst_decile, report.majority) == ("perplexity", 54.6, None)
     assert [row["after"] for row in user_rows(report)] == ["54.6", "20"]
@@ -81,7 +81,7 @@ def _report(accuracies: list[float], samples: list[int]) -> PersonalReport:
         )
         for number, (value, count) in enumerate(zip(accuracies, samples, strict=True))
     ]
-    return summed_up(EvaluationSetting(0.1, (0, 1)), users)
+    return summarize(EvaluationSetting(0.1, (0, 1)), users)
 
 
 def test_the_headline_counts_users_alike() -> None:

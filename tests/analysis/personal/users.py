@@ -12,7 +12,7 @@ from torch import Tensor
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.algorithms.personal.personalize import personalize
 from edgefl.analysis.personal.evaluate import Adapter, User, evaluate_user
-from edgefl.analysis.personal.report import EvaluationSetting, PersonalReport, summed_up
+from edgefl.analysis.personal.report import EvaluationSetting, PersonalReport, summarize
 from edgefl.contract.algorithm import Algorithm
 from edgefl.models.spec import ModelSpec
 from edgefl.objective.objective import Objective
@@ -43,7 +43,7 @@ def evaluate_users(
     """Evaluate the users by a setting of these options."""
     setting = EvaluationSetting(**options)
     adapter = Adapter(algorithm, weights)
-    return summed_up(setting, [evaluate_user(adapter, user, setting) for user in users])
+    return summarize(setting, [evaluate_user(adapter, user, setting) for user in users])
 
 
 def users_of(

@@ -15,10 +15,10 @@ from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl_export.capture.graph import LoweredGraph
-from edgefl_export.capture.rewrites import stores
+from edgefl_export.capture.rewrites import half_stores
 from edgefl_export.compiler.compiler import target_of
 from edgefl_export.executorch.graph import to_kernel_ops
-from edgefl_export.executorch.program.partition import end_of_forward, recomputed
+from edgefl_export.executorch.program.partition import end_of_forward, recompute
 from edgefl_export.memory.predict import predicted_peak
 from edgefl_export.memory.recompute import Budget
 from edgefl_export.memory.usage import SMALL_BYTES, size, timeline
@@ -85,8 +85,8 @@ def test_half_the_bytes_wait_and_the_prediction_follows(model: str) -> None:
 
 def test_every_store_comes_right_behind_its_value() -> None:
     graph = lowered("resnet8", "float16").module.graph
-    assert stores(graph)
-    for store in stores(graph):
+    assert half_stores(graph)
+    for store in half_stores(graph):
         value = store.args[0]
         assert store.prev is value
         readers = {user for user in value.users if user.target is not AFTER}
@@ -115,7 +115,7 @@ def test_executorch_keeps_halves_and_computes_the_rest_again(model: str) -> None
         module = to_kernel_ops(made)
         last = end_of_forward(made, module)
         assert last is not None
-        recomputed(module, last)
+        recompute(module, last)
         kept[activations] = sum(map(size, waiting(module, last)))
     assert kept["float16"] < 0.8 * kept["float32"]
 

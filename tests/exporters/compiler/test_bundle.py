@@ -28,7 +28,7 @@ from edgefl_export.compiler.manifest import check_wiring, ports
 from edgefl_export.compiler.request import ChunkForward
 from edgefl_export.compiler.verify import verify_bundle
 from edgefl_export.onnx import target
-from edgefl_export.onnx.blocked.images import blocked
+from edgefl_export.onnx.blocked.images import write_blocked
 from edgefl_export.verify.graphs import verify
 from tests.exporters.examples import BATCH, step_of
 from tests.pairs import by_default
@@ -411,7 +411,7 @@ def test_a_variant_computes_what_torch_does_and_travels_as_changes(algorithm: Al
 @pytest.mark.parametrize("kind", ["another layout", "ops that nobody has"])
 def test_a_wrong_one_is_left_out(algorithm: Algorithm, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def damaged(model: bytes) -> bytes:
-        proto = onnx.load_from_string(blocked(model) or b"")
+        proto = onnx.load_from_string(write_blocked(model) or b"")
         for node in proto.graph.node:
             if kind == "another layout" and node.op_type == "ReorderInput" and "w" not in node.input[0]:
                 node.op_type, node.domain = "Identity", ""
@@ -419,6 +419,6 @@ def test_a_wrong_one_is_left_out(algorithm: Algorithm, kind: str, monkeypatch: p
                 node.op_type = "NobodyHasIt"
         return bytes(proto.SerializeToString())
 
-    monkeypatch.setattr(target, "blocked", damaged)
+    monkeypatch.setattr(target, "write_blocked", damaged)
 
     assert not variants_built(algorithm).manifest.graph("train").variants

@@ -12,7 +12,7 @@ from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.executorch.check.programs import verify
 from edgefl_export.executorch.graph import to_kernel_ops
 from edgefl_export.executorch.program.emit import EmittedProgram, emit
-from edgefl_export.executorch.program.partition import HELD, end_of_forward, recomputed, steps_of
+from edgefl_export.executorch.program.partition import HELD, end_of_forward, recompute, steps_of
 from edgefl_export.executorch.program.write import to_executorch
 from edgefl_export.executorch.target import ExecuTorchTarget
 from edgefl_export.executorch.xnnpack.region import costs, delegate, supported
@@ -48,7 +48,7 @@ def _step(shape: tuple[int, ...] = SHAPE) -> LoweredGraph:
 
 def _rewritten(lowered: LoweredGraph) -> fx.GraphModule:
     module = to_kernel_ops(lowered)
-    recomputed(module, end_of_forward(lowered, module))
+    recompute(module, end_of_forward(lowered, module))
     return module
 
 
@@ -106,7 +106,7 @@ def test_a_function_without_a_metric_stays_as_it_is() -> None:
     module = to_kernel_ops(_step())
     before = len(module.graph.nodes)
 
-    recomputed(module, None)
+    recompute(module, None)
 
     assert len(module.graph.nodes) == before
 

@@ -35,7 +35,7 @@ from edgefl_export.compiler.compiler import target_of
 from edgefl_export.compiler.manifest import ports
 from edgefl_export.executorch.check.programs import read_ports
 from edgefl_export.executorch.program import write
-from edgefl_export.executorch.program.write import in_rows, to_executorch
+from edgefl_export.executorch.program.write import to_executorch, to_row_variant
 from edgefl_export.executorch.target import ROWS
 
 WIDE, BATCH, STEPS = 1024, 4, 3
@@ -216,9 +216,9 @@ def test_it_needs_no_more_memory() -> None:
 def test_small_state_planned_outputs_and_a_tight_plan_stay_as_they_are() -> None:
     small, large = lowered("sgd", 64)[1], lowered("sgd")[1]
 
-    assert in_rows(small, to_executorch(small)) is None
-    assert in_rows(large, to_executorch(large, planned_outputs=True)) is None
-    assert in_rows(large, replace(written("sgd")[0], planned_bytes=1)) is None
+    assert to_row_variant(small, to_executorch(small)) is None
+    assert to_row_variant(large, to_executorch(large, planned_outputs=True)) is None
+    assert to_row_variant(large, replace(written("sgd")[0], planned_bytes=1)) is None
 
 
 class _Frames:

@@ -25,7 +25,7 @@ from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.capture.trace import capture
 from edgefl_export.compiler.compiler import target_of
 from edgefl_export.memory.predict import predicted_peak
-from edgefl_export.memory.recompute import lean, updated_last
+from edgefl_export.memory.recompute import delay_updates, lean
 from edgefl_export.memory.usage import is_pointwise, rewritable, size, timeline
 from edgefl_export.operators import AFTER
 from tests.exporters.examples import entry_of
@@ -346,11 +346,11 @@ def test_what_has_nothing_to_wait_for_stays_as_it_is(function: object) -> None:
     }
     graph = capture(Function("train", function, specs))  # type: ignore[arg-type]
 
-    assert updated_last(graph, 1 << 40)[0] is graph
+    assert delay_updates(graph, 1 << 40)[0] is graph
 
 
 def test_small_state_stays_as_it_is() -> None:
     specs = {"state.w": TensorSpec((8, 8)), "batch.0.x": TensorSpec((BATCH, 8)), "hyper.lr": TensorSpec(())}
     graph = capture(Function("train", one_layer, specs))
 
-    assert updated_last(graph, 1 << 40)[0] is graph
+    assert delay_updates(graph, 1 << 40)[0] is graph

@@ -25,7 +25,7 @@ from edgefl.wire.bundle.manifest import SEGMENTED, DataSpec, Graph
 from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Arrays
 from edgefl_device.engine.onnx import OnnxEngine
-from edgefl_export.artifact import Artifact, artifacts_in, in_segments, is_page
+from edgefl_export.artifact import Artifact, artifacts_in, is_page, join_segments
 from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.capture.trace import capture
 from edgefl_export.compiler.compiler import target_of
@@ -169,7 +169,7 @@ def test_one_graph_and_its_segments_give_the_same_bits(tmp_path: Path) -> None:
     lowered = form.capture(algorithm_of("resnet8").phases[0].function)
     *_, tightest = cuts(timeline(lowered.module))
     parts = [(part.inputs, part.outputs, form.emit(part)) for part in segments(lowered, tightest.places)]
-    cut = in_segments(parts, 0, {})
+    cut = join_segments(parts, 0, {})
 
     state, losses = trained(cut, tmp_path)
     expected, expected_losses = trained(written(None), tmp_path)

@@ -15,7 +15,7 @@ from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels.cost import Forwards
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl_export.capture.trace import capture
-from edgefl_export.fit import guessed, next_traced, step_bytes
+from edgefl_export.fit import interpolate_peaks, next_size, step_bytes
 from edgefl_export.memory import predict
 from edgefl_export.memory.predict import NODE_BYTES, ROUND_BYTES, Arena, predicted_peak
 from edgefl_export.offers import Fit, SubmodelOffer
@@ -207,7 +207,7 @@ def _key(offer: SubmodelOffer) -> tuple[str, str]:
 
 def _traced(sizes: list[int], peaks: list[int], memory: int) -> dict[int, int]:
     known: dict[int, int] = {}
-    while (at := next_traced(sizes, known, memory)) is not None:
+    while (at := next_size(sizes, known, memory)) is not None:
         assert at not in known
         known[at] = peaks[at]
     return known
@@ -218,7 +218,9 @@ def _traced(sizes: list[int], peaks: list[int], memory: int) -> dict[int, int]:
 def test_few_are_traced_on_either_side_of_the_memory(sizes: list[int], memory: int) -> None:
     known = _traced(sizes, PEAKS, memory)
 
-    assert [guess <= memory for guess in guessed(sizes, known)] == [peak <= memory for peak in PEAKS]
+    assert [guess <= memory for guess in interpolate_peaks(sizes, known)] == [
+        peak <= memory for peak in PEAKS
+    ]
     assert {0, 9} <= known.keys() and len(known) < 10
 
 
@@ -227,7 +229,7 @@ def test_the_search_goes_the_other_way_where_more_fits() -> None:
 
     known = _traced([1, 1, 1, 1], peaks, 30)
 
-    assert [guess <= 30 for guess in guessed([1, 1, 1, 1], known)] == [True, False, False, False]
+    assert [guess <= 30 for guess in interpolate_peaks([1, 1, 1, 1], known)] == [True, False, False, False]
 
 
 def test_what_lies_near_the_memory_is_traced_on_both_sides_of_it() -> None:

@@ -13,7 +13,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from edgefl.models.layers.recurrent import Gru
-from edgefl_export.onnx.blocked.images import blocked
+from edgefl_export.onnx.blocked.images import write_blocked
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.onnx.target import OnnxTarget
 from edgefl_export.onnx.values import LAYOUT, GraphValues, live_peak
@@ -66,9 +66,9 @@ def test_it_gives_what_the_graph_gave(case: str) -> None:
     }
     own = model(x, w, options)
 
-    other = blocked(own)
+    other = write_blocked(own)
 
-    assert other is not None and other == blocked(own)
+    assert other is not None and other == write_blocked(own)
     domains = [node.domain for node in onnx.load_from_string(other).graph.node if node.op_type == "Conv"]
     assert domains == [LAYOUT] * 2
     for mine, theirs in zip(run_onnx(other, arrays), run_onnx(own, arrays), strict=True):
@@ -77,7 +77,7 @@ def test_it_gives_what_the_graph_gave(case: str) -> None:
 
 @pytest.mark.parametrize("case", LEFT)
 def test_what_gains_nothing_is_left_alone(case: str) -> None:
-    assert blocked(model(*LEFT[case], bias=False)) is None
+    assert write_blocked(model(*LEFT[case], bias=False)) is None
 
 
 TRANSPOSED: dict[str, tuple[dict[str, Any], bool]] = {
@@ -103,7 +103,7 @@ def test_a_transposed_convolution_is_one_with_the_kernel_turned_around(case: str
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     own = bytes(onnx.shape_inference.infer_shapes(made).SerializeToString())
 
-    other = blocked(own)
+    other = write_blocked(own)
 
     assert (other is not None) == fits
     if other is not None:
@@ -116,7 +116,7 @@ def test_the_input_gradient_of_a_large_kernel_is_a_convolution_there() -> None:
     function = step_of(nn.Sequential(*layers), (3, 12, 12))
     own = to_onnx(OnnxTarget().capture(function))
 
-    other = blocked(own)
+    other = write_blocked(own)
 
     assert "ConvTranspose" in {node.op_type for node in onnx.load_from_string(own).graph.node}
     assert other is not None
@@ -140,7 +140,7 @@ def test_weight_gradients_of_depthwise_convolutions_stay_so(case: str) -> None:
     function = step_of(nn.Sequential(layer, nn.AdaptiveAvgPool2d(1), nn.Flatten()), (channels, side, side))
     own = to_onnx(OnnxTarget().capture(function))
 
-    other = blocked(own)
+    other = write_blocked(own)
 
     assert other is not None
     nodes = onnx.load_from_string(other).graph.node
@@ -160,7 +160,7 @@ def test_sums_that_are_no_gradient_of_a_convolution_are_left_alone() -> None:
     [joined] = [node for node in proto.graph.node if node.op_type == "Concat" and len(node.input) == 9]
     joined.input[0], joined.input[1] = joined.input[1], joined.input[0]
 
-    other = blocked(bytes(proto.SerializeToString()))
+    other = write_blocked(bytes(proto.SerializeToString()))
 
     assert other is not None
     assert any(
@@ -281,9 +281,9 @@ def test_it_stays_on_the_layout(case: str) -> None:
     results = "end m s" if case == "batch norm" else "end"
     own = between(*STAYS[case], results=results)
 
-    other = blocked(own, room=math.inf)
+    other = write_blocked(own, room=math.inf)
 
-    assert other is not None and other == blocked(own, room=math.inf)
+    assert other is not None and other == write_blocked(own, room=math.inf)
     ops = counted(other)
     assert (ops["ReorderInput"], ops["ReorderOutput"], ops["BatchNormalization"]) == (1, 1, 0)
     assert_alike(other, own)
@@ -342,7 +342,7 @@ def test_it_comes_out_where_it_has_to(case: str) -> None:
     nodes, results, (brought, taken) = COMES_OUT[case]
     own = between(*nodes, results=results)
 
-    other = blocked(own, room=math.inf)
+    other = write_blocked(own, room=math.inf)
 
     assert other is not None
     ops = counted(other)
@@ -358,7 +358,7 @@ def test_what_would_take_memory_leaves_it_to_convolutions() -> None:
     """The other operand in both layouts, beside what is added."""
     own = between(node("Add", "u z", "a"), node("Mul", "a z", "b"), node("Add", "b z", "v"))
 
-    anywhere, here = blocked(own, room=math.inf), blocked(own)
+    anywhere, here = write_blocked(own, room=math.inf), write_blocked(own)
 
     assert anywhere is not None and here is not None
     found = [(counted(each)["ReorderInput"], counted(each)["ReorderOutput"]) for each in (anywhere, here)]
@@ -431,7 +431,7 @@ def test_a_step_is_unchanged(module: type[nn.Module], shape: tuple[int, ...], no
     function = step_of(module(), shape)
     own = to_onnx(OnnxTarget().capture(function))
 
-    other = blocked(own)
+    other = write_blocked(own)
 
     assert other is not None
     assert verify(function, other, 1).worst < 1e-4

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from edgefl.contract.tensors import Tensors
 from edgefl_export.capture.trace import capture
-from edgefl_export.onnx.blocked.images import blocked
+from edgefl_export.onnx.blocked.images import write_blocked
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.onnx.passes import CastsByType, MatchRanks, MergeChains, SumsToProducts
 from edgefl_export.onnx.target import OnnxTarget
@@ -347,11 +347,11 @@ def test_a_step_is_the_same_step(name: str) -> None:
     function = step_of(module, (ROWS, WIDTH))
     own = to_onnx(OnnxTarget().capture(function))
 
-    other = blocked(own, room=math.inf)
+    other = write_blocked(own, room=math.inf)
 
     assert other is not None and (products(own), products(other)) == (0, count)
     assert verify(function, other, 1).worst < 1e-5
-    assert blocked(own, room=math.inf) == other  # equal bytes each time
+    assert write_blocked(own, room=math.inf) == other  # equal bytes each time
 
 
 OUTSIDE: dict[str, nn.Module] = {
@@ -373,7 +373,7 @@ OUTSIDE: dict[str, nn.Module] = {
 def test_what_needs_its_numbers_in_order_is_left(name: str) -> None:
     own = to_onnx(OnnxTarget().capture(step_of(OUTSIDE[name], (ROWS, WIDTH))))
 
-    assert blocked(own, room=math.inf) is None
+    assert write_blocked(own, room=math.inf) is None
 
 
 def iterated(t: Tensors) -> Tensors:
@@ -415,7 +415,7 @@ def test_what_is_read_in_its_order_too_is_left(name: str) -> None:
     function = pointwise(fn, **shapes)
     own = to_onnx(OnnxTarget().capture(function))
 
-    other = blocked(own, room=math.inf) or own
+    other = write_blocked(own, room=math.inf) or own
 
     assert verify(function, other, 1).worst < 1e-4
 
@@ -425,7 +425,7 @@ def test_products_give_way_to_memory() -> None:
     module = Layers(nn.Tanh(), *[INNER // 2] * 5)
     own = to_onnx(OnnxTarget().capture(step_of(module, (2 * ROWS, INNER // 2))))
 
-    assert blocked(own) is not None and blocked(own, room=0.5) is None
+    assert write_blocked(own) is not None and write_blocked(own, room=0.5) is None
 
 
 # -- forms that onnxruntime does not take entry by entry ---------------------------------------------------

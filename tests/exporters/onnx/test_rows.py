@@ -28,7 +28,7 @@ from edgefl_device.engine.onnx import OnnxEngine
 from edgefl_export.artifact import Artifact
 from edgefl_export.compiler.compiler import target_of
 from edgefl_export.onnx import rows
-from edgefl_export.onnx.blocked.updates import summed
+from edgefl_export.onnx.blocked.updates import write_sums
 from edgefl_export.onnx.rows import by_rows
 from edgefl_export.onnx.values import LAYOUT
 from edgefl_export.verify.graphs import verify
@@ -303,13 +303,13 @@ def formed(name: str) -> tuple[bytes, ...]:
     """Of the whole graph, and of its form by rows where there is one."""
     model = updates_written(name)[2]
     found = (model, by_rows(model))
-    return tuple(form for each in found if each and (form := summed(each)))
+    return tuple(form for each in found if each and (form := write_sums(each)))
 
 
 @pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_there_where_it_takes_fewer_passes(name: str) -> None:
-    assert passes(summed(updates_written(name)[2])) == CASES[name].passes
+    assert passes(write_sums(updates_written(name)[2])) == CASES[name].passes
 
 
 @pytest.mark.sample(4)
@@ -334,7 +334,7 @@ def test_it_updates_as_torch_does(name: str) -> None:
 
 
 def test_blocks_of_rows_are_ports_in_another_shape() -> None:
-    form = summed(by_rows(updates_written("by rows of many columns")[2]) or b"")
+    form = write_sums(by_rows(updates_written("by rows of many columns")[2]) or b"")
     assert form is not None
     graph = onnx.load_from_string(form).graph
 
@@ -349,7 +349,7 @@ def test_blocks_of_rows_are_ports_in_another_shape() -> None:
 
 def test_rows_of_another_size_are_refused() -> None:
     _, graph, model = updates_written("momentum and decay")
-    proto = onnx.load_from_string(summed(model) or b"")
+    proto = onnx.load_from_string(write_sums(model) or b"")
     port = next(value for value in proto.graph.input if value.name == f"state.m[0:{SIDE}]")
     port.type.tensor_type.shape.dim[-1].dim_value *= 2
 

@@ -13,7 +13,7 @@ from onnx import NodeProto, TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 
 from edgefl_export.onnx.model import to_onnx
-from edgefl_export.onnx.rows import chains, tiled
+from edgefl_export.onnx.rows import chains, write_loops
 from edgefl_export.onnx.target import OnnxTarget
 from edgefl_export.onnx.values import GraphValues, read_by
 from edgefl_export.verify.graphs import verify
@@ -122,7 +122,7 @@ def test_a_loop_makes_the_same_numbers(name: str) -> None:
     ends = [node("ReduceSum", f"{each} first", f"{each}_end") for each in results.split()]
     own = model(*nodes, *ends, results=" ".join(end.output[0] for end in ends))
 
-    assert_same(own, tiled(own))
+    assert_same(own, write_loops(own))
 
 
 LEFT: dict[str, tuple[NodeProto, ...]] = {
@@ -149,7 +149,7 @@ LEFT: dict[str, tuple[NodeProto, ...]] = {
 
 @pytest.mark.parametrize("name", LEFT)
 def test_what_is_no_chain_is_left(name: str) -> None:
-    assert tiled(model(*LEFT[name], node("ReduceSum", "c first", "end"), results="end")) is None
+    assert write_loops(model(*LEFT[name], node("ReduceSum", "c first", "end"), results="end")) is None
 
 
 def test_ports_are_left() -> None:
@@ -159,7 +159,7 @@ def test_ports_are_left() -> None:
     found = chains(GraphValues(onnx.load_from_string(own).graph))
 
     assert [chain.outputs for chain in found] == [("b",)]
-    assert_same(own, tiled(own))
+    assert_same(own, write_loops(own))
 
 
 def test_what_another_node_needs_before_ends_a_chain() -> None:
@@ -174,7 +174,7 @@ def test_what_another_node_needs_before_ends_a_chain() -> None:
         results="end",
     )
 
-    assert_same(own, tiled(own), count=2)
+    assert_same(own, write_loops(own), count=2)
 
 
 def test_what_is_read_by_rows_and_whole_is_no_part() -> None:
@@ -197,7 +197,7 @@ def test_what_is_read_by_rows_and_whole_is_no_part() -> None:
     random = np.random.default_rng(0)
     arrays = {"w": random.random((ROWS, ROWS, 128), np.float32), "u": random.random((ROWS, 128), np.float32)}
 
-    found = [run_onnx(each, arrays)[0] for each in (own, tiled(own) or own)]
+    found = [run_onnx(each, arrays)[0] for each in (own, write_loops(own) or own)]
 
     np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
 
@@ -233,7 +233,7 @@ def test_any_graph_of_ops_by_entry_computes_the_same(data: st.DataObject) -> Non
     nodes.append(node("ReduceSum", f"{made[-1]} first", "end"))
     own = model(*nodes, results="end")
 
-    other = tiled(own)
+    other = write_loops(own)
 
     if other is not None:
         assert_same(own, other, loops(other))
@@ -257,8 +257,8 @@ def test_a_step_is_the_same_step() -> None:
     function = step_of(Net(), (3, 128, 32))
     own = to_onnx(OnnxTarget().capture(function))
 
-    other = tiled(own)
+    other = write_loops(own)
 
     assert other is not None and loops(other) > 1
     assert verify(function, other, 1).worst < 1e-4
-    assert tiled(own) == other
+    assert write_loops(own) == other

@@ -22,7 +22,7 @@ from edgefl.objective.objective import Objective
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.verify.graphs import CEILING, FACTOR, RELATIVE, THOROUGH, Run, compare, verify
-from edgefl_export.verify.rounding import NUDGE, PROBES, Array, Rounding, exactly, nudged
+from edgefl_export.verify.rounding import NUDGE, PROBES, Array, Rounding, nudge, run_in_double
 from tests.exporters.examples import pointwise, small_net, step_of
 
 
@@ -73,7 +73,7 @@ def gated(tensors: Tensors, step: float) -> Tensors:
 def other_side(arrays: Mapping[str, Array]) -> list[Array]:
     """Another runtime for ``kinked``, in which each gate is as far from float64 as a gate can be."""
     w = arrays["state.w"]
-    exact = exactly(KINKED, {"state.w": torch.from_numpy(w)})["record.gate"].float().numpy()
+    exact = run_in_double(KINKED, {"state.w": torch.from_numpy(w)})["record.gate"].float().numpy()
     return [np.float32(2.02) * w - exact, 2 * w]
 
 
@@ -127,7 +127,7 @@ def test_what_torch_itself_gets_wrong_by_far_excuses_nothing(quick: bool) -> Non
 
     def run(arrays: Mapping[str, Array]) -> list[Array]:
         w = arrays["state.w"]
-        exact = exactly(function, {"state.w": torch.from_numpy(w)})["record.gate"].float().numpy()
+        exact = run_in_double(function, {"state.w": torch.from_numpy(w)})["record.gate"].float().numpy()
         return [3 * w - exact, 2 * w]
 
     with pytest.raises(ExportError, match=r"'record\.gate'.*up to 0\.05 is excused") as caught:
@@ -169,7 +169,7 @@ def test_an_example_without_a_kink_is_preferred() -> None:
     def run(arrays: Mapping[str, Array]) -> list[Array]:
         """The wrong side of the first example's kink."""
         w = arrays["state.w"]
-        exact = exactly(function, {"state.w": torch.from_numpy(w)})["record.gate"].float().numpy()
+        exact = run_in_double(function, {"state.w": torch.from_numpy(w)})["record.gate"].float().numpy()
         near = abs(float(w.sum(dtype=np.float64)) - float(kink)) < 1e-4
         return [w - exact if near else exact]
 
@@ -448,7 +448,7 @@ LAYER = nn.Linear(4, 4, bias=False)
 def test_float64_reaches_every_operation(fn: Callable[[Tensor], Tensor]) -> None:
     function = pointwise(lambda t: {"update.w": fn(t["state.w"])}, state__w=(4, 4))
 
-    found = exactly(function, {"state.w": torch.ones(4, 4)})["update.w"]
+    found = run_in_double(function, {"state.w": torch.ones(4, 4)})["update.w"]
 
     torch.testing.assert_close(found, THIRD, rtol=1e-14, atol=0.0)
 
@@ -459,14 +459,14 @@ def test_other_threads_keep_the_default_type() -> None:
             assert pool.submit(lambda: torch.zeros(1).dtype).result() == torch.float32
         return {"update.w": t["state.w"]}
 
-    exactly(pointwise(seen, state__w=(2,)), {"state.w": torch.zeros(2)})
+    run_in_double(pointwise(seen, state__w=(2,)), {"state.w": torch.zeros(2)})
 
 
 def test_a_training_step_runs_in_float64_and_integers_stay() -> None:
     step = step_of(small_net(), (3, 8, 8))
     example = step.example(0)
 
-    found = exactly(step, example)
+    found = run_in_double(step, example)
 
     assert {value.dtype for value in found.values()} == {torch.float64}
     assert example["batch.0.y"].dtype == torch.int64 and example["batch.0.x"].dtype == torch.float32
@@ -477,11 +477,11 @@ def test_a_training_step_runs_in_float64_and_integers_stay() -> None:
 def test_nudged_examples_differ_by_rounding_and_only_in_floats() -> None:
     example = {"x": torch.randn(1000), "y": torch.arange(5)}
 
-    first, second = nudged(example, 1), nudged(example, 2)
+    first, second = nudge(example, 1), nudge(example, 2)
 
     moved = (first["x"] / example["x"] - 1).abs()
     assert 0.5 * NUDGE < moved.max() <= 1.2 * NUDGE and torch.equal(first["y"], example["y"])
-    assert not torch.equal(first["x"], second["x"]) and torch.equal(first["x"], nudged(example, 1)["x"])
+    assert not torch.equal(first["x"], second["x"]) and torch.equal(first["x"], nudge(example, 1)["x"])
 
 
 def test_the_yardstick_of_a_smooth_function_is_tiny() -> None:

@@ -12,7 +12,7 @@ from edgefl.analysis.heterogeneity.curvature import (
     Examined,
     GradientReport,
     Gradients,
-    adapted,
+    adapt_user,
     curvature_report,
     extremes,
     hessian_variance,
@@ -188,7 +188,7 @@ def test_kappa_and_meta_gradients_on_quadratics_are_those_of_the_formulas() -> N
         zip(quadratic_users(matrices, offsets), matrices, offsets, strict=True)
     ):
         parts = batches(shard, user)
-        found = adapted(losses, user_gradient(losses, losses.start, parts).mean, parts, alpha)
+        found = adapt_user(losses, user_gradient(losses, losses.start, parts).mean, parts, alpha)
         inner = torch.eye(D, dtype=torch.float64) - alpha * a
         outer = inner @ (a @ w - b)
         metas.append(inner @ outer)

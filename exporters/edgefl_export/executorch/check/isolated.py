@@ -56,7 +56,7 @@ class IsolatedRunner:
         with tempfile.TemporaryDirectory(prefix="edgefl-isolated-") as folder:
             (Path(folder) / MODEL).write_bytes(model)
             write(Path(folder) / GIVEN, arrays)
-            problem = self._asked(folder)
+            problem = self._run_folder(folder)
             if not problem:
                 try:
                     return read(Path(folder) / FOUND)
@@ -67,7 +67,7 @@ class IsolatedRunner:
                 function=name,
             )
 
-    def _asked(self, folder: str) -> str:
+    def _run_folder(self, folder: str) -> str:
         """Let the process run the program in ``folder``. Return "" on success, else a text with the problem.
 
         Starts the process if there is none.
@@ -80,7 +80,7 @@ class IsolatedRunner:
             process.stdin.write(f"{folder}\n".encode())
             process.stdin.flush()
         except BrokenPipeError:
-            return self._ended(process)
+            return self._discard(process)
         return self._answer(process, self._limit_s)
 
     def _start(self) -> str:
@@ -91,7 +91,7 @@ class IsolatedRunner:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        weakref.finalize(self, _stopped, self._process)
+        weakref.finalize(self, _stop, self._process)
         return self._answer(self._process, START_S)
 
     def _answer(self, process: subprocess.Popen[bytes], limit_s: float) -> str:
@@ -104,17 +104,17 @@ class IsolatedRunner:
             answer = _line(process, limit_s)
         except BaseException:
             process.kill()
-            self._ended(process)
+            self._discard(process)
             raise
         if answer is None:
             process.kill()
-            self._ended(process)
+            self._discard(process)
             return f"it was not done after {limit_s:.0f} seconds"
-        return str(json.loads(answer)) if answer else self._ended(process)
+        return str(json.loads(answer)) if answer else self._discard(process)
 
-    def _ended(self, process: subprocess.Popen[bytes]) -> str:
+    def _discard(self, process: subprocess.Popen[bytes]) -> str:
         self._process = None
-        _stopped(process)
+        _stop(process)
         return f"it ended its process (exit status {process.returncode})"
 
 
@@ -135,7 +135,7 @@ def read(path: Path) -> list[Array]:
         return [archive[str(at)] for at in range(len(archive.files))]
 
 
-def _stopped(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: subprocess.Popen[bytes]) -> None:
     """Close the streams of the process and wait for its end; kill it after five seconds."""
     for stream in (process.stdin, process.stdout):
         if stream is not None:
@@ -148,7 +148,7 @@ def _stopped(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _tried(folder: Path) -> str:
+def _run_program(folder: Path) -> str:
     """Run the program in ``folder`` and write its outputs there. Return "" on success, else a text with the error.
 
     This runs within the child process.
@@ -171,7 +171,7 @@ def main() -> None:
     os.dup2(2, 1)
     print(json.dumps(""), file=answers, flush=True)
     for line in sys.stdin:
-        print(json.dumps(_tried(Path(line.rstrip("\n")))), file=answers, flush=True)
+        print(json.dumps(_run_program(Path(line.rstrip("\n")))), file=answers, flush=True)
 
 
 if __name__ == "__main__":

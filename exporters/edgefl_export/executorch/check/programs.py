@@ -15,7 +15,7 @@ from edgefl.contract.algorithm import Function
 from edgefl.errors import ExportError
 from edgefl_export.executorch.check.isolated import IsolatedRunner
 from edgefl_export.executorch.silent_import import METHOD, portable_lib
-from edgefl_export.verify.graphs import Run, Verification, compare, given, joined
+from edgefl_export.verify.graphs import Run, Verification, compare, join_rows, port_array
 from edgefl_export.verify.rounding import Array
 
 IDENTIFIER = b"ET12"
@@ -149,7 +149,7 @@ def verify_isolated(function: Function, model: bytes, seed: int, runner: Isolate
     names, made = _names(function, model)
 
     def run(arrays: Mapping[str, Array]) -> Sequence[Array]:
-        return joined(made, runner.run(function.name, model, [given(name, arrays) for name in names]))
+        return join_rows(made, runner.run(function.name, model, [port_array(name, arrays) for name in names]))
 
     return compare(function, run, seed)
 
@@ -160,7 +160,7 @@ def _names(function: Function, model: bytes) -> tuple[list[str], list[str]]:
         inputs, outputs = read_ports(model)
         return [port.name for port in inputs], [port.name for port in outputs]
     except ValueError as error:
-        raise _refused(function, "read", error) from error
+        raise _runtime_error(function, "read", error) from error
 
 
 def load(function: Function, model: bytes) -> Run:
@@ -174,23 +174,23 @@ def load(function: Function, model: bytes) -> Run:
     try:
         module = portable_lib()._load_for_executorch_from_buffer(model)
     except RuntimeError as error:
-        raise _refused(function, "load", error) from error
+        raise _runtime_error(function, "load", error) from error
     names, made = _names(function, model)
 
     # ``held``: the runtime reads the bytes where they lie, for as long as it runs.
     def run(arrays: Mapping[str, Array], held: bytes = model) -> Sequence[Array]:
         try:
             outputs = module.run_method(
-                METHOD, tuple(torch.from_numpy(given(name, arrays).copy()) for name in names)
+                METHOD, tuple(torch.from_numpy(port_array(name, arrays).copy()) for name in names)
             )
         except RuntimeError as error:
-            raise _refused(function, "run", error) from error
-        return joined(made, [value.numpy() for value in outputs])
+            raise _runtime_error(function, "run", error) from error
+        return join_rows(made, [value.numpy() for value in outputs])
 
     return run
 
 
-def _refused(function: Function, verb: str, error: Exception) -> ExportError:
+def _runtime_error(function: Function, verb: str, error: Exception) -> ExportError:
     return ExportError(
         f"ExecuTorch cannot {verb} the program of function {function.name!r}: {error}", function=function.name
     )

@@ -195,7 +195,7 @@ class _ProgramWriter:
         base = base_of(node)
         key: fx.Node | Slot = node if base is not node else slot
         if key not in self._tensors:
-            self._tensors[key] = self._add(_described(node.meta["val"]))
+            self._tensors[key] = self._add(_describe(node.meta["val"]))
             if base is not node and (base.op == "get_attr" or self._is_outside(slot_of(base))):
                 # Its memory is known only when the program runs, and set then.
                 shape = self._list("int", node.meta["val"].shape)
@@ -213,7 +213,7 @@ class _ProgramWriter:
         data = value.detach().contiguous().numpy().tobytes()
         key = (value.dtype, tuple(value.shape), data)
         if key not in self._known:
-            described = _described(value)
+            described = _describe(value)
             described.data_buffer_idx = len(self._constants)
             self._constants.append(data or b"\0")
             self._known[key] = self._add(described)
@@ -256,7 +256,7 @@ class _ProgramWriter:
         kernel = kernel_of(node.target)
         assert kernel is not None, node
         arguments = [self._argument(value, kind, node, turn) for value, kind in arguments_of(node, kernel)]
-        written = [self._written(node, index, turn) for index in range(len(results_of(node)))]
+        written = [self._write_result(node, index, turn) for index in range(len(results_of(node)))]
         outs = [out for out, _ in written]
         if kernel.takes_list:
             outs = [self._add(schema.TensorList(outs))]
@@ -266,7 +266,7 @@ class _ProgramWriter:
         for copied in (copied for _, copied in written if copied):
             self._call("aten::view_copy", "out", copied)
 
-    def _written(self, node: fx.Node, index: int, turn: int) -> tuple[int, list[int]]:
+    def _write_result(self, node: fx.Node, index: int, turn: int) -> tuple[int, list[int]]:
         """Return (index of the value that a kernel writes, arguments of a copy to the output).
 
         The arguments are empty unless no kernel writes the type of the output. Then the bytes in the arena have two
@@ -276,12 +276,12 @@ class _ProgramWriter:
         self._made((node, index), turn, value.numel() * value.itemsize)
         key = (node, index)
         if key not in self._tensors:
-            self._tensors[key] = self._add(_described(value))
+            self._tensors[key] = self._add(_describe(value))
         if value.dtype not in LEAVING:
             return self._tensors[key], []
         names = []
         for place, dtype in ((LEFT, LEAVING[value.dtype][1]), (LEFT - 1, value.dtype)):
-            names.append(self._add(_described(value, dtype)))
+            names.append(self._add(_describe(value, dtype)))
             self._tensors[node, place] = names[-1]
         self._spans[node, LEFT] = Lifetime(value.numel() * value.itemsize, turn, turn)
         return names[0], [names[1], self._list("int", value.shape), self._tensors[key], self._tensors[key]]
@@ -300,7 +300,7 @@ class _ProgramWriter:
             indices = [-1 if item is None else self._read(item, turn) for item in value]
             kinds = schema.OptionalTensorList if "Optional[Tensor]" in text else schema.TensorList
             return self._add(kinds(indices))
-        return self._number(_converted(value, text))
+        return self._number(_to_plain(value, text))
 
     def _regions(self) -> dict[int, Region]:
         """Return the delegate of each delegated step by its number; with ``reserve``, the first reserves the workspace."""
@@ -322,14 +322,14 @@ class _ProgramWriter:
         if region.reserved:
             number = (region.outputs[0], 1)
             self._made(number, turn, FLOAT)
-            self._tensors[number] = self._add(_described(torch.empty(1)))
+            self._tensors[number] = self._add(_describe(torch.empty(1)))
             arguments.append(self._tensors[number])
         self._instructions.append(schema.Instruction(schema.DelegateCall(len(self._blobs), arguments)))
         self._blobs.append(region.data)
         self._delegated += region.values
 
 
-def _converted(value: object, text: str) -> object:
+def _to_plain(value: object, text: str) -> object:
     """Return an argument as a program stores it: dtypes as ExecuTorch's numbers, layouts and devices as 0."""
     if isinstance(value, torch.dtype):
         return _number_of(value)
@@ -358,7 +358,7 @@ def _plain(value: object) -> Any:
     raise TypeError(f"no plain value: {value!r}")
 
 
-def _described(value: Tensor, dtype: torch.dtype | None = None) -> schema.Tensor:
+def _describe(value: Tensor, dtype: torch.dtype | None = None) -> schema.Tensor:
     return schema.Tensor(
         scalar_type=ScalarType(_number_of(dtype or value.dtype)),
         storage_offset=0,

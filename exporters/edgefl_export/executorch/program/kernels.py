@@ -66,7 +66,7 @@ class ProgramStep:
 
 
 @functools.cache
-def registered() -> frozenset[str]:
+def registered_kernels() -> frozenset[str]:
     """Return the names ``namespace::op.variant`` of all kernels in the installed runtime; devices have the same ones."""
     return frozenset(portable_lib()._get_operator_names())
 
@@ -85,7 +85,7 @@ def kernel_of(target: object) -> Kernel | None:
         if (
             made
             and _signature(overload) == wanted
-            and f"{namespace}::{packet.__name__}.{variant}" in registered()
+            and f"{namespace}::{packet.__name__}.{variant}" in registered_kernels()
         ):
             return Kernel(overload)
     return None

@@ -41,7 +41,7 @@ def end_of_forward(lowered: LoweredGraph, module: fx.GraphModule) -> fx.Node | N
     return next((node for node in module.graph.nodes if node in metrics), None)
 
 
-def recomputed(module: fx.GraphModule, last: fx.Node | None) -> None:
+def recompute(module: fx.GraphModule, last: fx.Node | None) -> None:
     """Rewrite ``module`` in place so that cheap values of the forward pass are computed again for the backward pass.
 
     Args:
@@ -177,7 +177,7 @@ def steps_of(module: fx.GraphModule) -> tuple[ProgramStep, ...]:
     refused: set[fx.Node] = set()
     able = {node for node in module.graph.nodes if node.op == "call_function" and supported(node)}
     while True:
-        steps = tuple(_scheduled(module.graph, able - refused))
+        steps = tuple(_schedule(module.graph, able - refused))
         small = {node for step in steps if step.delegated and _is_small(step) for node in step.nodes}
         if not small:
             return steps
@@ -191,7 +191,7 @@ def _is_small(step: ProgramStep) -> bool:
     return work < LEAST and all(kernel_of(node.target) for node in step.nodes)
 
 
-def _scheduled(graph: fx.Graph, able: set[fx.Node]) -> Iterator[ProgramStep]:
+def _schedule(graph: fx.Graph, able: set[fx.Node]) -> Iterator[ProgramStep]:
     order = {node: index for index, node in enumerate(graph.nodes)}
     followers: dict[fx.Node, list[fx.Node]] = {}
     for node in order:

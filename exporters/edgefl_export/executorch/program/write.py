@@ -29,7 +29,7 @@ from edgefl_export.capture.refusals import check_floats
 from edgefl_export.executorch.graph import VIEWS, base_of, to_kernel_ops
 from edgefl_export.executorch.program.emit import EmittedProgram, emit
 from edgefl_export.executorch.program.kernels import ProgramStep, check
-from edgefl_export.executorch.program.partition import end_of_forward, recomputed, steps_of
+from edgefl_export.executorch.program.partition import end_of_forward, recompute, steps_of
 from edgefl_export.executorch.xnnpack.region import supported
 from edgefl_export.memory.usage import is_pointwise
 from edgefl_export.releases import least_executorch
@@ -109,7 +109,7 @@ def _updates(lowered: LoweredGraph, module: fx.GraphModule, shape: Shape) -> Ite
         readers = [user for user in node.users if user.op != "output"]
         if (readers or node in ends) and all(user in chosen for user in readers):
             chosen[node] = None
-    for nodes in _connected([*chosen][::-1]):
+    for nodes in _group_connected([*chosen][::-1]):
         read = {each for node in nodes for each in node.all_input_nodes}
         products = frozenset(each for each in read if _is_product_for(each, nodes, shape))
         if products and any(each.op == "placeholder" and fake_value(each).shape == shape for each in read):
@@ -130,7 +130,7 @@ def _is_product_for(node: fx.Node, nodes: Sequence[fx.Node], shape: Shape) -> bo
     return is_product and all(user in nodes for user in node.users)
 
 
-def _connected(nodes: Sequence[fx.Node]) -> list[tuple[fx.Node, ...]]:
+def _group_connected(nodes: Sequence[fx.Node]) -> list[tuple[fx.Node, ...]]:
     """Return ``nodes`` in groups that are connected by reading each other's results; each group in order."""
     groups: list[tuple[fx.Node, ...]] = []
     for node in nodes:
@@ -166,7 +166,7 @@ class _Divided:
                 for read in node.all_input_nodes:
                     if read not in rows:
                         rows[read] = self._part(read, update, start, stop)
-                rows[node] = self._copied(node, rows, start, stop)
+                rows[node] = self._copy_rows(node, rows, start, stop)
                 self._made.setdefault(node, []).append(rows[node])
 
     def _part(self, node: fx.Node, update: _StateUpdate, start: int, stop: int) -> fx.Node:
@@ -176,19 +176,19 @@ class _Divided:
             return node
         if node in update.products:
             left, right = node_argument(node, 0), node_argument(node, 1)
-            made = self._graph.call_function(_aten.mm.default, (self._sliced(left, start, stop), right))
+            made = self._graph.call_function(_aten.mm.default, (self._slice(left, start, stop), right))
             made.meta = node.meta | {"val": _of_rows(node, start, stop)}
             return made
         if node in self._ports and role_of(self._ports[node]) == "state":
             return self._port(node, start, stop)
-        return self._sliced(node, start, stop)
+        return self._slice(node, start, stop)
 
-    def _copied(self, node: fx.Node, rows: Mapping[fx.Node, fx.Node], start: int, stop: int) -> fx.Node:
+    def _copy_rows(self, node: fx.Node, rows: Mapping[fx.Node, fx.Node], start: int, stop: int) -> fx.Node:
         copy = self._graph.node_copy(node, lambda read: rows.get(read, read))
         copy.meta["val"] = _of_rows(node, start, stop)
         return copy
 
-    def _sliced(self, node: fx.Node, start: int, stop: int) -> fx.Node:
+    def _slice(self, node: fx.Node, start: int, stop: int) -> fx.Node:
         made = self._graph.call_function(_aten.slice.Tensor, (node, 0, start, stop))
         made.meta["val"] = _of_rows(node, start, stop)
         return made
@@ -263,7 +263,7 @@ def in_place(lowered: LoweredGraph, module: fx.GraphModule, steps: Sequence[Prog
         steps: its steps in the order of execution.
     """
     times = {node: (turn, at) for turn, step in enumerate(steps) for at, node in enumerate(step.nodes)}
-    written = {node: chain for step in steps if step.delegated for node, chain in _fused(step)}
+    written = {node: chain for step in steps if step.delegated for node, chain in _fusion_chains(step)}
     old = dict(zip(lowered.inputs, module.graph.find_nodes(op="placeholder"), strict=True))
     held: dict[str, bool] = {}
     for name, new in zip(lowered.outputs, results(module.graph), strict=True):
@@ -309,7 +309,7 @@ def _is_free(old: fx.Node, chain: Sequence[fx.Node], times: dict[fx.Node, Time])
     return True
 
 
-def _fused(step: ProgramStep) -> Iterator[tuple[fx.Node, list[fx.Node]]]:
+def _fusion_chains(step: ProgramStep) -> Iterator[tuple[fx.Node, list[fx.Node]]]:
     """Yield (node, chain) for each node of a step; a clamp's chain includes the nodes that XNNPACK may fuse with it.
 
     If they are fused, the last node of the chain writes the result.
@@ -355,7 +355,7 @@ def to_executorch(lowered: LoweredGraph, *, lean: bool = True, planned_outputs: 
     check_floats(lowered)
     module = to_kernel_ops(lowered)
     if lean:
-        recomputed(module, end_of_forward(lowered, module))
+        recompute(module, end_of_forward(lowered, module))
     steps = steps_of(module)
     check(lowered, module, steps)
     program = emit(
@@ -373,7 +373,7 @@ def to_executorch(lowered: LoweredGraph, *, lean: bool = True, planned_outputs: 
     )
 
 
-def in_rows(lowered: LoweredGraph, artifact: Artifact) -> bytes | None:
+def to_row_variant(lowered: LoweredGraph, artifact: Artifact) -> bytes | None:
     """Write a variant of ``artifact``, the program of ``lowered``, that updates large state in blocks of rows.
 
     Return its bytes. Return None if there is no such state, if ``artifact`` plans its outputs, or if the variant needs
@@ -385,7 +385,7 @@ def in_rows(lowered: LoweredGraph, artifact: Artifact) -> bytes | None:
     divided = by_rows(lowered, module)
     if divided is None:
         return None
-    recomputed(module, end_of_forward(divided, module))
+    recompute(module, end_of_forward(divided, module))
     steps = steps_of(module)
     program = emit(module, steps, divided.inputs, divided.outputs, named=True)
     needs = planned_bytes(lowered, program, artifact.in_place)

@@ -115,7 +115,7 @@ def _dense_forward(x: Tensor, w: Tensor, rows: Sequence[Tensor], moves: Moves) -
     if moves.stride[0] > 1:
         parts = taps(m, 1, tall, height, moves.stride[0], moves.padding[0], moves.dilation[0])
         return total([product(part, rows[i]) for i, part in enumerate(parts)], ())
-    return _moved(m, rows, moves.starts(tall, 0), height)
+    return _sum_shifted(m, rows, moves.starts(tall, 0), height)
 
 
 def _by_row(kernel: Tensor) -> list[Tensor]:
@@ -125,7 +125,7 @@ def _by_row(kernel: Tensor) -> list[Tensor]:
     return [cut(matrix, 0, i * wide * depth, (i + 1) * wide * depth) for i in range(tall)]
 
 
-def _moved(m: Tensor, rows: Sequence[Tensor], starts: Sequence[int], height: int) -> Tensor:
+def _sum_shifted(m: Tensor, rows: Sequence[Tensor], starts: Sequence[int], height: int) -> Tensor:
     """Multiply m [N, H, W, K] by each matrix [K, O], shift the products along the rows and add them: [N, height, W, O].
 
     ``starts`` are the first rows of the products; rows outside of a product count as 0.
@@ -154,7 +154,7 @@ def dense_input_gradient(grad: Tensor, w: Tensor, size: Sequence[int], moves: Mo
 
 def from_spread(m: Tensor, rows: Sequence[Tensor], height: int, moves: Moves) -> Tensor:
     """Compute dL/dx for stride 1 from the result of :func:`spread`; ``rows`` are the matrices of the flipped kernel."""
-    return _moved(m, rows, [-start for start in moves.starts(len(rows), 0)], height)
+    return _sum_shifted(m, rows, [-start for start in moves.starts(len(rows), 0)], height)
 
 
 def _by_phase(grad: Tensor, w: Tensor, size: Sequence[int], moves: Moves) -> Tensor:
@@ -174,7 +174,7 @@ def _by_phase(grad: Tensor, w: Tensor, size: Sequence[int], moves: Moves) -> Ten
             down = moves.met(tall, a, 0)
             rows = [join([blocks[i * wide + j] for j, _ in across], 0) for i, _ in down if across]
             starts = [start for _, start in down]
-            line.append(_moved(m, rows, starts, height) if m is not None and rows else None)
+            line.append(_sum_shifted(m, rows, starts, height) if m is not None and rows else None)
     whole = interleave([interleave(line, 2, size[1]) for line in lines], 1, size[0])
     return torch.zeros((grad.shape[0], *size, per)) if whole is None else whole
 
@@ -184,12 +184,12 @@ def dense_weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves:
     shape = (grad.shape[3], x.shape[3], *kernel)
     found: Tensor | None = None
     for part in _parts(grad, shape, x.shape[2]):
-        found = _added(found, _dense_weight_gradient(cut(grad, 0, *part), cut(x, 0, *part), kernel, moves))
+        found = _add(found, _dense_weight_gradient(cut(grad, 0, *part), cut(x, 0, *part), kernel, moves))
     assert found is not None
     return found
 
 
-def _added(whole: Tensor | None, part: Tensor) -> Tensor:
+def _add(whole: Tensor | None, part: Tensor) -> Tensor:
     """Add ``part`` to ``whole``, which is None at first. Adding at once avoids holding all parts until the end."""
     return part if whole is None else whole + part
 
@@ -207,7 +207,7 @@ def dense_gradients(grad: Tensor, x: Tensor, w: Tensor, moves: Moves) -> tuple[T
     of_x, of_w = [], None
     for part in _parts(grad, w.shape, x.shape[2]):
         m = spread(cut(grad, 0, *part), w.shape[3], x.shape[2], moves)
-        of_w = _added(of_w, of_spread(m, cut(x, 0, *part), w.shape[2:], moves))
+        of_w = _add(of_w, of_spread(m, cut(x, 0, *part), w.shape[2:], moves))
         of_x.append(from_spread(m, rows, x.shape[1], moves))
     assert of_w is not None
     return join(of_x, 0), of_w
@@ -249,7 +249,7 @@ def depthwise_forward(x: Tensor, w: Tensor, moves: Moves) -> Tensor:
     tall, wide = w.shape[2:]
     size = moves.outputs(x, (tall, wide))
     scales = _scales(w)
-    parts = _taken(x, (tall, wide), size, moves)
+    parts = _inputs_by_offset(x, (tall, wide), size, moves)
     return total([part * scale for part, scale in zip(parts, scales, strict=True)], ())
 
 
@@ -263,7 +263,7 @@ def depthwise_input_gradient(grad: Tensor, w: Tensor, size: Sequence[int], moves
 
 def depthwise_weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves: Moves) -> Tensor:
     """Compute dL/dw [C, 1, KH, KW]: for each offset, the sum over samples and positions of dL/dy times the input it read."""
-    parts = _taken(x, kernel, grad.shape[1:3], moves)
+    parts = _inputs_by_offset(x, kernel, grad.shape[1:3], moves)
     sums = [(grad * part).sum([0, 1, 2]).view(-1, 1) for part in parts]
     return torch.cat(sums, 1).view(-1, 1, *kernel)
 
@@ -274,7 +274,7 @@ def _scales(w: Tensor) -> list[Tensor]:
     return [rows[k : k + 1].reshape(-1) for k in range(rows.shape[0])]
 
 
-def _taken(x: Tensor, kernel: Sequence[int], size: Sequence[int], moves: Moves) -> list[Tensor]:
+def _inputs_by_offset(x: Tensor, kernel: Sequence[int], size: Sequence[int], moves: Moves) -> list[Tensor]:
     """Return the inputs that each kernel offset reads, [N, *size, C] each."""
     rows = taps(x, 1, kernel[0], size[0], moves.stride[0], moves.padding[0], moves.dilation[0])
     return [

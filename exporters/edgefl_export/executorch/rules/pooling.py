@@ -49,7 +49,7 @@ def max_pool2d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
         return plain.max_pool2d_backward(grad, x, *args)
     moves = _moves(where)
     image, grad = x.permute(_LAST), grad.permute(_LAST)
-    shares = rows_of(shared(grad, _flat(windows_of(image, where.kernel, moves))), where.kernel[1])
+    shares = rows_of(share_gradient(grad, _flat(windows_of(image, where.kernel, moves))), where.kernel[1])
     return place(shares, image.shape[1:3], moves.all_met(where.kernel)).permute(_FIRST)
 
 
@@ -112,7 +112,7 @@ def first_maximum(parts: Sequence[Tensor], ranks: Sequence[Tensor]) -> tuple[Ten
     return best, where
 
 
-def shared(grad: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
+def share_gradient(grad: Tensor, parts: Sequence[Tensor]) -> list[Tensor]:
     """Return for each part ``grad`` where the part is the first one with the largest entry, and 0 elsewhere."""
     best, left, zero = _maximum(parts), grad, torch.zeros((), dtype=grad.dtype)
     shares = []
@@ -231,7 +231,7 @@ def put_back(x: Tensor, kernel: int, rows: int, size: int, depth: Moves) -> Tens
     return torch.zeros(shape) if whole is None else whole
 
 
-def _padded(x: Tensor, where: Windows, value: float) -> Tensor:
+def _pad(x: Tensor, where: Windows, value: float) -> Tensor:
     """Pad x [N, C, D, H, W] with ``value`` as far as windows reach beyond it."""
     pairs = zip(reversed(where.padding), reversed(where.ends(x)), strict=True)
     around: Tensor = _aten.constant_pad_nd(x, [side for pair in pairs for side in pair], value)
@@ -260,8 +260,8 @@ def max_pool3d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
         return DECLINED
     where, volume = Windows.of(3, *args), x.shape[2:]
     places = torch.arange(volume.numel()).view(1, 1, *volume).expand(x.shape).contiguous()
-    values = _windows(_padded(x, where, -math.inf), where)
-    best, ranks = first_maximum(values, _windows(_padded(places, where, 0), where))
+    values = _windows(_pad(x, where, -math.inf), where)
+    best, ranks = first_maximum(values, _windows(_pad(places, where, 0), where))
     return (
         volumes_of(best.permute(_FIRST).contiguous(), len(x)),
         volumes_of(ranks.permute(_FIRST).contiguous(), len(x)),
@@ -273,11 +273,11 @@ def max_pool3d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
     if x.dim() != 5:
         return DECLINED
     where = Windows.of(3, *args[:-1])
-    padded = _padded(x, where, -math.inf)
+    padded = _pad(x, where, -math.inf)
     (deep, tall, wide), (depth, plane) = where.kernel, _volume_moves(where)
     met = plane.all_met((tall, wide))
     lines = planes_of(grad).permute(_LAST)
-    shares = rows_of(shared(lines, _windows(padded, where)), wide)
+    shares = rows_of(share_gradient(lines, _windows(padded, where)), wide)
     size = padded.shape[3:]
     parts = [
         place(shares[start : start + tall], size, met).permute(_FIRST)

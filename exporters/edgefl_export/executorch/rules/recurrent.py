@@ -25,7 +25,7 @@ def lstm(
     x: Tensor, kernel: Tensor, recurrent: Tensor, bias: Tensor, h: Tensor, c: Tensor, reverse: bool
 ) -> tuple[Tensor, ...]:
     """Compute the op ``edgefl::lstm_cells``, which documents arguments and results, step by step."""
-    projected, hidden = _projected(x, kernel, bias), h.shape[1]
+    projected, hidden = _project(x, kernel, bias), h.shape[1]
     h, c = h.t(), c.t()
     rows: list[tuple[Tensor, ...]] = []
     for t in _order("LSTM", x, reverse):
@@ -35,15 +35,15 @@ def lstm(
         squashed = torch.tanh(c)
         h = o * squashed
         rows.append((h, i, f, g, o, before, squashed))
-    states, *saved = _stacked(rows, reverse)
-    return _turned(states), h.t().contiguous(), c.t().contiguous(), *saved
+    states, *saved = _stack(rows, reverse)
+    return _transpose(states), h.t().contiguous(), c.t().contiguous(), *saved
 
 
 def lstm_backward(d_states: Tensor | None, d_h: Tensor, d_c: Tensor, *saved: Any) -> tuple[Tensor, ...]:
     """Compute the op ``edgefl::lstm_cells_backward``, which documents arguments and results, step by step."""
     i, f, g, o, before, squashed, recurrent, reverse = saved
     transposed, dh, dc = recurrent.t(), d_h.t(), d_c.t()
-    d_rows = None if d_states is None else _turned(d_states)
+    d_rows = None if d_states is None else _transpose(d_states)
     rows: list[tuple[Tensor, ...]] = []
     for t in _order("LSTM", i, not reverse):
         dh = dh if d_rows is None else dh + d_rows[t]
@@ -58,15 +58,15 @@ def lstm_backward(d_states: Tensor | None, d_h: Tensor, d_c: Tensor, *saved: Any
         d_p = torch.cat((to_i - to_i * i_t, to_f - to_f * f_t, to_g - to_i * g_t, output - output * o_t))
         dh = transposed @ d_p
         rows.append((d_p,))
-    (d_gates,) = _stacked(rows, not reverse)
-    return _turned(d_gates), dh.t().contiguous(), dc.t().contiguous()
+    (d_gates,) = _stack(rows, not reverse)
+    return _transpose(d_gates), dh.t().contiguous(), dc.t().contiguous()
 
 
 def gru(
     x: Tensor, kernel: Tensor, recurrent: Tensor, outer: Tensor, inner: Tensor, h: Tensor, reverse: bool
 ) -> tuple[Tensor, ...]:
     """Compute the op ``edgefl::gru_cells``, which documents arguments and results, step by step."""
-    projected, hidden = _projected(x, kernel, outer), h.shape[1]
+    projected, hidden = _project(x, kernel, outer), h.shape[1]
     h, column = h.t(), inner.unsqueeze(1)
     rows: list[tuple[Tensor, ...]] = []
     for t in _order("GRU", x, reverse):
@@ -77,15 +77,15 @@ def gru(
         away = h - n
         h = n + z * away
         rows.append((h, r, z, n, p_n, away))
-    states, *saved = _stacked(rows, reverse)
-    return _turned(states), h.t().contiguous(), *saved
+    states, *saved = _stack(rows, reverse)
+    return _transpose(states), h.t().contiguous(), *saved
 
 
 def gru_backward(d_states: Tensor | None, d_h: Tensor, *saved: Any) -> tuple[Tensor, ...]:
     """Compute the op ``edgefl::gru_cells_backward``, which documents arguments and results, step by step."""
     r, z, n, p_n, away, recurrent, reverse = saved
     transposed, dh = recurrent.t(), d_h.t()
-    d_rows = None if d_states is None else _turned(d_states)
+    d_rows = None if d_states is None else _transpose(d_states)
     rows: list[tuple[Tensor, ...]] = []
     for t in _order("GRU", r, not reverse):
         dh = dh if d_rows is None else dh + d_rows[t]
@@ -100,15 +100,15 @@ def gru_backward(d_states: Tensor | None, d_h: Tensor, *saved: Any) -> tuple[Ten
         d_p = torch.cat((dr, dz, inner))
         dh = old + transposed @ d_p
         rows.append((torch.cat((dr, dz, dn)), d_p))
-    d_a, d_p = _stacked(rows, not reverse)
-    return _turned(d_a), _turned(d_p), dh.t().contiguous()
+    d_a, d_p = _stack(rows, not reverse)
+    return _transpose(d_a), _transpose(d_p), dh.t().contiguous()
 
 
-def _projected(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
+def _project(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
     """Compute ``kernel @ x[t] + bias`` for all steps t in one product, (T, G, B)."""
     steps, batch, features = x.shape
     rows = x.reshape(steps * batch, features) @ kernel.t() + bias
-    return _turned(rows.view(steps, batch, -1))
+    return _transpose(rows.view(steps, batch, -1))
 
 
 def _order(kind: str, sequence: Tensor, reverse: bool) -> range:
@@ -123,13 +123,13 @@ def _order(kind: str, sequence: Tensor, reverse: bool) -> range:
     return range(steps)[::-1] if reverse else range(steps)
 
 
-def _stacked(rows: Sequence[tuple[Tensor, ...]], reverse: bool) -> list[Tensor]:
+def _stack(rows: Sequence[tuple[Tensor, ...]], reverse: bool) -> list[Tensor]:
     """Stack the values of all steps along a first axis, in the order of positions in the sequence."""
     ordered = rows[::-1] if reverse else rows
     return [torch.stack(values) for values in zip(*ordered, strict=True)]
 
 
-def _turned(sequence: Tensor) -> Tensor:
+def _transpose(sequence: Tensor) -> Tensor:
     """Return a sequence (T, A, B) as (T, B, A), copied."""
     return sequence.transpose(1, 2).contiguous()
 

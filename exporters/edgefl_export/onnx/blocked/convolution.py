@@ -52,17 +52,17 @@ class Finder:
         found = [source for source in sources if source is not None]
         if len({*grads}) != 1 or len(found) != len(sources) or len({name for name, _, _ in found}) != 1:
             return None
-        return self._joined(grads[0], [(start, step) for _, start, step in found], found[0][0])
+        return self._match_windows(grads[0], [(start, step) for _, start, step in found], found[0][0])
 
-    def _joined(
+    def _match_windows(
         self, grad: str, windows: list[tuple[tuple[int, ...], tuple[int, ...]]], padded: str
     ) -> DepthwiseGradient | None:
         """Return the gradient if windows (begins, steps) of ``padded`` lie at all positions of a kernel, row by row.
 
         Return None otherwise.
         """
-        source, padding = self._padded(padded)
-        given = self._transposed(grad)
+        source, padding = self._match_padded(padded)
+        given = self._match_channels_last(grad)
         starts, steps = [start for start, _ in windows], {step for _, step in windows}
         axes = [sorted({start[axis] for start in starts}) for axis in range(len(_SPACE))]
         if not source or not given or len(steps) != 1:
@@ -85,10 +85,10 @@ class Finder:
         column = self._values.maker(name, "Unsqueeze")
         if self._numbers(self._input(column, 1)) != [1]:
             return None
-        product = self._values.maker(self._summed(self._input(column, 0)), "Mul")
+        product = self._values.maker(self._match_sum(self._input(column, 0)), "Mul")
         return (product.input[0], product.input[1]) if product else None
 
-    def _summed(self, name: str) -> str:
+    def _match_sum(self, name: str) -> str:
         """Return the value whose sum over all axes but the last is ``name``, or "".
 
         A large sum is a product with ones (:class:`edgefl_export.onnx.passes.SumsToProducts`).
@@ -119,7 +119,7 @@ class Finder:
         start, step = dict(zip(axes, starts, strict=True)), dict(zip(axes, steps, strict=True))
         return node.input[0], tuple(start.get(a, 0) for a in _SPACE), tuple(step.get(a, 1) for a in _SPACE)
 
-    def _padded(self, name: str) -> tuple[str, tuple[int, ...]]:
+    def _match_padded(self, name: str) -> tuple[str, tuple[int, ...]]:
         """Return (value [N, C, H, W], zeros before it by axis) if ``name`` is that value channels last with zeros around."""
         node, padding = self._values.maker(name, "Pad"), [0, 0]
         if node is not None:
@@ -129,9 +129,9 @@ class Finder:
             if pads != [0, *pads[1:3], 0] * 2 or not zeros or not constant:
                 return "", ()
             name, padding = node.input[0], pads[1:3]
-        return self._transposed(name), tuple(padding)
+        return self._match_channels_last(name), tuple(padding)
 
-    def _transposed(self, name: str) -> str:
+    def _match_channels_last(self, name: str) -> str:
         """Return the value [N, C, H, W] that ``name`` is with channels last, or "" if there is none."""
         node = self._values.maker(name, "Transpose")
         last = node is not None and _attribute(node, "perm") == _CHANNELS_LAST
@@ -182,7 +182,7 @@ class Convolutions:
         if node.op_type == "Conv":
             self._convolution(node, node.input[1], attributes(node))
         else:
-            self._convolution(node, *self._turned(node.input[1], attributes(node)))
+            self._convolution(node, *self._flip(node.input[1], attributes(node)))
         self.count += 1
         return True
 
@@ -225,7 +225,7 @@ class Convolutions:
             return False
         return min(_turned_pads(kernel, options)) >= 0
 
-    def _turned(self, weight: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    def _flip(self, weight: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         """Return (flipped kernel [O, I, h, w], options) of the plain convolution that replaces a transposed one."""
         inner, out, *kernel = self._layout.shapes[weight]
         bounds = ((-1, -1), (-_END, -_END), (2, 3), (-1, -1))

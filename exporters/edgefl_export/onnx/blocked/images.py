@@ -165,11 +165,11 @@ class Images:
         """Write the sum, difference or product of x and a number for each channel."""
         channels = shape[1]
         if op == "Mul":
-            return self._scaled(self._layout.twin(x), self._flat(numbers, channels), channels)
+            return self._scale(self._layout.twin(x), self._flat(numbers, channels), channels)
         bias = self._flat(numbers, channels)
         if op == "Sub":
             bias = self._layout.call("Neg", [bias], domain="")
-        return self._shifted(self._layout.twin(x), bias, channels)
+        return self._shift(self._layout.twin(x), bias, channels)
 
     def _flat(self, numbers: str, channels: int) -> str:
         """Return [C] for numbers that were reshaped to broadcast between other axes."""
@@ -178,14 +178,14 @@ class Images:
             return str(made.input[0])
         return self._layout.reshaped(numbers, (channels,))
 
-    def _scaled(self, twin: str, scale: str, channels: int, *bias: str, **options: Any) -> str:
+    def _scale(self, twin: str, scale: str, channels: int, *bias: str, **options: Any) -> str:
         """Write scale x + bias, with ``scale`` and ``bias`` [C], as a depthwise 1 x 1 convolution."""
         kernel = self._layout.reshaped(scale, (channels, 1, 1, 1))
         return self._layout.call(
             "Conv", [twin, kernel, *bias], group=channels, kernel_shape=[1, 1], **options
         )
 
-    def _shifted(self, twin: str, bias: str, channels: int) -> str:
+    def _shift(self, twin: str, bias: str, channels: int) -> str:
         ones = self._layout.filled(1.0, channels, 1, 1, 1)
         shifted = self._layout.call("Conv", [twin, ones, bias], group=channels, kernel_shape=[1, 1])
         self._layout.shapes[shifted] = self._layout.shapes[twin]
@@ -208,14 +208,14 @@ class Images:
         if trains:
             mean, variance = node.output[1:]
             self._mean(twin, mean)
-            twin = self._shifted(twin, self._plain("Neg", mean), channels)
+            twin = self._shift(twin, self._plain("Neg", mean), channels)
             self._mean(self._plain("Mul", twin, twin), variance)
         epsilon = layout.filled(options.get("epsilon", _EPSILON))
         scale = self._plain("Div", scale, self._plain("Sqrt", self._plain("Add", variance, epsilon)))
         if not trains:
             bias = self._plain("Sub", bias, self._plain("Mul", mean, scale))
         result, activation = layout.activated(node.output[0])
-        layout.keep(result, self._scaled(twin, scale, channels, bias, **activation), layout.shapes[x])
+        layout.keep(result, self._scale(twin, scale, channels, bias, **activation), layout.shapes[x])
         return True
 
     def _plain(self, op: str, *inputs: str) -> str:
@@ -260,7 +260,7 @@ class Images:
         return True
 
 
-def blocked(model: bytes, room: float = ROOM) -> bytes | None:
+def write_blocked(model: bytes, room: float = ROOM) -> bytes | None:
     """Return the ONNX model with its spatial convolutions and large products on the blocked layout, or None if nothing fits.
 
     Ops between them are on it, too, if values then need at most ``room`` times their memory. For products see
@@ -268,12 +268,12 @@ def blocked(model: bytes, room: float = ROOM) -> bytes | None:
     """
     most = room * live_peak(GraphValues(onnx.load_from_string(model).graph))
     for through, products in ((True, True), (True, False), (False, True)):
-        if form := _written(model, most, through=through, products=products):
+        if form := _write(model, most, through=through, products=products):
             return form
-    return _written(model, math.inf, through=False, products=False)
+    return _write(model, math.inf, through=False, products=False)
 
 
-def _written(model: bytes, most: float, *, through: bool, products: bool) -> bytes | None:
+def _write(model: bytes, most: float, *, through: bool, products: bool) -> bytes | None:
     """Return the model on the layout, or None if nothing fits or values need more than ``most`` entries at once.
 
     ``through``: also write ops between convolutions on it. ``products``: also write large products on it.

@@ -85,7 +85,7 @@ def _product(values: GraphValues, node: NodeProto) -> MatrixProduct | None:
     if any(len(shape) != _MATRIX for shape in shapes) or values.types.get(x) != TensorProto.FLOAT:
         return None
     (rows, inner), columns = shapes[0], shapes[1][1]
-    turned = _turned(values, x)
+    turned = _find_transposed(values, x)
     channels = (rows, inner, columns) if turned is not None else (inner, columns)
     if any(size % BLOCK for size in channels) or rows * inner * columns < _LEAST:
         return None
@@ -100,7 +100,7 @@ def _product(values: GraphValues, node: NodeProto) -> MatrixProduct | None:
     return MatrixProduct(x, y, tuple(bias), of=turned or "")
 
 
-def _turned(values: GraphValues, matrix: str) -> str | None:
+def _find_transposed(values: GraphValues, matrix: str) -> str | None:
     """Return the matrix whose transpose is the value ``matrix``, or ""."""
     node = values.maker(matrix, "Transpose")
     return node.input[0] if node is not None and [*attributes(node)["perm"]] == [1, 0] else None
@@ -123,7 +123,7 @@ def _region(values: GraphValues, products: Mapping[str, MatrixProduct], start: s
             return set()
         found.add(name)
         for node in (values.maker(name), *values.read_at(name)):
-            joined = _joined(values, products, node, name) if node is not None else None
+            joined = _connected_values(values, products, node, name) if node is not None else None
             if node is None or joined is None:
                 return set()
             waiting += joined
@@ -131,7 +131,7 @@ def _region(values: GraphValues, products: Mapping[str, MatrixProduct], start: s
     return found if len(ends) >= _PRODUCTS else set()
 
 
-def _joined(
+def _connected_values(
     values: GraphValues, products: Mapping[str, MatrixProduct], node: NodeProto, name: str
 ) -> Sequence[str] | None:
     """Return the values that a maker or reader of ``name`` connects with it, or None if the node needs another layout."""
@@ -153,10 +153,10 @@ def _joined(
     if node.op_type in BY_ENTRY:
         return (result, *(each for each in node.input if values.count(each) != 1))
     fits = values.types.get(name) == TensorProto.FLOAT and values.shapes.get(result) is not None
-    return () if fits and name == _summed(values, node) else None
+    return () if fits and name == _find_summed(values, node) else None
 
 
-def _summed(values: GraphValues, node: NodeProto) -> str:
+def _find_summed(values: GraphValues, node: NodeProto) -> str:
     """Return the value whose rows ``node`` sums, by a sum or a product with ones; "" for other nodes."""
     if node.op_type == "MatMul" and not node.domain:
         ones = values.maker(node.input[0], "Expand")
@@ -196,7 +196,7 @@ class _ProductWriter:
                 self._weight_gradient(product, result)
             else:
                 self._plain(product, result)
-        elif (summed := _summed(self._values, node)) in self._inside:
+        elif (summed := _find_summed(self._values, node)) in self._inside:
             self._sum(summed, result)
         else:
             self._new = [node]
@@ -212,14 +212,14 @@ class _ProductWriter:
 
     def _kernel(self, matrix: str) -> str:
         """Return the matrix [I, O] as the kernel of a 1 x 1 convolution."""
-        turned = _turned(self._values, matrix)
+        turned = _find_transposed(self._values, matrix)
         key = ("kernel", matrix)
         if key not in self._known:
             inner, out = self._values.shapes[matrix]
             if turned is None:
-                made = self._reordered(matrix, (1, 1, inner, out), channels_last=1)
+                made = self._reorder(matrix, (1, 1, inner, out), channels_last=1)
             else:
-                made = self._reordered(turned, (1, out, 1, inner))
+                made = self._reorder(turned, (1, out, 1, inner))
             self._known[key] = self._reshape(made, (out, inner, 1, 1))
         return self._known[key]
 
@@ -239,7 +239,7 @@ class _ProductWriter:
         made = self._call(
             "Conv",
             [
-                self._reordered(image, (1, rows, 1, positions)),
+                self._reorder(image, (1, rows, 1, positions)),
                 self._reshape(self._image(kernel, (1, out, 1, rows)), (out, rows, 1, 1)),
             ],
             kernel_shape=[1, 1],
@@ -264,7 +264,7 @@ class _ProductWriter:
         if name in self._inside:
             return self._reshape(name, shape)
         _, channels, _, rows = shape
-        return self._reordered(name, (1, 1, rows, channels), channels_last=1)
+        return self._reorder(name, (1, 1, rows, channels), channels_last=1)
 
     def _outside(self, name: str) -> str:
         """Return the matrix in row order; write the conversion if it is on the layout."""
@@ -282,7 +282,7 @@ class _ProductWriter:
             self._known[key] = self._reshape(plain, (rows, channels))
         return self._known[key]
 
-    def _reordered(self, name: str, shape: Shape, **options: Any) -> str:
+    def _reorder(self, name: str, shape: Shape, **options: Any) -> str:
         key = (f"{shape}", name)
         if key not in self._known:
             self._known[key] = self._call("ReorderInput", [self._reshape(name, shape)], **options)

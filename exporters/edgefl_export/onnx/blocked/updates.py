@@ -42,7 +42,7 @@ _PARTS = (8, 4, 2)
 """Rows of an image: threads divide it by them."""
 
 
-def summed(model: bytes) -> bytes | None:
+def write_sums(model: bytes) -> bytes | None:
     """Return the ONNX model with the updates of its large state written as sums on the blocked layout, or None.
 
     Return None if it has no such state, or if values need more than :data:`ROOM` times their memory, because all terms of a
@@ -191,18 +191,18 @@ class _UpdateWriter:
             (term,) = found.scaled
             port = self._port(found.result, found.shape)
             self._outputs[found.result] = port
-            self._added(term, self._image(found.old, found.shape), found.shape, port.name)
+            self._add(term, self._image(found.old, found.shape), found.shape, port.name)
             return
         first, *rest = found.scaled
         name = self._call("Mul", [self._image(first.name, found.shape), self._number(first)])
         for term in rest:
-            name = self._added(term, name, found.shape)
+            name = self._add(term, name, found.shape)
         for plain in found.plain[:-1]:
             name = self._call("Add", [self._image(plain, found.shape), name])
         name = self._call("Reshape", [name, self._size(found.shape)])
         self._call("Add", [found.plain[-1], name], result=found.result)
 
-    def _added(self, term: _Term, onto: str, shape: Shape, result: str = "") -> str:
+    def _add(self, term: _Term, onto: str, shape: Shape, result: str = "") -> str:
         """Write ``onto`` plus a number times a tensor, both as images, and return the name of the result."""
         inputs = [self._image(term.name, shape), self._kernel(self._number(term)), "", onto]
         return self._call("Conv", inputs, LAYOUT, result, group=BLOCK, kernel_shape=[1, 1])
@@ -215,21 +215,21 @@ class _UpdateWriter:
                 port = self._port(name, shape)
                 self._inputs[port.name], self._images[name] = port, port.name
             else:
-                self._images[name] = self._call("Reshape", [name, self._size(_seen(shape))])
+                self._images[name] = self._call("Reshape", [name, self._size(_image_shape(shape))])
         return self._images[name]
 
     def _port(self, name: str, shape: Shape) -> ValueInfoProto:
         rows = name if parse_rows(name) else rows_of_port(name, 0, shape[0])
-        return helper.make_tensor_value_info(rows, TensorProto.FLOAT, _seen(shape))
+        return helper.make_tensor_value_info(rows, TensorProto.FLOAT, _image_shape(shape))
 
     def _number(self, term: _Term) -> str:
         """Return the number of a term with its sign, in the shape of an image."""
         key = (term.number, term.negative)
         if key not in self._numbers:
-            self._numbers[key] = self._signed(term)
+            self._numbers[key] = self._apply_sign(term)
         return self._numbers[key]
 
-    def _signed(self, term: _Term) -> str:
+    def _apply_sign(self, term: _Term) -> str:
         if not term.number:
             return self._constant(np.full(1, -1 if term.negative else 1, np.float32))
         number = term.number
@@ -259,7 +259,7 @@ class _UpdateWriter:
         return result
 
 
-def _seen(shape: Shape) -> Shape:
+def _image_shape(shape: Shape) -> Shape:
     """Return ``shape`` as that of an image with one block of channels."""
     positions = math.prod(shape) // BLOCK
     rows = next((part for part in _PARTS if positions % part == 0), 1)
