@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.comparison import graph_side, torch_side
-from edgefl.comparison.conduct import Conduct
+from edgefl.comparison.conduct import SideEffects
 from edgefl.comparison.diagnosis import difference_error
 from edgefl.comparison.evolution import check_state, state_error
 from edgefl.comparison.graph_side import GradientStep
 from edgefl.comparison.inputs import ATTEMPTS, UserSamples, batches
 from edgefl.comparison.key import key_of
 from edgefl.comparison.sharing import check_sharing
-from edgefl.comparison.torch_side import STORED, Trained, largest, widen
+from edgefl.comparison.torch_side import STORED, TrainingResult, largest, widen
 from edgefl.contract.tensors import Tensors
 from edgefl.errors import EdgeflError, ExportError, ModelError
 from edgefl.models.python_state.snapshots import restoring, snapshot_of
@@ -134,8 +134,8 @@ def _compare(spec: ModelSpec, source: ModelSource, data: UserSamples | None, see
     # An error is raised again below, after those of torch's code.
     with suppress(ExportError), restoring(snapshot_of(source.module, spec.loss)):
         _ = step.joint  # before any result is held, because tracing takes memory
-    conduct = Conduct(source.module, spec.loss)
-    found: tuple[Difference, Tensors, Trained] | None = None
+    conduct = SideEffects(source.module, spec.loss)
+    found: tuple[Difference, Tensors, TrainingResult] | None = None
     finite = False
     for attempt in range(ATTEMPTS):
         samples = batches(spec, rows, STEPS, seed, attempt, data)
@@ -181,10 +181,10 @@ def _by_torch(
     spec: ModelSpec,
     samples: list[Tensors],
     seed: int,
-    conduct: Conduct,
+    conduct: SideEffects,
     *,
     optional: bool,
-) -> Trained | None:
+) -> TrainingResult | None:
     """Train the module by torch. If ``optional``, return None if the module fails on these samples."""
     try:
         with conduct.installed():
@@ -219,10 +219,10 @@ class _TorchTraining:
 
     source: ModelSource
     samples: list[Tensors]
-    by_torch: Trained
+    by_torch: TrainingResult
     seed: int
 
-    def check_outside(self, spec: ModelSpec, conduct: Conduct) -> None:
+    def check_outside(self, spec: ModelSpec, conduct: SideEffects) -> None:
         """Raise ModelError if the module reads or writes state outside of Python and training again gives other losses."""
         if conduct.outside and not np.allclose(
             self.again(spec).losses, self.by_torch.losses, rtol=1e-5, atol=1e-7
@@ -231,7 +231,7 @@ class _TorchTraining:
                 self.source.module, conduct, conduct.outside[0], "training again gives another loss"
             )
 
-    def check_inference(self, spec: ModelSpec, step: GradientStep, by_graph: Trained) -> None:
+    def check_inference(self, spec: ModelSpec, step: GradientStep, by_graph: TrainingResult) -> None:
         """Raise ModelError if model and module differ in inference with the weights that torch trained."""
         name = type(self.source.module).__name__
         with user_errors(f"{name} fails in inference where it runs in torch"):
@@ -253,7 +253,13 @@ class _TorchTraining:
             )
 
     def _inference_error(
-        self, spec: ModelSpec, step: GradientStep, by_torch: Trained, start: Tensors, *, double: bool = False
+        self,
+        spec: ModelSpec,
+        step: GradientStep,
+        by_torch: TrainingResult,
+        start: Tensors,
+        *,
+        double: bool = False,
     ) -> float:
         wanted = by_torch.output
         if wanted is None or not wanted.isfinite().all():
@@ -263,13 +269,13 @@ class _TorchTraining:
         error = _distance(wanted, found) if wanted.shape == found.shape else float("inf")
         return error / max(largest(wanted), 1e-6)
 
-    def again(self, spec: ModelSpec, *, double: bool = False) -> Trained:
+    def again(self, spec: ModelSpec, *, double: bool = False) -> TrainingResult:
         """Train by torch once more on the same samples."""
         rate = self.by_torch.rate
         return torch_side.train(self.source, spec.loss, self.samples, self.seed, rate=rate, double=double)
 
     def differences(
-        self, spec: ModelSpec, step: GradientStep, by_graph: Trained
+        self, spec: ModelSpec, step: GradientStep, by_graph: TrainingResult
     ) -> tuple[list[Difference], bool]:
         """Return (tensors that the traced ``step`` trained differently, True if a difference is certain).
 
@@ -307,7 +313,7 @@ class _TorchTraining:
             return {}
 
 
-def _float32_drift(by_torch: Trained, exact: Trained) -> Mapping[str, float]:
+def _float32_drift(by_torch: TrainingResult, exact: TrainingResult) -> Mapping[str, float]:
     """Return for each tensor the distance between torch's results in float32 and in float64."""
     strayed = {"loss": max(abs(a - b) for a, b in zip(by_torch.losses, exact.losses, strict=True))}
     for name, mine in by_torch.gradients.items():
@@ -315,7 +321,7 @@ def _float32_drift(by_torch: Trained, exact: Trained) -> Mapping[str, float]:
     return strayed
 
 
-def _is_kinked(by_torch: Trained, strayed: Mapping[str, float]) -> bool:
+def _is_kinked(by_torch: TrainingResult, strayed: Mapping[str, float]) -> bool:
     """Return True if rounding changes one of torch's own gradients by more than the tolerance."""
     most = max(by_torch.sizes.values(), default=0.0)
     return any(
@@ -334,8 +340,8 @@ def _distance(one: Tensor, other: Tensor | None) -> float:
 
 def _differences(
     spec: ModelSpec,
-    by_torch: Trained,
-    by_graph: Trained,
+    by_torch: TrainingResult,
+    by_graph: TrainingResult,
     strayed: Mapping[str, float],
     of_model: float = OF_MODEL,
 ) -> list[Difference]:

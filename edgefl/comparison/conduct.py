@@ -23,7 +23,7 @@ _TOGGLED = (Tensor.requires_grad_, Tensor.requires_grad.__set__)  # type: ignore
 _REPLACED = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
-class Conduct(TorchFunctionMode):
+class SideEffects(TorchFunctionMode):
     """Observer of side effects while torch trains ``module``.
 
     Attributes:

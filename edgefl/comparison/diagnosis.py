@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from edgefl.comparison import torch_side
-from edgefl.comparison.conduct import Conduct
+from edgefl.comparison.conduct import SideEffects
 from edgefl.comparison.graph_side import GradientStep
-from edgefl.comparison.torch_side import Trained
+from edgefl.comparison.torch_side import TrainingResult
 from edgefl.contract.tensors import Tensors
 from edgefl.errors import ModelError
 from edgefl.models.hooks import has_forward_hooks
@@ -42,8 +42,8 @@ def difference_error(
     step: GradientStep,
     difference: tuple[str, float, float],
     batch: Tensors,
-    by_torch: Trained,
-    conduct: Conduct,
+    by_torch: TrainingResult,
+    conduct: SideEffects,
     seed: int,
 ) -> ModelError:
     """Return the ModelError for a difference, with the submodule where it begins and a likely reason.
@@ -96,7 +96,12 @@ _NAMES = {
 
 
 def _reason(
-    module: nn.Module, path: str, step: GradientStep, by_torch: Trained, conduct: Conduct, where: str
+    module: nn.Module,
+    path: str,
+    step: GradientStep,
+    by_torch: TrainingResult,
+    conduct: SideEffects,
+    where: str,
 ) -> str:
     part = module.get_submodule(path) if path else module
     drawn = [tuple(each.shape) for each in by_torch.streams[0].drawn]
@@ -116,7 +121,7 @@ def _beginning(
     source: ModelSource,
     step: GradientStep,
     batch: Tensors,
-    by_torch: Trained,
+    by_torch: TrainingResult,
     seed: int,
     tensor: str,
 ) -> tuple[str, str]:
@@ -143,7 +148,7 @@ def _beginning(
     return owner, "the gradient" if tensor in by_torch.gradients else "a buffer"
 
 
-def _of_units(spec: ModelSpec, step: GradientStep, batch: Tensors, by_torch: Trained) -> Calls:
+def _of_units(spec: ModelSpec, step: GradientStep, batch: Tensors, by_torch: TrainingResult) -> Calls:
     objective, calls = step.objective, Calls()
     numbers = by_torch.streams[0].ports(step.noise)
     weights = spec.weights

@@ -62,7 +62,7 @@ def layer_by_layer(layer: Callable[..., Any], draw: Draw, *args: Any) -> Any:
     return out, *(torch.cat(each) for each in zip(*finals, strict=True))
 
 
-class Stream:
+class RandomStream:
     """Generator of the uniform random numbers of one training step; ``drawn`` lists them in the order of the draws."""
 
     def __init__(self, seed: int) -> None:
@@ -102,7 +102,7 @@ class Stream:
         }
 
 
-class Generators:
+class GeneratorStates:
     """Recorder of the states of torch's generators at the draws of a training, to detect that a module seeds them.
 
     Attributes:
@@ -140,7 +140,7 @@ class Generators:
         self._next[generator] = after
 
 
-class Drawing(SinglePathMode):
+class DrawingMode(SinglePathMode):
     """Mode in which torch's functions run unchanged, but take their random numbers from ``draw``.
 
     Args:
@@ -151,10 +151,10 @@ class Drawing(SinglePathMode):
         ModelError: if torch would draw the same numbers a second time.
     """
 
-    def __init__(self, draw: Draw, generators: Generators | None = None) -> None:
+    def __init__(self, draw: Draw, generators: GeneratorStates | None = None) -> None:
         super().__init__()
         self._draw = draw
-        self._generators = generators or Generators()
+        self._generators = generators or GeneratorStates()
         self._generators.begin_step()
 
     def _called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from edgefl.comparison.conduct import Conduct
-from edgefl.comparison.drawing import Drawing, Stream
+from edgefl.comparison.conduct import SideEffects
+from edgefl.comparison.drawing import DrawingMode, RandomStream
 from edgefl.comparison.torch_side import loss_of_batch, restored
 from edgefl.contract.tensors import Tensors
 from edgefl.errors import EdgeflError, ModelError
@@ -49,7 +49,7 @@ _MOVES: Sequence[tuple[int, Callable[[Any], Any]]] = (
 """Numbers late in a long training, by those of its third step, and how many calls begin with them."""
 
 
-def check_state(source: ModelSource, loss: Loss, batch: Tensors, seed: int, conduct: Conduct) -> None:
+def check_state(source: ModelSource, loss: Loss, batch: Tensors, seed: int, conduct: SideEffects) -> None:
     """Check that no state that changes from call to call influences the results of the module or its loss.
 
     The module runs again as often as in a short training, and then with counters as they are late in a long one. Calls are
@@ -83,7 +83,7 @@ def check_state(source: ModelSource, loss: Loss, batch: Tensors, seed: int, cond
         raise state_error(module, conduct, *found)
 
 
-def state_error(module: nn.Module, conduct: Conduct, path: str, when: str) -> ModelError:
+def state_error(module: nn.Module, conduct: SideEffects, path: str, when: str) -> ModelError:
     """Return the ModelError for state at ``path`` that influences results; ``when`` describes the calls that differ."""
     what = f"something outside, read or written by {path!r}," if path in conduct.outside else repr(path)
     return ModelError(
@@ -98,7 +98,9 @@ def state_error(module: nn.Module, conduct: Conduct, path: str, when: str) -> Mo
 class _Evolution:
     """Repeated calls of a module and its loss, starting from the present state."""
 
-    def __init__(self, source: ModelSource, loss: Loss, batch: Tensors, seed: int, conduct: Conduct) -> None:
+    def __init__(
+        self, source: ModelSource, loss: Loss, batch: Tensors, seed: int, conduct: SideEffects
+    ) -> None:
         self._source, self._loss, self._batch, self._seed = source, loss, batch, seed
         self._numbers: dict[object, int] = {}
         self._backward = conduct.hooked
@@ -115,7 +117,7 @@ class _Evolution:
             self._compare(conduct)
         self._begin = self._state()
 
-    def _compare(self, conduct: Conduct) -> None:
+    def _compare(self, conduct: SideEffects) -> None:
         """Run the calls of the training by torch again, to compare later calls with them."""
         self._wanted = self._call()
         first, changes = self._state(), dict[str, StateChange]()
@@ -182,14 +184,14 @@ class _Evolution:
 
     def _call(self) -> tuple[int, ...]:
         """Run the module, its loss and its hooks. Return labels of the loss and of all tensors, which encode operations."""
-        module, labels = self._source.module, _Labels(self._numbers)
+        module, labels = self._source.module, _LabelMode(self._numbers)
         for name, each in (*module.named_parameters(), *module.named_buffers(), *self._batch.items()):
             labels.name(each, name)
         for change in self._changes:
             if isinstance(value := change.value(), Tensor):
                 labels.name(value, "")
         with torch.enable_grad(), labels:
-            with Drawing(Stream(self._seed)):
+            with DrawingMode(RandomStream(self._seed)):
                 value = loss_of_batch(self._source, self._loss, self._batch)
             if self._backward or _has_functions(value):
                 value.backward()
@@ -215,7 +217,7 @@ def _has_functions(value: Tensor) -> bool:
     return False
 
 
-class _Labels(TorchDispatchMode):
+class _LabelMode(TorchDispatchMode):
     """Mode that labels each tensor by the operations that compute it.
 
     The result of operations on constants is a constant, labelled by its values: a refilled cache equals the old one.

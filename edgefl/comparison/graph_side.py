@@ -9,7 +9,7 @@ from functools import cached_property
 
 import torch
 
-from edgefl.comparison.torch_side import Trained, widen
+from edgefl.comparison.torch_side import TrainingResult, widen
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.models.spec import ModelSpec
@@ -78,10 +78,10 @@ def train(
     spec: ModelSpec,
     step: GradientStep,
     batches: Sequence[Tensors],
-    torch_side: Trained,
+    torch_side: TrainingResult,
     *,
     double: bool = False,
-) -> Trained:
+) -> TrainingResult:
     """Run the traced ``step`` on each batch from the weights of ``spec``, with torch's learning rate and random numbers.
 
     The gradients are subtracted in place from ``torch_side.gradients``, which then hold the difference of both sums. This
@@ -109,7 +109,7 @@ def train(
     }
     names = {ours: name for name, ours in spec.global_names.items()}
     names |= {ours: name for name, ours in spec.global_names.items() if name in torch_side.gradients}
-    trained = Trained(rate=torch_side.rate)
+    trained = TrainingResult(rate=torch_side.rate)
     with torch.no_grad():
         for batch, stream in zip(batches, torch_side.streams, strict=True):
             tensors: Tensors = {
@@ -139,7 +139,7 @@ def train(
     return trained
 
 
-def weights_of(spec: ModelSpec, start: Tensors, by_torch: Trained) -> Tensors:
+def weights_of(spec: ModelSpec, start: Tensors, by_torch: TrainingResult) -> Tensors:
     """Return the weights of ``spec`` as torch trained them.
 
     Args:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edgefl.comparison.torch_side import Trained
+from edgefl.comparison.torch_side import TrainingResult
 from edgefl.errors import ModelError
 
 Shared = tuple[str, Tensor, str, Tensor]
@@ -16,7 +16,10 @@ Shared = tuple[str, Tensor, str, Tensor]
 
 
 def check_sharing(
-    module: nn.Module, tensors: Sequence[tuple[str, Tensor]], trained: Trained, again: Callable[[], Trained]
+    module: nn.Module,
+    tensors: Sequence[tuple[str, Tensor]],
+    trained: TrainingResult,
+    again: Callable[[], TrainingResult],
 ) -> None:
     """Check that training does not depend on tensors that overlap in memory, because a graph gives each its own memory.
 
@@ -96,7 +99,7 @@ def _addresses(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]
 
 
 @torch.no_grad()
-def _apart(shared: Sequence[Shared], again: Callable[[], Trained]) -> Trained:
+def _apart(shared: Sequence[Shared], again: Callable[[], TrainingResult]) -> TrainingResult:
     """Train by ``again`` while each tensor has memory of its own, and restore the tensors afterwards."""
     held = [(tensor, tensor.data) for _, tensor, *_ in shared]
     try:
@@ -109,7 +112,7 @@ def _apart(shared: Sequence[Shared], again: Callable[[], Trained]) -> Trained:
             tensor.data = data
 
 
-def _is_equal(one: Trained, other: Trained) -> bool:
+def _is_equal(one: TrainingResult, other: TrainingResult) -> bool:
     """Return True if losses, gradients, state and output are the same to the bit."""
     if one.losses != other.losses or (one.output is None) != (other.output is None):
         return False

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edgefl.comparison.drawing import Drawing, Generators, Stream
+from edgefl.comparison.drawing import DrawingMode, GeneratorStates, RandomStream
 from edgefl.comparison.inputs import batches
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import EdgeflError
@@ -41,7 +41,7 @@ _PERIOD = 64
 
 
 @dataclass
-class Trained:
+class TrainingResult:
     """Results of some steps of training, by names in the user's module.
 
     Attributes:
@@ -59,7 +59,7 @@ class Trained:
     gradients: Tensors = field(default_factory=dict)
     sizes: dict[str, float] = field(default_factory=dict)
     state: Tensors = field(default_factory=dict)
-    streams: list[Stream] = field(default_factory=list)
+    streams: list[RandomStream] = field(default_factory=list)
     rate: float = 0.0
     output: Tensor | None = None
 
@@ -79,7 +79,7 @@ def train(
     rate: float | None = None,
     around: Callable[[], Any] = nullcontext,
     double: bool = False,
-) -> Trained:
+) -> TrainingResult:
     """Train the user's module in place by one step of SGD on each batch, return the results, and restore the module.
 
     Args:
@@ -95,7 +95,7 @@ def train(
         ModelError: if a random number of Python or numpy influences a result, or a buffer changes its shape.
         Exception: any error that the module raises.
     """
-    module, trained = source.module, Trained()
+    module, trained = source.module, TrainingResult()
     with restored(module) as before, warnings.catch_warnings(), ExitStack() as stack:
         stack.enter_context(restoring(snapshot_of(module, loss)))
         warnings.simplefilter("ignore")
@@ -103,15 +103,15 @@ def train(
         stack.enter_context(_in_float64(module) if double else nullcontext())
         parameters = dict(module.named_parameters())
         shapes = {name: each.detach() for name, each in module.named_buffers()}
-        generators = Generators()
+        generators = GeneratorStates()
         samples = [widen(batch) for batch in batches] if double else batches
         for number, batch in enumerate(samples):
-            stream = Stream(seed + number)
+            stream = RandomStream(seed + number)
             with around():
                 with (
                     double_precision() if double else nullcontext(),
                     differentiable(),
-                    Drawing(stream, generators),
+                    DrawingMode(stream, generators),
                     torch.enable_grad(),
                 ):
                     value = loss_of_batch(source, loss, batch)
@@ -131,18 +131,18 @@ def train(
             if not _is_moved_by_sgd(each, before.get(id(each)), trained.gradients.get(name), trained.rate)
         }
         with double_precision() if double else nullcontext(), suppress(Exception):
-            trained.output = _infer(source, samples[-1], Stream(seed))
+            trained.output = _infer(source, samples[-1], RandomStream(seed))
         if generators.is_seeded and not double:
             _draw_on(source, loss, samples[-1], generators)
     return trained
 
 
-def _draw_on(source: ModelSource, loss: Loss, batch: Tensors, generators: Generators) -> None:
+def _draw_on(source: ModelSource, loss: Loss, batch: Tensors, generators: GeneratorStates) -> None:
     """Run more forward passes of a module that seeds generators. Raise ModelError if it draws the same numbers again."""
     enter_training(source.module)
     try:
         for _ in range(_PERIOD):
-            with Drawing(Stream(0), generators):
+            with DrawingMode(RandomStream(0), generators):
                 loss_of_batch(source, loss, batch)
     except EdgeflError:
         raise
@@ -151,11 +151,11 @@ def _draw_on(source: ModelSource, loss: Loss, batch: Tensors, generators: Genera
 
 
 @torch.no_grad()
-def _infer(source: ModelSource, batch: Mapping[str, Tensor], stream: Stream) -> Tensor | None:
+def _infer(source: ModelSource, batch: Mapping[str, Tensor], stream: RandomStream) -> Tensor | None:
     if source.returned_loss is not None:
         return None
     source.module.eval()
-    with Drawing(stream):
+    with DrawingMode(stream):
         output = _output(source, batch, {})
     return None if stream.drawn else output
 
@@ -220,7 +220,7 @@ def _rate(parameters: Mapping[str, nn.Parameter]) -> float:
 
 
 @torch.no_grad()
-def _step(parameters: Mapping[str, nn.Parameter], trained: Trained) -> None:
+def _step(parameters: Mapping[str, nn.Parameter], trained: TrainingResult) -> None:
     for name, parameter in parameters.items():
         slope, parameter.grad = parameter.grad, None
         if slope is None:

@@ -41,7 +41,7 @@ from edgefl.wire.tensors import Array
 from edgefl.wire.text import notebook_table
 from edgefl_export.deploy.export import DeployArtifact, ExportedModel, deploy
 from edgefl_export.deploy.measuring import FileMeasurement
-from edgefl_export.deploy.program import INPUT, Preprocessing, Subject, preprocessing_of
+from edgefl_export.deploy.program import INPUT, DeployModel, PreprocessingLayer, preprocessing_of
 from edgefl_export.deploy.target import FACTS, SUFFIXES, DeployTarget, files_of, refuse_existing, target_of
 
 _SIZES = frozenset({"ratio", "exit", "width", "counts"})
@@ -329,10 +329,10 @@ class DeploymentBuilder:
         return {"bytes": len(artifact.model), "sha256": digest}
 
     def _export(
-        self, module: nn.Sequential, target: DeployTarget, layer: Preprocessing | None
+        self, module: nn.Sequential, target: DeployTarget, layer: PreprocessingLayer | None
     ) -> ExportedModel:
         inputs = {INPUT: self.spec.sample, **self.spec.others}
-        subject = Subject(module, inputs, self.input_names, layer)
+        subject = DeployModel(module, inputs, self.input_names, layer)
         rows = self._test(np.arange(min(CHECKED_ROWS, len(self.dataset.test_y))))
         calibration = None
         if target.quantize == "int8":
@@ -346,7 +346,7 @@ class DeploymentBuilder:
         names = {own: name for name, own in self.spec.global_names.items()}
         return deploy(subject, rows, target, calibration=calibration, names=names)
 
-    def _preprocessing(self, target: DeployTarget) -> Preprocessing | None:
+    def _preprocessing(self, target: DeployTarget) -> PreprocessingLayer | None:
         if not target.preprocessing:
             return None
         # ExecuTorch has no antialiased filter for images of any size.

@@ -25,7 +25,15 @@ from edgefl.wire.bundle.readers import ImageReader, SeriesReader, SoundReader, T
 from edgefl.wire.images import DRAFT
 from edgefl.wire.tensors import Array
 from edgefl_export.deploy.export import ExportedModel
-from edgefl_export.deploy.program import INPUT, MOST_ROWS, OUTPUT, Pixels, Preprocessing, Waves, raw_spec
+from edgefl_export.deploy.program import (
+    INPUT,
+    MOST_ROWS,
+    OUTPUT,
+    PixelLayer,
+    PreprocessingLayer,
+    SoundLayer,
+    raw_spec,
+)
 
 SCHEMA = 1
 """Version of the facts; grows when a key changes its meaning."""
@@ -149,11 +157,11 @@ def _inputs(
     return found
 
 
-def _range(dataset: Dataset, data: DataSpec, own: str, layer: Preprocessing | None) -> list[float]:
+def _range(dataset: Dataset, data: DataSpec, own: str, layer: PreprocessingLayer | None) -> list[float]:
     """Return [least, largest value] of an input: those of its type if it is bounded, else those of the test rows."""
-    if isinstance(layer, Pixels):
+    if isinstance(layer, PixelLayer):
         return [0, 255]
-    if isinstance(layer, Waves):
+    if isinstance(layer, SoundLayer):
         return [-1.0, 1.0]
     below = data.below if own == INPUT else next(each.below for each in data.others if each.name == own)
     if below:
@@ -174,7 +182,7 @@ def _notes(exported: ExportedModel) -> list[str]:
         notes.append(
             "the preprocessing of these samples is not in the file: follow the recipe of the first input"
         )
-    if isinstance(layer, Pixels) and not layer.resize:
+    if isinstance(layer, PixelLayer) and not layer.resize:
         notes.append(
             "resizing is not in a .pte file, which takes images of one size: follow the recipe of the first input"
         )
@@ -202,7 +210,7 @@ _UPRIGHT = "turned as its EXIF orientation says"
 
 
 def recipe_of(
-    data: DataSpec, *, pixels: bool, tokenizer: bytes, inside: Preprocessing | None = None
+    data: DataSpec, *, pixels: bool, tokenizer: bytes, inside: PreprocessingLayer | None = None
 ) -> Recipe:
     """Return the preprocessing from a data file to the first input: ``kind``, numbers of each step, and the steps as
     text.
@@ -242,12 +250,12 @@ def layout_of(kind: str, rank: int, recipe: Recipe) -> dict[str, Any]:
     return {"layout": layout, "axes": list(axes)} if len(axes) == rank else {}
 
 
-def _image_recipe(data: DataSpec, inside: Preprocessing | None) -> Recipe:
+def _image_recipe(data: DataSpec, inside: PreprocessingLayer | None) -> Recipe:
     channels, height, width = data.shape
     white = data.reader.white if isinstance(data.reader, ImageReader) else 255
     mode = "RGB" if channels == 3 else "L"
     size = f"{width} x {height}"
-    resized = isinstance(inside, Pixels) and inside.resize
+    resized = isinstance(inside, PixelLayer) and inside.resize
     colours = "RGB" if channels == 3 else "grey (L = 0.299 R + 0.587 G + 0.114 B)"
     steps = [f"decode a PNG or JPEG, {_UPRIGHT}, to {colours}, 8 bits"]
     if not resized:
@@ -279,7 +287,7 @@ def _image_recipe(data: DataSpec, inside: Preprocessing | None) -> Recipe:
     }
 
 
-def _sound_recipe(reader: SoundReader, inside: Preprocessing | None) -> Recipe:
+def _sound_recipe(reader: SoundReader, inside: PreprocessingLayer | None) -> Recipe:
     steps = [
         f"read a WAV of {reader.rate} samples a second as floats in [-1, 1], the mean of its channels",
         f"take the first {reader.length} samples, zeros behind what is shorter",
@@ -331,7 +339,7 @@ def _text_recipe(data: DataSpec, reader: TextReader, tokenizer: bytes) -> Recipe
     }
 
 
-def _columns_recipe(reader: TableReader | SeriesReader, inside: Preprocessing | None) -> Recipe:
+def _columns_recipe(reader: TableReader | SeriesReader, inside: PreprocessingLayer | None) -> Recipe:
     recipe: Recipe = {"kind": "table", "columns": list(reader.columns)}
     steps = ["take the numbers of the columns in this order"]
     if isinstance(reader, SeriesReader):

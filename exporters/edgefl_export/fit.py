@@ -197,7 +197,7 @@ def _make_offers(
     planner: _SizePlanner, sizes: Sequence[tuple[Size, str]], on_progress: Progress
 ) -> list[SubmodelOffer | ModelError]:
     """Return for each size of one kind its offer, or the ModelError if no submodel of that size can be made."""
-    found: list[_Sketch | ModelError] = []
+    found: list[_SizeDraft | ModelError] = []
     for size, label in sizes:
         on_progress(f"{label}{size.kind}, {size.label}")
         try:
@@ -206,7 +206,7 @@ def _make_offers(
             if not 0.0 < size.options.get("gamma", 1.0) <= 1.0:
                 raise
             found.append(error)
-    sketches = [each for each in found if isinstance(each, _Sketch)]
+    sketches = [each for each in found if isinstance(each, _SizeDraft)]
     try:
         offers: Iterator[SubmodelOffer | ModelError] = iter(planner.offers(sketches, on_progress))
     except ModelError:  # of one of them: each alone shows which
@@ -223,7 +223,7 @@ class _Peak:
 
 
 @dataclass(frozen=True)
-class _Sketch:
+class _SizeDraft:
     """One size with its submodel and cost, before its algorithm is built. ``label`` prefixes its lines of progress."""
 
     size: Size
@@ -255,22 +255,22 @@ class _SizePlanner:
         with suppress(ModelError):  # it is raised again for each kind
             self.offer(self.sketch(Size("output_side", {"cut": 0})))
 
-    def sketch(self, size: Size, label: str = "") -> _Sketch:
+    def sketch(self, size: Size, label: str = "") -> _SizeDraft:
         submodel = size.of(self._spec)
-        return _Sketch(size, submodel, cost(submodel, self._forwards), self._training(submodel), label)
+        return _SizeDraft(size, submodel, cost(submodel, self._forwards), self._training(submodel), label)
 
-    def offer_or_reason(self, sketch: _Sketch) -> SubmodelOffer | ModelError:
+    def offer_or_reason(self, sketch: _SizeDraft) -> SubmodelOffer | ModelError:
         try:
             return self.offer(sketch)
         except ModelError as error:
             return error
 
-    def offers(self, sketches: Sequence[_Sketch], on_progress: Progress) -> list[SubmodelOffer]:
+    def offers(self, sketches: Sequence[_SizeDraft], on_progress: Progress) -> list[SubmodelOffer]:
         """Return the offers of ``sketches``, which are of one kind, in order.
 
         All are traced if the memory of the device is unknown, else only some (:meth:`_search`).
         """
-        alike: dict[object, list[_Sketch]] = {}
+        alike: dict[object, list[_SizeDraft]] = {}
         for sketch in sketches:
             # Memory falls with the size only among sizes of equal training.
             key = type(sketch.submodel.carrier), sketch.choices if self._device.memory else None
@@ -283,8 +283,8 @@ class _SizePlanner:
         return [offers[id(sketch)] for sketch in sketches]
 
     def _search(
-        self, sketches: Sequence[_Sketch], on_progress: Progress
-    ) -> list[tuple[_Sketch, SubmodelOffer]]:
+        self, sketches: Sequence[_SizeDraft], on_progress: Progress
+    ) -> list[tuple[_SizeDraft, SubmodelOffer]]:
         """Return ``sketches``, all with the same training, each with its offer.
 
         Sizes near the memory of the device are traced, and so are the smallest ones for as long as a finer cut into
@@ -321,7 +321,7 @@ class _SizePlanner:
             for at, sketch in enumerate(sketches)
         ]
 
-    def offer(self, sketch: _Sketch) -> SubmodelOffer:
+    def offer(self, sketch: _SizeDraft) -> SubmodelOffer:
         """Trace all graphs that a round of this size runs and return its offer, or that of a finer size.
 
         The finer size replaces it if the frozen forward pass needs more memory than training.
@@ -334,7 +334,7 @@ class _SizePlanner:
             return self.offer(self.sketch(size.finer))
         return self._offer(sketch, algorithm, max(training, forward, key=lambda peak: peak.bytes))
 
-    def _peak(self, sketch: _Sketch, functions: Sequence[Function]) -> _Peak:
+    def _peak(self, sketch: _SizeDraft, functions: Sequence[Function]) -> _Peak:
         """Return the highest peak of ``functions``, with the name of that function.
 
         Functions of equal name, training and ports have equal graphs, so each is traced once. Kinds whose tensors are
@@ -351,7 +351,7 @@ class _SizePlanner:
         return most
 
     def _offer(
-        self, sketch: _Sketch, algorithm: Algorithm, peak: _Peak, *, about: bool = False
+        self, sketch: _SizeDraft, algorithm: Algorithm, peak: _Peak, *, about: bool = False
     ) -> SubmodelOffer:
         size, submodel, costs, device = sketch.size, sketch.submodel, sketch.cost, self._device
         work = round_work(algorithm, costs, device.samples)

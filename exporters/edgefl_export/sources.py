@@ -68,7 +68,7 @@ class OpNode:
 
 
 @dataclass(frozen=True)
-class Nodes:
+class GraphNodes:
     """Ops of a graph in order, and ``outputs``: the name of the value by output port."""
 
     ops: tuple[OpNode, ...]
@@ -83,7 +83,7 @@ class Nodes:
         }
 
 
-def _phases(nodes: Nodes) -> dict[str, Phase]:
+def _phases(nodes: GraphNodes) -> dict[str, Phase]:
     maker = _makers(nodes.ops)
     metrics = [value for port, value in nodes.outputs.items() if port.startswith("metric.")]
     losses = [value for port, value in nodes.outputs.items() if port == LOSS] or metrics
@@ -118,7 +118,7 @@ def _before(
     return names
 
 
-def _modules(nodes: Nodes, phases: Mapping[str, Phase]) -> dict[str, str]:
+def _modules(nodes: GraphNodes, phases: Mapping[str, Phase]) -> dict[str, str]:
     """Return the module path of each op by its name; "" if it cannot be inferred.
 
     An op takes the module of the weight that it reads or whose gradient it computes. Other ops that move data or are in
@@ -145,7 +145,7 @@ def _modules(nodes: Nodes, phases: Mapping[str, Phase]) -> dict[str, str]:
     return attribution
 
 
-def _own(nodes: Nodes) -> dict[str, str]:
+def _own(nodes: GraphNodes) -> dict[str, str]:
     """Return the module by op name for ops that name a weight: they read it, or compute its gradient or new value.
 
     A weight also counts as read if ops that only move data lie between.
@@ -230,7 +230,7 @@ def onnx_nodes(lowered: LoweredGraph, model: bytes) -> dict[str, Node]:
     sizes = {name: shape for name, (shape, _) in shapes.items()}
     ops = tuple(_onnx_op(node, shapes, sizes) for node in graph.node)
     names = [value.name for value in graph.output]
-    return Nodes(ops, dict(zip(lowered.outputs, names, strict=True))).attributed()
+    return GraphNodes(ops, dict(zip(lowered.outputs, names, strict=True))).attributed()
 
 
 def program_nodes(lowered: LoweredGraph, graph: fx.Graph, instructions: Mapping[str, int]) -> dict[str, Node]:
@@ -352,7 +352,7 @@ def graph_nodes(lowered: LoweredGraph, graph: fx.Graph) -> dict[str, Node]:
     names = {node: name for node, name in zip(ports, lowered.inputs, strict=True)}
     ops = tuple(_graph_op(node, names) for node in graph.nodes if node.op == "call_function")
     outputs = {port: node.name for port, node in zip(lowered.outputs, results(graph), strict=True)}
-    return Nodes(ops, outputs).attributed()
+    return GraphNodes(ops, outputs).attributed()
 
 
 def _graph_op(node: fx.Node, names: Mapping[fx.Node, str]) -> OpNode:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.algorithms.personal.per_fedavg import per_fedavg
-from edgefl.analysis.heterogeneity.theory import Landscape
+from edgefl.analysis.heterogeneity.theory import LossConstants
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.losses.classification import CROSS_ENTROPY
@@ -21,7 +21,7 @@ from reproduce.batched_clients import together
 
 USERS, SAMPLES, FEATURES, CLASSES = 10, 32, 2, 2
 NAME = "linear.weight"
-LANDSCAPE = Landscape(
+LANDSCAPE = LossConstants(
     B=math.sqrt(2.0), L=0.5, rho=math.sqrt(2.0) / (3 * math.sqrt(3.0)), sigma_g=math.sqrt(2.0), sigma_h=0.5,
     gamma_g2=8.0, gamma_h2=1.0,
 )  # fmt: skip

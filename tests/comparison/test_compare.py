@@ -371,7 +371,7 @@ def test_a_result_is_remembered_until_the_object_changes(monkeypatch: pytest.Mon
     trained: list[int] = []
     train = torch_side.train
 
-    def counting(*args: Any, **kwargs: Any) -> torch_side.Trained:
+    def counting(*args: Any, **kwargs: Any) -> torch_side.TrainingResult:
         trained.append(1)
         return train(*args, **kwargs)
 

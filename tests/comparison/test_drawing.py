@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from edgefl.comparison.compare import compare
-from edgefl.comparison.drawing import Drawing, Generators, Stream
+from edgefl.comparison.drawing import DrawingMode, GeneratorStates, RandomStream
 from edgefl.errors import ModelError
 from edgefl.models.split import split
 from tests.comparison.test_compare import SAMPLE, Net
@@ -82,11 +82,11 @@ def anew(h: Tensor) -> Tensor:
 
 def run(draws: Draws) -> list[Tensor]:
     """Return the results of two steps, and leave all generators as they were."""
-    before, generators = OWN.get_state(), Generators()
+    before, generators = OWN.get_state(), GeneratorStates()
     results = []
     with torch.random.fork_rng(devices=[]):
         for step in range(2):
-            with Drawing(Stream(step), generators):
+            with DrawingMode(RandomStream(step), generators):
                 results.append(draws(torch.ones(4, 6)))
     OWN.set_state(before)
     return results

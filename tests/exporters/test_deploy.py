@@ -35,7 +35,7 @@ from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire import tensors
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_export.deploy.export import compare, deploy, group_rows
-from edgefl_export.deploy.program import Subject
+from edgefl_export.deploy.program import DeployModel
 from edgefl_export.deploy.target import DeployTarget
 from tests.cli.runner import runner
 from tests.models.test_inputs import CLASSES, LENGTH, TEXT, WORDS, reader
@@ -145,7 +145,7 @@ def test_equal_weights_give_equal_bytes(data: Dataset) -> None:
     spec = smallest()
     module = DeploymentBuilder(spec, data, weights_of(spec)).module(OutputSide(spec, 0))
     rows = {"x": torch.from_numpy(data.read(data.test_x[:4]))}
-    subject = Subject(module, {"x": spec.sample})
+    subject = DeployModel(module, {"x": spec.sample})
     one, other = (deploy(subject, rows).artifact({"classes": ["a", "b"]}).model for _ in range(2))
     assert one == other
 
@@ -266,11 +266,11 @@ def test_structured_cuts_take_the_counts_of_trained_weights(tmp_path: Path) -> N
 def test_a_file_that_differs_from_its_module_is_refused(data: Dataset) -> None:
     spec, rows = smallest(), {"x": torch.from_numpy(data.read(data.test_x[:4]))}
     module = DeploymentBuilder(spec, data, weights_of(spec)).module(OutputSide(spec, 0))
-    made = deploy(Subject(module, {"x": spec.sample}), rows)
+    made = deploy(DeployModel(module, {"x": spec.sample}), rows)
     other = copy.deepcopy(module)
     other.get_parameter("head.dense.bias").add_(0.1)
     with pytest.raises(ExportError, match=r"logits of the exported model differ from torch by 0\.1"):
-        compare(Subject(other, {"x": spec.sample}), made.forward, rows)
+        compare(DeployModel(other, {"x": spec.sample}), made.forward, rows)
 
 
 def test_what_computes_the_same_may_take_the_module_s_place(data: Dataset) -> None:
@@ -585,7 +585,9 @@ def test_names_of_inputs_do_not_meet_those_inside_the_graph() -> None:
     module = Renamed().eval()
     spec = split(module, sample={"x": TensorSpec((4,)), "v0": TensorSpec((4,))}, classes=2)
     rows = {name: torch.randn(6, 4) for name in ("x", "v0")}
-    made = deploy(Subject(spec.module.eval(), {"x": spec.sample, **spec.others}), rows, DeployTarget(batch=3))
+    made = deploy(
+        DeployModel(spec.module.eval(), {"x": spec.sample, **spec.others}), rows, DeployTarget(batch=3)
+    )
     assert made.program.inputs == ("x", "v0") and made.max_rel_error < 1e-5
 
 
@@ -593,4 +595,4 @@ def test_an_input_that_is_called_as_the_output_is_refused() -> None:
     spec = split(Taken(), sample={"x": TensorSpec((4,)), "logits": TensorSpec((4,))}, classes=2)
     rows = {name: torch.randn(6, 4) for name in ("x", "logits")}
     with pytest.raises(ExportError, match="an input of the model is called 'logits'"):
-        deploy(Subject(spec.module.eval(), {"x": spec.sample, **spec.others}), rows)
+        deploy(DeployModel(spec.module.eval(), {"x": spec.sample, **spec.others}), rows)

@@ -43,7 +43,7 @@ class CurvatureReport:
 
 
 @dataclass(frozen=True, eq=False)
-class Examined:
+class ExaminedUser:
     """A user with an examined Hessian: its number, samples, and gradient (d,) at the losses' weights."""
 
     number: int
@@ -55,7 +55,7 @@ Operator = Callable[[Tensor], Tensor]
 
 
 def curvature_report(
-    losses: Losses, users: Sequence[Examined], alpha: float, on_progress: Progress = lambda _: None
+    losses: Losses, users: Sequence[ExaminedUser], alpha: float, on_progress: Progress = lambda _: None
 ) -> CurvatureReport:
     """Measure the curvature of users by Lanczos iterations.
 
@@ -94,7 +94,7 @@ def curvature_report(
     return CurvatureReport(tuple(user.number for user in users), tuple(spectra), apart, rho, noise)
 
 
-def _hessian(losses: Losses, user: Examined, at: Tensor) -> Operator:
+def _hessian(losses: Losses, user: ExaminedUser, at: Tensor) -> Operator:
     """Return v -> H_i(at) v, on all the user's samples in one batch."""
     whole = ShardBatch(0, *user.shard)
     return lambda vector: losses.product(at, vector, whole)
@@ -292,7 +292,7 @@ class GradientReport:
         return self.plug_in / self.mean_norm2 if self.mean_norm2 else None
 
 
-class Gradients:
+class GradientAccumulator:
     """Accumulator of users' gradients: it never holds two users' gradients in memory."""
 
     def __init__(self) -> None:
@@ -365,7 +365,7 @@ def adapt_user(losses: Losses, own: Tensor, parts: Sequence[ShardBatch], alpha: 
     return AdaptedUser(float(curved.norm()) / norm if norm else 0.0, outer - curved, norm)
 
 
-class Adaptations:
+class AdaptationAccumulator:
     """Accumulator of adapted users."""
 
     def __init__(self) -> None:

@@ -128,7 +128,7 @@ DIRECTIONS, ROWS, ALL_ROWS, MATCHED = 64, 64, 4096, 64
 
 
 @dataclass(frozen=True, eq=False)
-class Distances:
+class WassersteinDistances:
     """W1(p_i, p) per user, (n,): the mean over single features, the mean over random directions, exact matching."""
 
     per_feature: Array
@@ -143,8 +143,8 @@ class FeatureReport:
     Only the excess over ``chance`` is heterogeneity.
     """
 
-    found: Distances
-    chance: Distances
+    found: WassersteinDistances
+    chance: WassersteinDistances
     features: int
     rows: int
 
@@ -185,9 +185,9 @@ def feature_report(users: Sequence[Array], *, seed: int = 0) -> FeatureReport:
     )
 
 
-def _distances(x: Array, owner: Array, unit: Array, partners: np.random.SeedSequence) -> Distances:
+def _distances(x: Array, owner: Array, unit: Array, partners: np.random.SeedSequence) -> WassersteinDistances:
     rng, users = np.random.default_rng(partners), int(owner.max()) + 1
-    return Distances(
+    return WassersteinDistances(
         per_feature=wasserstein_1d(x, owner).mean(axis=1),
         sliced=wasserstein_1d(x @ unit.T, owner).mean(axis=1),
         matched=np.array([_match_distance(rng, x, owner == user, users) for user in range(users)]),

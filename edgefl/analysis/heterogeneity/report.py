@@ -11,21 +11,21 @@ import numpy as np
 
 from edgefl.analysis.heterogeneity import theory
 from edgefl.analysis.heterogeneity.curvature import (
-    Adaptations,
+    AdaptationAccumulator,
     AdaptationSummary,
     CurvatureReport,
-    Examined,
+    ExaminedUser,
+    GradientAccumulator,
     GradientReport,
-    Gradients,
     Progress,
     adapt_user,
     curvature_report,
     user_gradient,
 )
 from edgefl.analysis.heterogeneity.labels import (
-    Distances,
     FeatureReport,
     LabelReport,
+    WassersteinDistances,
     feature_report,
     label_report,
     majority_levels,
@@ -50,9 +50,9 @@ class HeterogeneityReport:
     curvature: CurvatureReport
 
     @property
-    def constants(self) -> theory.Landscape:
+    def constants(self) -> theory.LossConstants:
         """Return local estimates along one inner step; no network meets the assumptions everywhere."""
-        return theory.Landscape(
+        return theory.LossConstants(
             B=max(self.gradients.largest, self.adaptation.largest),
             L=self.curvature.largest,
             rho=self.curvature.rho,
@@ -109,7 +109,7 @@ def examine(
     """
     users = len(shards)
     chosen = {int(at) for at in np.linspace(0, users - 1, min(curved or users, users)).round()}
-    gradients, adaptations, examined = Gradients(), Adaptations(), []
+    gradients, adaptations, examined = GradientAccumulator(), AdaptationAccumulator(), []
     for user in range(users):
         on_progress(f"gradients of user {user + 1} of {users}")
         shard = shards[user]
@@ -118,7 +118,7 @@ def examine(
         gradients.add(gradient)
         adaptations.add(adapt_user(losses, gradient.mean, parts, setting.alpha))
         if user in chosen:
-            examined.append(Examined(user, shard.rows(slice(CURVED_ROWS)), gradient.mean))
+            examined.append(ExaminedUser(user, shard.rows(slice(CURVED_ROWS)), gradient.mean))
     curvature = curvature_report(losses, examined, setting.alpha, on_progress)
     on_progress("distances between inputs")
     inputs = [shards[user].x.flatten(1).numpy() for user in range(users)]
@@ -188,7 +188,7 @@ def as_object(report: HeterogeneityReport) -> dict[str, Any]:
     }
 
 
-def _means(distances: Distances) -> Mapping[str, float]:
+def _means(distances: WassersteinDistances) -> Mapping[str, float]:
     return {name: float(each.mean()) for name, each in vars(distances).items()}
 
 

@@ -13,7 +13,7 @@ from edgefl.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Landscape:
+class LossConstants:
     """Constants of the users' losses in the assumptions A1 to A5: B, L, rho, sigma_g, sigma_h, gamma_G^2, gamma_H^2."""
 
     B: float
@@ -56,28 +56,28 @@ class TrainingSetting:
             )
 
 
-def smoothness(of: Landscape, alpha: float) -> float:
+def smoothness(of: LossConstants, alpha: float) -> float:
     """Return L_F = 4 L + alpha rho B: F_i and F are L_F-smooth (lemma 4.2)."""
     return 4 * of.L + alpha * of.rho * of.B
 
 
-def beta_max(of: Landscape, setting: TrainingSetting) -> float:
+def beta_max(of: LossConstants, setting: TrainingSetting) -> float:
     """Return 1 / (10 tau L_F), the theorem's largest local step size; infinite for a flat landscape."""
     smooth = smoothness(of, setting.alpha)
     return 1 / (10 * setting.tau * smooth) if smooth else math.inf
 
 
-def alpha_max(of: Landscape) -> float:
+def alpha_max(of: LossConstants) -> float:
     """Return 1 / L, the theorem's largest inner step size."""
     return 1 / of.L if of.L else math.inf
 
 
-def bias(of: Landscape, setting: TrainingSetting) -> float:
+def bias(of: LossConstants, setting: TrainingSetting) -> float:
     """Return 2 alpha L sigma_g / sqrt(D), a bound of ||E[G] - grad F_i|| (lemma 4.3)."""
     return 2 * setting.alpha * of.L * of.sigma_g / math.sqrt(setting.inner)
 
 
-def sigma_f2(of: Landscape, setting: TrainingSetting) -> float:
+def sigma_f2(of: LossConstants, setting: TrainingSetting) -> float:
     """Return sigma_F^2, a bound of E||G - grad F_i||^2 (lemma 4.3)::
 
         12 [B^2 + sigma_g^2 (1/D' + (alpha L)^2 / D)] [1 + alpha^2 sigma_h^2 / (4 D'')] - 12 B^2
@@ -89,29 +89,29 @@ def sigma_f2(of: Landscape, setting: TrainingSetting) -> float:
     return 12 * (noise * (1 + curved) + of.B**2 * curved)
 
 
-def gamma_f2(of: Landscape, alpha: float) -> float:
+def gamma_f2(of: LossConstants, alpha: float) -> float:
     """Return 3 B^2 alpha^2 gamma_H^2 + 192 gamma_G^2, a bound of (1/n) sum ||grad F_i - grad F||^2 (lemma 4.4)."""
     return 3 * of.B**2 * alpha**2 * of.gamma_h2 + 192 * of.gamma_g2
 
 
-def m_fo(of: Landscape, setting: TrainingSetting) -> float:
+def m_fo(of: LossConstants, setting: TrainingSetting) -> float:
     """Return alpha L (sigma_g / sqrt(D) + B), the bias of FO (H.1): no batch removes its second term."""
     return setting.alpha * of.L * (of.sigma_g / math.sqrt(setting.inner) + of.B)
 
 
-def s_fo2(of: Landscape, setting: TrainingSetting) -> float:
+def s_fo2(of: LossConstants, setting: TrainingSetting) -> float:
     """Return 2 sigma_g^2 (1/D' + (alpha L)^2 / D) + 2 (alpha L B)^2, the mean squared error of FO (H.1)."""
     scaled = setting.alpha * of.L
     return 2 * of.sigma_g**2 * (1 / setting.outer + scaled**2 / setting.inner) + 2 * (scaled * of.B) ** 2
 
 
-def m_hf(of: Landscape, setting: TrainingSetting) -> float:
+def m_hf(of: LossConstants, setting: TrainingSetting) -> float:
     """Return alpha (2 L sigma_g / sqrt(D) + L sigma_g / sqrt(D') + rho delta B^2), the bias of HF (H.2)."""
     noise = of.L * of.sigma_g * (2 / math.sqrt(setting.inner) + 1 / math.sqrt(setting.outer))
     return setting.alpha * (noise + of.rho * setting.delta * of.B**2)
 
 
-def s_hf2(of: Landscape, setting: TrainingSetting) -> float:
+def s_hf2(of: LossConstants, setting: TrainingSetting) -> float:
     """Return 6 sigma_g^2 (2 (alpha L)^2 / D + 2 / D' + alpha^2 / (2 delta^2 D'')) + 2 (alpha rho delta)^2 B^4 (H.2).
 
     It is pessimistic: its 1 / delta^2 assumes two batches, and HF uses one for both gradients (per_fedavg.md 2.3).
@@ -133,12 +133,12 @@ class Estimator(Enum):
     FO = "FO"
     HF = "HF"
 
-    def bias(self, of: Landscape, setting: TrainingSetting) -> float:
+    def bias(self, of: LossConstants, setting: TrainingSetting) -> float:
         """Return the bound on ||E[G] - grad F_i||."""
         bounds = {Estimator.EXACT: bias, Estimator.FO: m_fo, Estimator.HF: m_hf}
         return bounds[self](of, setting)
 
-    def error(self, of: Landscape, setting: TrainingSetting) -> float:
+    def error(self, of: LossConstants, setting: TrainingSetting) -> float:
         """Return the bound on E||G - grad F_i||^2."""
         bounds = {Estimator.EXACT: sigma_f2, Estimator.FO: s_fo2, Estimator.HF: s_hf2}
         return bounds[self](of, setting)
@@ -155,7 +155,7 @@ def sampling_factor(fraction: float, users: int) -> float:
     return 0.0 if users == 1 else (1 - fraction) / (fraction * (users - 1))
 
 
-def sigma_t2(of: Landscape, setting: TrainingSetting, by: Estimator = EXACT) -> float:
+def sigma_t2(of: LossConstants, setting: TrainingSetting, by: Estimator = EXACT) -> float:
     """Return sigma_T^2, the error that more rounds do not remove (theorem 4.5): drift + sampling + bias^2::
 
     drift    = 280 (beta L_F)^2 tau (tau - 1) (2 sigma_F^2 + gamma_F^2);
@@ -170,7 +170,7 @@ def sigma_t2(of: Landscape, setting: TrainingSetting, by: Estimator = EXACT) -> 
 
 
 def bound(
-    of: Landscape, setting: TrainingSetting, *, rounds: int, gap: float, by: Estimator = EXACT
+    of: LossConstants, setting: TrainingSetting, *, rounds: int, gap: float, by: Estimator = EXACT
 ) -> float:
     """Return 4 (F(w_0) - F*) / (beta tau K) + 4 sigma_T^2, a bound of the mean of E||grad F||^2 over K rounds (theorem 4.5).
 
@@ -187,7 +187,9 @@ def bound(
     return 4 * gap / (setting.beta * setting.tau * rounds) + 4 * sigma_t2(of, setting, by)
 
 
-def drift(of: Landscape, setting: TrainingSetting, step: int, by: Estimator = EXACT) -> tuple[float, float]:
+def drift(
+    of: LossConstants, setting: TrainingSetting, step: int, by: Estimator = EXACT
+) -> tuple[float, float]:
     """Return bounds on the mean distance of users from their mean after ``step`` local steps, and on its square (F.2)::
 
         4 beta t (sigma_F + gamma_F)        35 beta^2 t tau (2 sigma_F^2 + gamma_F^2)

@@ -23,7 +23,7 @@ _METRICS = (
 
 
 @dataclass(frozen=True)
-class Accuracy:
+class TierAccuracy:
     """Accuracy by tier, with the label ``axis`` and the explanation ``note`` of a chart."""
 
     by_tier: Mapping[str, float]
@@ -31,7 +31,7 @@ class Accuracy:
     note: str = "Accuracy: of what the tier's devices use of the run's model, on the test set."
 
 
-def accuracy_of(run: Path) -> Accuracy:
+def accuracy_of(run: Path) -> TierAccuracy:
     """Return the accuracy of each tier in a run.
 
     The model is evaluated on the test set if both can be read here; else the devices' reports count
@@ -49,10 +49,10 @@ def accuracy_of(run: Path) -> Accuracy:
     try:
         from edgefl.lab.deployment import accuracy_on_test_set
 
-        return Accuracy(accuracy_on_test_set(run))
+        return TierAccuracy(accuracy_on_test_set(run))
     except (EdgeflError, OSError, ImportError) as error:  # a run of somebody else's data, or no torch
         why = error.message if isinstance(error, EdgeflError) else str(error)
-        return Accuracy(
+        return TierAccuracy(
             tier_accuracy(run),
             "accuracy on the tier's training samples",
             "Accuracy: of the tier's devices on their own samples while they trained, in the last round that they "

@@ -8,7 +8,7 @@ from html import escape
 import msgspec
 
 from edgefl.analysis.charts import AMOUNT, SHARE, Point, bar_chart, html_page, html_table, line_chart
-from edgefl.analysis.profiles.accuracy import Accuracy
+from edgefl.analysis.profiles.accuracy import TierAccuracy
 from edgefl.system import sizes
 from edgefl.system.sizes import MIB
 from edgefl.wire.bundle.profiles import BundleProfile
@@ -207,7 +207,7 @@ _STYLE = (
 def page(
     title: str,
     profiles: Sequence[BundleProfile],
-    accuracy: Accuracy | None = None,
+    accuracy: TierAccuracy | None = None,
     *,
     names: Sequence[str] = (),
     notes: Sequence[str] = (),
@@ -312,7 +312,7 @@ def _times(name: str, profile: BundleProfile) -> str:
     return _figure(bar_chart(bars, title=f"Time by graph, {name}", y="ms (median)"), "times")
 
 
-def _beside(profiles: Sequence[BundleProfile], names: Sequence[str], accuracy: Accuracy | None) -> str:
+def _beside(profiles: Sequence[BundleProfile], names: Sequence[str], accuracy: TierAccuracy | None) -> str:
     """Draw each tier's memory against its accuracy, or without a run against its share of trained parameters."""
     known = accuracy.by_tier if accuracy else {}
     if accuracy and any(profile.tier in known for profile in profiles):

@@ -82,10 +82,10 @@ def without_complex(
                 function=function.name,
                 port=name,
             )
-    return _Pairs(joint).run
+    return _PairInterpreter(joint).run
 
 
-class _Pairs(fx.Interpreter):
+class _PairInterpreter(fx.Interpreter):
     """Interpreter of a graph that uses a :class:`ComplexPair` for each complex tensor."""
 
     def __init__(self, joint: fx.GraphModule) -> None:

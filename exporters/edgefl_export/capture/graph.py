@@ -114,7 +114,7 @@ def graph_of(
 
 
 @dataclass(frozen=True)
-class _Made:
+class _RecordedTensor:
     """Node that computed a tensor. ``constant``: the value does not depend on the arguments."""
 
     node: fx.Node
@@ -211,7 +211,7 @@ class _OpRecorder(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _note(self, value: Tensor, node: fx.Node, constant: bool = False) -> None:
-        self._made[value] = _Made(node, constant and value.numel() <= CONSTANT_NUMEL_LIMIT)
+        self._made[value] = _RecordedTensor(node, constant and value.numel() <= CONSTANT_NUMEL_LIMIT)
         node.meta["val"] = _bare(value)
 
     def _argument(self, value: Any) -> Any:

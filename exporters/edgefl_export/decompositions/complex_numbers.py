@@ -1,7 +1,7 @@
 """Ops on complex numbers, computed with pairs of reals: :mod:`edgefl_export.capture.complex_pairs` puts a pair for each
 tensor.
 
-Each rule has the arguments of its op, with a :class:`Pair` for a complex tensor. It returns NotImplemented for a case
+Each rule has the arguments of its op, with a :class:`ComplexPair` for a complex tensor. It returns NotImplemented for a case
 without a form.
 """
 

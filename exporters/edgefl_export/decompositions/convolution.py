@@ -291,9 +291,9 @@ def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> Tensor
 
 def _planes(
     x: Sequence[int], outputs: Sequence[int], w: Sequence[int], moves: ConvolutionArgs
-) -> depthwise.Planes:
+) -> depthwise.DepthwiseGeometry:
     sizes = (x[2:], outputs, w[2:], moves.stride, moves.padding, moves.dilation)
-    return depthwise.Planes(*(tuple(size) for size in sizes))
+    return depthwise.DepthwiseGeometry(*(tuple(size) for size in sizes))
 
 
 def convolution_backward(

@@ -28,7 +28,7 @@ SMALL_KERNEL = 9
 
 
 @dataclass(frozen=True)
-class Planes:
+class DepthwiseGeometry:
     """Geometry of a depthwise convolution: spatial sizes of input, output and kernel, and stride, padding and dilation."""
 
     inputs: tuple[int, ...]
@@ -62,19 +62,19 @@ def fits(x: Tensor, w: Tensor, outputs: Sequence[int], groups: int) -> bool:
     return depthwise and large and math.prod(x.shape[2:]) * math.prod(outputs) <= SMALL_PLANES
 
 
-def forward(x: Tensor, w: Tensor, planes: Planes) -> Tensor:
+def forward(x: Tensor, w: Tensor, planes: DepthwiseGeometry) -> Tensor:
     """Compute y [N, C, *outputs] for x [N, C, *inputs] and w [C, 1, *kernel]."""
     y = torch.bmm(_by_channel(x), _matrices(w, planes))
     return y.transpose(0, 1).reshape(*x.shape[:2], *planes.outputs)
 
 
-def input_gradient(grad: Tensor, w: Tensor, planes: Planes) -> Tensor:
+def input_gradient(grad: Tensor, w: Tensor, planes: DepthwiseGeometry) -> Tensor:
     """Compute dL/dx [N, C, *inputs] for dL/dy [N, C, *outputs]."""
     dx = torch.bmm(_by_channel(grad), _matrices(w, planes).transpose(1, 2))
     return dx.transpose(0, 1).reshape(*grad.shape[:2], *planes.inputs)
 
 
-def weight_gradient(grad: Tensor, x: Tensor, planes: Planes) -> Tensor:
+def weight_gradient(grad: Tensor, x: Tensor, planes: DepthwiseGeometry) -> Tensor:
     """Compute dL/dw [C, 1, *kernel] for dL/dy [N, C, *outputs] and x [N, C, *inputs]."""
     products = torch.bmm(_by_channel(x).transpose(1, 2), _by_channel(grad))
     dw = products.flatten(1) @ planes.leads(grad.dtype).t()
@@ -86,7 +86,7 @@ def _by_channel(x: Tensor) -> Tensor:
     return x.flatten(2).transpose(0, 1)
 
 
-def _matrices(w: Tensor, planes: Planes) -> Tensor:
+def _matrices(w: Tensor, planes: DepthwiseGeometry) -> Tensor:
     """Return the matrices M as [C, P, Q]."""
     sizes = math.prod(planes.inputs), math.prod(planes.outputs)
     return (w.flatten(1) @ planes.leads(w.dtype)).view(w.shape[0], *sizes)

@@ -21,7 +21,7 @@ FEW_ENTRIES = 9
 
 
 @dataclass(frozen=True)
-class Windows:
+class PoolingWindows:
     """Arguments of a pooling op by axis. ``divisor`` and ``include_pad`` are for averages only."""
 
     kernel: list[int]
@@ -41,7 +41,7 @@ class Windows:
         padding: Sequence[int] | None = None,
         dilation: Sequence[int] | None = None,
         ceil_mode: bool = False,
-    ) -> Windows:
+    ) -> PoolingWindows:
         """Return the windows of a maximum over ``axes``, from the arguments of the op after the input."""
         given = (kernel, stride or kernel, padding or [0], dilation or [1])
         kernels, strides, paddings, dilations = (per_axis(values, axes) for values in given)
@@ -57,7 +57,7 @@ class Windows:
         ceil_mode: bool = False,
         include_pad: bool = True,
         divisor: int | None = None,
-    ) -> Windows:
+    ) -> PoolingWindows:
         """Return the windows of an average over ``axes``, from the arguments of the op after the input."""
         windows = cls.of(axes, kernel, stride, padding, None, ceil_mode)
         return replace(windows, include_pad=include_pad, divisor=divisor)
@@ -77,7 +77,7 @@ def max_pool2d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
 
     Rows and columns of -inf are added at the end of the input, and the positions are corrected.
     """
-    where = Windows.of(2, *args)
+    where = PoolingWindows.of(2, *args)
     ends = where.ends(x)
     if all(end < k for end, k in zip(ends, where.kernel, strict=True)):
         return DECLINED
@@ -85,7 +85,7 @@ def max_pool2d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
 
 
 def pool_padded(
-    x: Tensor, where: Windows, ends: list[int], pool: Callable[..., tuple[Tensor, Tensor]]
+    x: Tensor, where: PoolingWindows, ends: list[int], pool: Callable[..., tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
     """Pad the last axes of x with -inf at their ends, apply ``pool``, and return (maxima, positions as in x).
 
@@ -115,7 +115,7 @@ def in_larger(place: Tensor, own: Sequence[int], other: Sequence[int]) -> Tensor
 def max_pool2d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
     """Compute dL/dx[n, c, q] = sum of dL/dy[n, c, p] over windows p whose maximum is at q (``indices``, flat in H * W)."""
     *how, indices = args
-    where = Windows.of(2, *how)
+    where = PoolingWindows.of(2, *how)
     plain = not any(where.padding) and {*where.dilation} == {1} and not where.ceil_mode
     if plain and where.kernel == where.stride and math.prod(where.kernel) <= FEW_ENTRIES:
         return _to_first_maxima(grad, x, where.kernel)
@@ -183,19 +183,19 @@ def adaptive_max_pool(
 
 def avg_pool2d(x: Tensor, *args: Any) -> Tensor:
     """Compute :func:`avg_pool` if ONNX cannot express the op: for a user-defined divisor or ceil mode; else the op stays."""
-    where = Windows.of_average(2, *args)
+    where = PoolingWindows.of_average(2, *args)
     return avg_pool(2, x, *args) if where.divisor or where.ceil_mode else DECLINED
 
 
 def avg_pool(axes: int, x: Tensor, *args: Any) -> Tensor:
     """Compute y = x times the 0/1 window matrix [windows, size] of each of the last ``axes`` axes, / count."""
-    matrices, scale = _average(x, Windows.of_average(axes, *args))
+    matrices, scale = _average(x, PoolingWindows.of_average(axes, *args))
     return along_all(x, [matrix.t() for matrix in matrices]) * scale
 
 
 def avg_pool_backward(axes: int, grad: Tensor, x: Tensor, *args: Any) -> Tensor:
     """Compute dL/dx = dL/dy / count times the window matrices: each output spreads its gradient evenly over its window."""
-    matrices, scale = _average(x, Windows.of_average(axes, *args))
+    matrices, scale = _average(x, PoolingWindows.of_average(axes, *args))
     return along_all(grad * scale, matrices)
 
 
@@ -223,7 +223,7 @@ def along_all(x: Tensor, matrices: list[Tensor]) -> Tensor:
     return x.contiguous()
 
 
-def _average(x: Tensor, where: Windows) -> tuple[list[Tensor], Tensor | float]:
+def _average(x: Tensor, where: PoolingWindows) -> tuple[list[Tensor], Tensor | float]:
     """Return (window matrix of each axis, 1 / count); 1 / count is a number, or a tensor if it differs between windows."""
     spans, space = spans_of(x, where), x.shape[-len(where.kernel) :]
     matrices = [windows(each, size, x.dtype) for each, size in zip(spans, space, strict=True)]
@@ -253,7 +253,7 @@ def end_padding(size: int, kernel: int, stride: int, padding: int, dilation: int
     return max(last + dilation * (kernel - 1) + 1 - size, 0)
 
 
-def spans_of(x: Tensor, where: Windows) -> list[list[tuple[int, int]]]:
+def spans_of(x: Tensor, where: PoolingWindows) -> list[list[tuple[int, int]]]:
     """Return (first, one past last) position of each window, by axis; windows may reach into the padding and beyond."""
     spans = []
     for size, kernel, stride, padding, _ in where.along(x):
@@ -287,7 +287,7 @@ def max_pool3d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
 
     Entries of -inf are added at the end of the input, and the positions are corrected.
     """
-    where = Windows.of(3, *args)
+    where = PoolingWindows.of(3, *args)
     return (
         pool_padded(x, where, where.ends(x), _aten.max_pool3d_with_indices) if where.ceil_mode else DECLINED
     )

@@ -23,7 +23,7 @@ from edgefl_export.deploy.files import (
     TorchFile,
     TorchModel,
 )
-from edgefl_export.deploy.program import INPUT, MOST_ROWS, OUTPUT, InferenceProgram, Subject, program_of
+from edgefl_export.deploy.program import INPUT, MOST_ROWS, OUTPUT, DeployModel, InferenceProgram, program_of
 from edgefl_export.deploy.target import DeployTarget
 from edgefl_export.verify.graphs import ABSOLUTE, FACTOR, RELATIVE
 
@@ -112,7 +112,7 @@ class ExportedModel:
 
 
 def deploy(
-    subject: Subject,
+    subject: DeployModel,
     rows: Tensors,
     target: DeployTarget | None = None,
     *,
@@ -159,7 +159,7 @@ def _load_file(target: DeployTarget, model: bytes, program: InferenceProgram, lo
         raise ExportError(f"the written file does not load in its runtime: {error}") from error
 
 
-def _groups(subject: Subject, rows: Tensors, target: DeployTarget) -> Rows:
+def _groups(subject: DeployModel, rows: Tensors, target: DeployTarget) -> Rows:
     count = len(rows[INPUT])
     given = {
         subject.name(name): each.numpy()
@@ -177,7 +177,7 @@ def group_rows(count: int, size: int) -> list[Array]:
 
 @torch.no_grad()
 def compare(
-    subject: Subject,
+    subject: DeployModel,
     forward: Callable[[Tensors], torch.Tensor],
     rows: Tensors,
     *,

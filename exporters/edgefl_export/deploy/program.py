@@ -23,7 +23,7 @@ from edgefl.wire.bundle.readers import ImageReader, SeriesReader, SoundReader, T
 from edgefl_export.deploy.target import DeployTarget
 
 
-class Preprocessing(Protocol):
+class PreprocessingLayer(Protocol):
     """Interface of a layer that computes the first input of a model from raw samples.
 
     Attributes:
@@ -48,7 +48,7 @@ class Preprocessing(Protocol):
         """True if :meth:`raw` inverts the layer, so that the accuracy of the file can be measured."""
 
 
-class Pixels(nn.Module):
+class PixelLayer(nn.Module):
     """Preprocessing of images: pixels (n, H, W, C), uint8, to floats (n, C, height, width).
 
     Images are resized with an antialiased bilinear filter as in Pillow, rounded, and scaled.
@@ -89,7 +89,7 @@ class Pixels(nn.Module):
         return pixels.clamp(0, 255).permute(0, 2, 3, 1).to(torch.uint8)
 
 
-class Waves(nn.Module):
+class SoundLayer(nn.Module):
     """Preprocessing of sounds: waves (n, length) in [-1, 1] to log-mel features."""
 
     dynamic: tuple[int, ...] = ()
@@ -111,7 +111,7 @@ class Waves(nn.Module):
         return torch.rand((len(x), *self.example.shape), generator=generator) * 2 - 1
 
 
-class Columns(nn.Module):
+class ColumnLayer(nn.Module):
     """Preprocessing of tables and series: subtracts the mean of each column and divides by its standard deviation."""
 
     dynamic: tuple[int, ...] = ()
@@ -140,7 +140,7 @@ class Columns(nn.Module):
         return x * self.deviation + self.mean
 
 
-def preprocessing_of(data: DataSpec, *, pixels: bool, resize: bool) -> Preprocessing | None:
+def preprocessing_of(data: DataSpec, *, pixels: bool, resize: bool) -> PreprocessingLayer | None:
     """Return the layer that computes samples of ``data`` from raw ones, or None if there is no such layer.
 
     Args:
@@ -150,19 +150,19 @@ def preprocessing_of(data: DataSpec, *, pixels: bool, resize: bool) -> Preproces
     """
     reader = data.reader
     if pixels and (reader is None or isinstance(reader, ImageReader)):
-        return Pixels(data, resize=resize)
+        return PixelLayer(data, resize=resize)
     if isinstance(reader, SoundReader) and reader.mels:
-        return Waves(reader)
+        return SoundLayer(reader)
     if (
         isinstance(reader, TableReader | SeriesReader)
         and (reader.mean or reader.deviation)
         and not data.below
     ):
-        return Columns(data, reader)
+        return ColumnLayer(data, reader)
     return None
 
 
-def raw_spec(layer: Preprocessing) -> TensorSpec:
+def raw_spec(layer: PreprocessingLayer) -> TensorSpec:
     """Return shape and dtype of one raw sample of ``layer``."""
     return TensorSpec.of(layer.example)
 
@@ -178,7 +178,7 @@ _ROWS = 2
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class DeployModel:
     """Model to deploy.
 
     Attributes:
@@ -191,7 +191,7 @@ class Subject:
     module: nn.Sequential
     inputs: Mapping[str, TensorSpec]
     names: Mapping[str, str] = field(default_factory=dict)
-    preprocessing: Preprocessing | None = None
+    preprocessing: PreprocessingLayer | None = None
 
     def name(self, own: str) -> str:
         """Return the name in the file of the input that the model calls ``own``."""
@@ -210,7 +210,7 @@ class Subject:
         return call_with_inputs(self.module, inputs)
 
 
-class Inference(nn.Module):
+class PositionalModel(nn.Module):
     """Module that calls the model of a subject, with its preprocessing, on inputs by position.
 
     Args:
@@ -218,7 +218,7 @@ class Inference(nn.Module):
         half: compute in float16, with a converted copy of the model.
     """
 
-    def __init__(self, subject: Subject, half: bool = False) -> None:
+    def __init__(self, subject: DeployModel, half: bool = False) -> None:
         super().__init__()
         self.units = copy_module(subject.module).half() if half else subject.module
         self.own, self.prepare, self.half_floats = tuple(subject.inputs), subject.preprocessing, half
@@ -245,7 +245,7 @@ class InferenceProgram:
         shapes: dynamic axes of each input.
     """
 
-    subject: Subject
+    subject: DeployModel
     exported: ExportedProgram
     example: tuple[Tensor, ...]
     shapes: tuple[dict[int, Any], ...]
@@ -256,7 +256,7 @@ class InferenceProgram:
         return tuple(map(self.subject.name, self.subject.inputs))
 
 
-def program_of(subject: Subject, target: DeployTarget, *, half: bool = False) -> InferenceProgram:
+def program_of(subject: DeployModel, target: DeployTarget, *, half: bool = False) -> InferenceProgram:
     """Export a model by torch.export, without the inputs that its output does not depend on.
 
     Args:
@@ -280,7 +280,7 @@ def program_of(subject: Subject, target: DeployTarget, *, half: bool = False) ->
     return program
 
 
-def _export(subject: Subject, target: DeployTarget, half: bool) -> InferenceProgram:
+def _export(subject: DeployModel, target: DeployTarget, half: bool) -> InferenceProgram:
     rows = _ROWS if target.dynamic_batch else target.batch
     # ExecuTorch plans memory for the largest batch.
     any_batch = Dim("batch", min=1, max=MOST_ROWS) if target.format == "executorch" else Dim.DYNAMIC
@@ -294,7 +294,7 @@ def _export(subject: Subject, target: DeployTarget, half: bool) -> InferenceProg
         shapes.append(({0: any_batch} if target.dynamic_batch else {}) | free)
     return InferenceProgram(
         subject,
-        export(Inference(subject, half).eval(), example, (tuple(shapes),)),
+        export(PositionalModel(subject, half).eval(), example, (tuple(shapes),)),
         tuple(example),
         tuple(shapes),
     )

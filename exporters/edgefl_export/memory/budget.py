@@ -57,7 +57,7 @@ _Numbers = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Cuts:
+class SegmentCuts:
     """Way to cut a step into segments.
 
     Attributes:
@@ -71,7 +71,7 @@ class Cuts:
     cost: float
 
 
-def cuts(line: Timeline) -> Iterator[Cuts]:
+def cuts(line: Timeline) -> Iterator[SegmentCuts]:
     """Yield ways to cut a step, from the cheapest on; each holds less memory than the one before it."""
     table = _CutTable(line)
     whole = table.held[0, -1]
@@ -154,7 +154,7 @@ class _CutTable:
         self.held[first, last] = read + left + int(live.max(initial=0))
         self._moved[first, last] = read + left
 
-    def cheapest(self, limit: int) -> Cuts | None:
+    def cheapest(self, limit: int) -> SegmentCuts | None:
         """Return the cheapest cuts whose segments hold at most ``limit`` bytes each, or None if there are none."""
         costs = [0.0] + [math.inf] * (len(self._places) - 1)
         before = [0] * len(self._places)
@@ -170,7 +170,7 @@ class _CutTable:
             path.append(before[path[-1]])
         path.reverse()
         held = max(int(self.held[first, last]) for first, last in pairwise(path))
-        return Cuts(tuple(self._places[at] for at in path[1:-1]), held, costs[-1])
+        return SegmentCuts(tuple(self._places[at] for at in path[1:-1]), held, costs[-1])
 
 
 def _places(values: _PageValues, count: int) -> list[int]:

@@ -40,11 +40,11 @@ def segments(lowered: LoweredGraph, cuts: Sequence[int]) -> tuple[LoweredGraph, 
     """
     if not cuts:
         return (lowered,)
-    crossing = Crossing(lowered, timeline(lowered.module), cuts)
+    crossing = PageAssignment(lowered, timeline(lowered.module), cuts)
     return tuple(_SegmentWriter(lowered, crossing, number).written() for number in range(len(cuts) + 1))
 
 
-class Crossing:
+class PageAssignment:
     """Assignment of values to segments and pages.
 
     Attributes:
@@ -86,7 +86,7 @@ class Crossing:
 class _SegmentWriter:
     """Writer of the graph of segment ``number``, node by node."""
 
-    def __init__(self, lowered: LoweredGraph, crossing: Crossing, number: int) -> None:
+    def __init__(self, lowered: LoweredGraph, crossing: PageAssignment, number: int) -> None:
         self._lowered, self._crossing, self._number = lowered, crossing, number
         self._body = fx.Graph()
         self._made: dict[fx.Node, fx.Node] = {}

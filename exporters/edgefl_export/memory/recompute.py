@@ -32,7 +32,7 @@ from edgefl_export.capture.nodes import copy_of, delay, fake_value, results
 from edgefl_export.memory.predict import predicted_peak
 from edgefl_export.memory.usage import (
     SMALL_BYTES,
-    Behind,
+    Dependencies,
     Timeline,
     around_products,
     has_many,
@@ -463,7 +463,7 @@ def _is_large_state(port: tuple[str, TensorSpec]) -> bool:
 def _delay_in_place(lowered: LoweredGraph) -> bool:
     """Delay updates of ``lowered`` in place. Return True if at least one could be delayed."""
     graph = lowered.module.graph
-    behind = Behind(graph)
+    behind = Dependencies(graph)
     updates = _updates(lowered, behind)
     waiting: dict[tuple[fx.Node, fx.Node], fx.Node] = {}
     for update in updates:
@@ -481,7 +481,7 @@ def _delay_in_place(lowered: LoweredGraph) -> bool:
     return bool(waiting)
 
 
-def _updates(lowered: LoweredGraph, behind: Behind) -> list[_LateUpdate]:
+def _updates(lowered: LoweredGraph, behind: Dependencies) -> list[_LateUpdate]:
     graph = lowered.module.graph
     inputs = dict(zip(lowered.inputs, graph.find_nodes(op="placeholder"), strict=True))
     found = []
@@ -519,7 +519,7 @@ def _factor(new: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 
 def _trigger(
-    lowered: LoweredGraph, update: _LateUpdate, updates: Sequence[_LateUpdate], behind: Behind
+    lowered: LoweredGraph, update: _LateUpdate, updates: Sequence[_LateUpdate], behind: Dependencies
 ) -> fx.Node | None:
     """Return the output with fewest dependencies that depends on all readers of the old state and on no delayed update.
 

@@ -111,7 +111,7 @@ def rewritable(lowered: LoweredGraph) -> tuple[str, ...]:
     inputs = dict(zip(lowered.inputs, nodes, strict=True))
     made = dict(zip(lowered.outputs, results(lowered.module.graph), strict=True))
     both = [name for name in inputs if role_of(name) == "state" and name in made]
-    behind = Behind(lowered.module.graph)
+    behind = Dependencies(lowered.module.graph)
     return tuple(
         name
         for name in both
@@ -121,7 +121,7 @@ def rewritable(lowered: LoweredGraph) -> tuple[str, ...]:
     )
 
 
-def unordered_readers(old: fx.Node, new: fx.Node, behind: Behind) -> list[fx.Node] | None:
+def unordered_readers(old: fx.Node, new: fx.Node, behind: Dependencies) -> list[fx.Node] | None:
     """Return the readers of ``old`` that ``new`` does not depend on, so that they might run after ``new``.
 
     Args:
@@ -163,7 +163,7 @@ def _is_old(node: fx.Node, old: fx.Node) -> bool:
     return through and any(_is_old(value, old) for value in node.all_input_nodes)
 
 
-class Behind:
+class Dependencies:
     """Dependencies between the nodes of a graph, stored as one bit for each node."""
 
     def __init__(self, graph: fx.Graph) -> None:

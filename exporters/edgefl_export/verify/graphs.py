@@ -33,7 +33,7 @@ CLOSE = 1e-2
 
 
 @dataclass(frozen=True)
-class Care:
+class ComparisonRules:
     """Strictness of a comparison with torch.
 
     Attributes:
@@ -49,9 +49,9 @@ class Care:
     double: bool
 
 
-THOROUGH = Care(attempts=3, forgiven=1, double=True)
+THOROUGH = ComparisonRules(attempts=3, forgiven=1, double=True)
 # Nothing is forgiven: what strays is looked at thoroughly.
-QUICK = Care(attempts=2, forgiven=0, double=False)
+QUICK = ComparisonRules(attempts=2, forgiven=0, double=False)
 
 Run = Callable[[Mapping[str, Array]], Sequence[Array] | Mapping[str, Array]]
 """Function that runs a loaded graph: arrays by port name in (others are ignored), outputs in graph order or by name out."""
@@ -93,10 +93,11 @@ def verify(
 ) -> Verification:
     """Run ``model`` in onnxruntime on an example and compare all outputs with torch.
 
-    An output passes if it agrees within the tolerance with torch in float32 or in float64. It also passes if its distance
-    from float64 is at most ``FACTOR`` times that of torch's float32. This excuse is weak. So other examples are tried for
-    one that does not need it (:class:`Care`), and the relative error of torch must be at most ``CEILING`` or that of the
-    graph at most ``CLOSE``. If even the excuse fails on one example by at most ``CEILING``, all others have to pass.
+    An output passes if it agrees within the tolerance with torch in float32 or in float64. It also passes if its
+    distance from float64 is at most ``FACTOR`` times that of torch's float32. This excuse is weak. So other examples are
+    tried for one that does not need it (:class:`ComparisonRules`), and the relative error of torch must be at most
+    ``CEILING`` or that of the graph at most ``CLOSE``. If even the excuse fails on one example by at most ``CEILING``,
+    all others have to pass.
 
     Args:
         function: the function that the graph computes.
@@ -148,7 +149,7 @@ def _compare_wide(function: Function, run: Run, seed: int) -> None:
 
 
 def _compare_examples(
-    function: Function, run: Run, seed: int, care: Care, redraws: int = REDRAWS
+    function: Function, run: Run, seed: int, care: ComparisonRules, redraws: int = REDRAWS
 ) -> Verification:
     reports: list[Verification] = []
     strayed: list[ExportError] = []

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.browser import Browser, LoadedPage
 from edgefl.analysis.profiles import rows
-from edgefl.analysis.profiles.accuracy import Accuracy
+from edgefl.analysis.profiles.accuracy import TierAccuracy
 from edgefl.analysis.profiles.rows import page
 from edgefl.wire.bundle.profiles import BundleProfile, MemoryTimeline, StageTimes
 from tests.device_runtime.profile import made
@@ -98,16 +98,16 @@ def test_names_are_text_and_never_markup(opened: LoadedPage, browser: Browser) -
 
 def test_without_a_run_the_page_says_what_memory_stands_against(profiles: list[BundleProfile]) -> None:
     assert "No run has the accuracy" in page("p", profiles)
-    told = page("p", profiles, Accuracy({"strong": 0.75}, "right in all", "Of the samples here."))
+    told = page("p", profiles, TierAccuracy({"strong": 0.75}, "right in all", "Of the samples here."))
     other = page(
-        "p", profiles, Accuracy({"small": 0.75, "large": 0.5}, "right in all", "Of the samples here.")
+        "p", profiles, TierAccuracy({"small": 0.75, "large": 0.5}, "right in all", "Of the samples here.")
     )
     assert "Memory against what is trained" in other and "other tiers: small, large" in other
     assert "Memory against accuracy" in told and "right in all" in told and "Of the samples here." in told
 
 
 def test_accuracy_goes_from_0_to_1_and_memory_from_0(profiles: list[BundleProfile]) -> None:
-    told = page("p", profiles, Accuracy({"strong": 0.75}, "right in all", "Of the samples here."))
+    told = page("p", profiles, TierAccuracy({"strong": 0.75}, "right in all", "Of the samples here."))
     picture = re.search(r'<figure class="tiers">(.*?)</figure>', told, re.DOTALL)
     assert picture is not None
     assert re.findall(r'text-anchor="end">([^<]*)<', picture[1]) == ["0", "0.2", "0.4", "0.6", "0.8", "1"]

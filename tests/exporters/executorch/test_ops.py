@@ -387,7 +387,7 @@ def test_average_pooling_and_its_gradient_are_those_of_torch(stride: int) -> Non
 
 def test_windows_of_more_places_than_some_are_not_written_out() -> None:
     x = torch.randn(1, 2, 20, 20)
-    assert [pooling._covered(x, pooling.Windows.of(2, [size, size])) for size in (8, 9, 20)] == [
+    assert [pooling._covered(x, pooling.PoolingWindows.of(2, [size, size])) for size in (8, 9, 20)] == [
         True,
         False,
         False,

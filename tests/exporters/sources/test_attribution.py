@@ -23,7 +23,7 @@ from edgefl_export.capture.trace import capture
 from edgefl_export.compiler.compiler import target_of
 from edgefl_export.memory.recompute import plans
 from edgefl_export.onnx.model import to_onnx
-from edgefl_export.sources import Nodes, OpNode, graph_nodes, onnx_nodes, packed_sources
+from edgefl_export.sources import GraphNodes, OpNode, graph_nodes, onnx_nodes, packed_sources
 from tests.exporters.examples import BATCH, step_of
 
 WIDTH, HIDDEN, CLASSES = 6, 5, 3
@@ -94,7 +94,7 @@ def test_nodes_of_an_algorithm_stand_with_its_instructions_in_their_order() -> N
 
 
 def test_a_graph_without_a_loss_is_forward() -> None:
-    found = Nodes(
+    found = GraphNodes(
         (OpNode("a", "Identity", ("weights.head.w",), ("v",)),), {"state.weights.head.w": "v"}
     ).attributed()
     assert (found["a"].phase, found["a"].module) == ("forward", "head")
@@ -106,7 +106,7 @@ def test_moving_statistics_are_part_of_the_update() -> None:
         OpNode("loss", "Mul", ("m", "state.weights.bn.weight"), ("l",), elementwise=True),
         OpNode("moved", "Add", ("m", "state.weights.bn.running_mean"), ("r",), elementwise=True),
     )
-    found = Nodes(ops, {"metric.loss": "l", "state.weights.bn.running_mean": "r"}).attributed()
+    found = GraphNodes(ops, {"metric.loss": "l", "state.weights.bn.running_mean": "r"}).attributed()
     assert {name: node.phase for name, node in found.items()} == {
         "mean": "forward",
         "loss": "forward",
@@ -160,7 +160,7 @@ def test_what_is_kept_beside_a_weight_belongs_to_its_layer(format: str, kept: st
 def test_a_memory_that_is_sent_belongs_to_its_layer() -> None:
     ops = (OpNode("a", "Div", ("state.full.layer1.conv.weight", "state.seen"), ("out",)),)
 
-    found = Nodes(ops, {"update.c/layer1.conv.weight": "out"}).attributed()
+    found = GraphNodes(ops, {"update.c/layer1.conv.weight": "out"}).attributed()
 
     assert found["a"].module == "layer1.conv"
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from edgefl.analysis.heterogeneity.curvature import (
-    Adaptations,
-    Examined,
+    AdaptationAccumulator,
+    ExaminedUser,
+    GradientAccumulator,
     GradientReport,
-    Gradients,
     adapt_user,
     curvature_report,
     extremes,
@@ -48,7 +48,7 @@ SMALL = {
 
 
 def gradients_of(losses: Losses, shards: list[Shard]) -> GradientReport:
-    made = Gradients()
+    made = GradientAccumulator()
     for user, shard in enumerate(shards):
         made.add(user_gradient(losses, losses.start, batches(shard, user)))
     return made.report()
@@ -110,7 +110,7 @@ def test_30_identical_users_have_no_dissimilarity_of_any_kind() -> None:
     found = gradients_of(losses, [shard] * 5)
     assert found.plug_in == 0.0 and found.unbiased == 0.0 and found.mean_norm2 > 0.0
     examined = [
-        Examined(user, shard, losses.gradient(losses.start, ShardBatch(0, *shard))) for user in range(2)
+        ExaminedUser(user, shard, losses.gradient(losses.start, ShardBatch(0, *shard))) for user in range(2)
     ]
     assert curvature_report(losses, examined, 0.0).gamma_h2 < 1e-20
 
@@ -123,7 +123,7 @@ def test_30_label_distances_bound_dissimilarity(seed: int) -> None:
     squares = label_report(np.array(shares)).mean_tv2
     found = gradients_of(losses, shards)
     assert 0 < found.plug_in <= 4 * B**2 * squares
-    users = [Examined(n, shard, losses.start) for n, shard in enumerate(shards)]
+    users = [ExaminedUser(n, shard, losses.start) for n, shard in enumerate(shards)]
     hessians = curvature_report(losses, users, 0.0)
     assert 0 < hessians.gamma_h2 <= 4 * L**2 * squares
     # The inputs in place of the classes' proportions: then labels say nothing, and the bound does not hold.
@@ -183,7 +183,7 @@ def test_the_variance_of_single_samples_is_exact() -> None:
 def test_kappa_and_meta_gradients_on_quadratics_are_those_of_the_formulas() -> None:
     alpha, w = 0.3, normal((D,), 5)
     matrices, offsets = [positive(D, n) for n in range(3)], [normal((D,), 20 + n) for n in range(3)]
-    losses, made, metas = quadratic_losses(w), Adaptations(), []
+    losses, made, metas = quadratic_losses(w), AdaptationAccumulator(), []
     for user, (shard, a, b) in enumerate(
         zip(quadratic_users(matrices, offsets), matrices, offsets, strict=True)
     ):
@@ -204,7 +204,7 @@ def test_curvature_on_quadratics_is_that_of_the_matrices() -> None:
     matrices, offsets = [positive(D, n) for n in range(3)], [normal((D,), 20 + n) for n in range(3)]
     losses = quadratic_losses(normal((D,), 5))
     users = [
-        Examined(n, shard, losses.gradient(losses.start, ShardBatch(0, *shard)))
+        ExaminedUser(n, shard, losses.gradient(losses.start, ShardBatch(0, *shard)))
         for n, shard in enumerate(quadratic_users(matrices, offsets))
     ]
     found = curvature_report(losses, users, 0.2)

@@ -12,7 +12,7 @@ import torch
 
 from edgefl.algorithms.personal.per_fedavg import per_fedavg
 from edgefl.analysis.heterogeneity.theory import (
-    Landscape,
+    LossConstants,
     TrainingSetting,
     alpha_max,
     beta_max,
@@ -34,7 +34,7 @@ from tests.invariants.fafed.quadratic import NAME, normal, positive, quadratic, 
 from tests.support.reference import Client, federated, selection
 
 D = 3
-ONES = Landscape(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
+ONES = LossConstants(1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0)
 PAPER = TrainingSetting(alpha=0.1, beta=1e-3, tau=10, delta=1e-3, fraction=0.2, users=50)
 
 
@@ -141,7 +141,7 @@ def test_31_what_vanishes() -> None:
 
 
 def test_31_the_error_of_the_theorem_is_the_sum_of_its_three_terms() -> None:
-    of = Landscape(B=2.0, L=3.0, rho=0.5, sigma_g=0.7, sigma_h=1.3, gamma_g2=0.2, gamma_h2=0.4)
+    of = LossConstants(B=2.0, L=3.0, rho=0.5, sigma_g=0.7, sigma_h=1.3, gamma_g2=0.2, gamma_h2=0.4)
     setting = TrainingSetting(
         alpha=0.2, beta=2e-3, tau=5, inner=10, outer=20, hessian=30, fraction=0.5, users=8
     )
@@ -162,7 +162,7 @@ def test_31_the_error_of_the_theorem_is_the_sum_of_its_three_terms() -> None:
 
 
 def test_31_the_errors_of_fo_and_hf_where_every_constant_is_another() -> None:
-    of = Landscape(B=2.0, L=3.0, rho=0.5, sigma_g=0.7, sigma_h=1.3, gamma_g2=0.2, gamma_h2=0.4)
+    of = LossConstants(B=2.0, L=3.0, rho=0.5, sigma_g=0.7, sigma_h=1.3, gamma_g2=0.2, gamma_h2=0.4)
     setting = TrainingSetting(alpha=0.2, beta=2e-3, tau=5, inner=9, outer=16, hessian=25, delta=0.3)
     # By hand: alpha L = 0.6, sigma_g^2 = 0.49, sqrt(D) = 3, sqrt(D') = 4.
     assert m_fo(of, setting) == pytest.approx(0.6 * (0.7 / 3 + 2), rel=1e-12)

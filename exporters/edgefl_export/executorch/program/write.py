@@ -71,7 +71,7 @@ def by_rows(lowered: LoweredGraph, module: fx.GraphModule) -> LoweredGraph | Non
     updates = [each for shape in sorted(_large(lowered)) for each in _updates(lowered, module, shape)]
     if not updates:
         return None
-    return _Divided(lowered, module).written(updates)
+    return _RowUpdateWriter(lowered, module).written(updates)
 
 
 def _large(lowered: LoweredGraph) -> set[Shape]:
@@ -140,7 +140,7 @@ def _group_connected(nodes: Sequence[fx.Node]) -> list[tuple[fx.Node, ...]]:
     return groups
 
 
-class _Divided:
+class _RowUpdateWriter:
     """Writer of updates in blocks of rows, at the end of a graph."""
 
     def __init__(self, lowered: LoweredGraph, module: fx.GraphModule) -> None:

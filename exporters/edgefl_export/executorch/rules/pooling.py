@@ -14,10 +14,10 @@ from torch import Tensor
 
 from edgefl_export.decompositions import pooling as plain
 from edgefl_export.decompositions.convolution import ConvolutionArgs
-from edgefl_export.decompositions.pooling import Windows
+from edgefl_export.decompositions.pooling import PoolingWindows
 from edgefl_export.executorch.rules import convolution as flat
 from edgefl_export.executorch.rules.arithmetic import step
-from edgefl_export.executorch.rules.convolution import Moves
+from edgefl_export.executorch.rules.convolution import KernelMoves
 from edgefl_export.executorch.rules.shifts import cut, interleave, place, taps, total, window
 from edgefl_export.operators import DECLINED, Rules
 
@@ -30,7 +30,7 @@ MOST_PLACES = 64
 
 def max_pool2d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     """Compute the maximum of each window and its flat position in the plane; unread positions are removed from the graph."""
-    where = Windows.of(2, *args)
+    where = PoolingWindows.of(2, *args)
     if not _covered(x, where):
         return plain.max_pool2d(x, *args)
     moves = _moves(where)
@@ -44,7 +44,7 @@ def max_pool2d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
 
 def max_pool2d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
     """Compute dL/dx[q] = sum of dL/dy[p] over windows p whose first maximum is x[q]."""
-    where = Windows.of(2, *args[:-1])
+    where = PoolingWindows.of(2, *args[:-1])
     if not _covered(x, where):
         return plain.max_pool2d_backward(grad, x, *args)
     moves = _moves(where)
@@ -55,7 +55,7 @@ def max_pool2d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
 
 def avg_pool2d(x: Tensor, *args: Any) -> Tensor:
     """Compute the mean of each window."""
-    where = Windows.of_average(2, *args)
+    where = PoolingWindows.of_average(2, *args)
     if not _covered(x, where):
         return plain.avg_pool2d(x, *args)
     parts = windows_of(x.permute(_LAST), where.kernel, _moves(where))
@@ -64,7 +64,7 @@ def avg_pool2d(x: Tensor, *args: Any) -> Tensor:
 
 def avg_pool2d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
     """Compute dL/dx[q] = sum of dL/dy[p] / the size of a window, over windows p that contain q."""
-    where = Windows.of_average(2, *args)
+    where = PoolingWindows.of_average(2, *args)
     if not _covered(x, where):
         return plain.avg_pool_backward(2, grad, x, *args)
     tall, wide = where.kernel
@@ -72,20 +72,20 @@ def avg_pool2d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
     return place([[share] * wide] * tall, x.shape[2:], _moves(where).all_met(where.kernel)).permute(_FIRST)
 
 
-def _share(where: Windows) -> float:
+def _share(where: PoolingWindows) -> float:
     return 1.0 / (where.divisor or math.prod(where.kernel))
 
 
-def _covered(x: Tensor, where: Windows) -> bool:
+def _covered(x: Tensor, where: PoolingWindows) -> bool:
     plain_sides = not any(where.padding) and not where.ceil_mode and math.prod(where.kernel) <= MOST_PLACES
     return x.dim() == 4 and plain_sides and x.dtype == torch.float32
 
 
-def _moves(where: Windows) -> Moves:
-    return Moves((where.stride[0], where.stride[1]), (0, 0), (where.dilation[0], where.dilation[1]))
+def _moves(where: PoolingWindows) -> KernelMoves:
+    return KernelMoves((where.stride[0], where.stride[1]), (0, 0), (where.dilation[0], where.dilation[1]))
 
 
-def windows_of(image: Tensor, kernel: Sequence[int], moves: Moves) -> list[list[Tensor]]:
+def windows_of(image: Tensor, kernel: Sequence[int], moves: KernelMoves) -> list[list[Tensor]]:
     """Return for each kernel position [KH][KW] the entries of all windows at it, [N, H', W', C]."""
     height, width = moves.outputs(image, (kernel[0], kernel[1]))
     rows = taps(image, 1, kernel[0], height, moves.stride[0], 0, moves.dilation[0])
@@ -180,15 +180,15 @@ def _covers_volume(x: Tensor, w: Tensor) -> bool:
     return w.dim() == 5 and x.dim() == 5 and x.dtype == torch.float32
 
 
-def _split(how: ConvolutionArgs) -> tuple[Moves, tuple[Any, ...]]:
-    """Return the moves in depth (as the first axis of Moves), and the arguments of the convolution over a plane."""
+def _split(how: ConvolutionArgs) -> tuple[KernelMoves, tuple[Any, ...]]:
+    """Return the moves in depth (as the first axis of KernelMoves), and the arguments of the convolution over a plane."""
     stride, padding, dilation = how.stride, how.padding, how.dilation
-    depth = Moves((stride[0], 1), (padding[0], 0), (dilation[0], 1))
+    depth = KernelMoves((stride[0], 1), (padding[0], 0), (dilation[0], 1))
     plane = (stride[1:], padding[1:], dilation[1:], how.transposed, how.output_padding[1:], how.groups)
     return depth, plane
 
 
-def _count(x: Tensor, w: Tensor, depth: Moves) -> int:
+def _count(x: Tensor, w: Tensor, depth: KernelMoves) -> int:
     """Return the number of planes of the result."""
     reach = depth.dilation[0] * (w.shape[2] - 1)
     return int(x.shape[2] + 2 * depth.padding[0] - reach - 1) // depth.stride[0] + 1
@@ -209,14 +209,14 @@ def volumes_of(x: Tensor, rows: int) -> Tensor:
     return x.view(rows, -1, *x.shape[1:]).transpose(1, 2).contiguous()
 
 
-def spread(x: Tensor, kernel: int, count: int, depth: Moves) -> Tensor:
+def spread(x: Tensor, kernel: int, count: int, depth: KernelMoves) -> Tensor:
     """Return the planes that each depth position reads as channels: [N, C, D, H, W] -> [N count, C kernel, H, W]."""
     parts = taps(x, 2, kernel, count, depth.stride[0], depth.padding[0], depth.dilation[0])
     side = torch.stack([planes_of(part) for part in parts], 2)
     return side.view(side.shape[0], -1, *x.shape[3:])
 
 
-def put_back(x: Tensor, kernel: int, rows: int, size: int, depth: Moves) -> Tensor:
+def put_back(x: Tensor, kernel: int, rows: int, size: int, depth: KernelMoves) -> Tensor:
     """Apply the adjoint of :func:`spread`, which adds planes: [N D', C kernel, H, W] -> [N, C, size, H, W]."""
     side = x.view(len(x), -1, kernel, *x.shape[2:])
     parts = [volumes_of(side[:, :, place], rows) for place in range(kernel)]
@@ -231,21 +231,21 @@ def put_back(x: Tensor, kernel: int, rows: int, size: int, depth: Moves) -> Tens
     return torch.zeros(shape) if whole is None else whole
 
 
-def _pad(x: Tensor, where: Windows, value: float) -> Tensor:
+def _pad(x: Tensor, where: PoolingWindows, value: float) -> Tensor:
     """Pad x [N, C, D, H, W] with ``value`` as far as windows reach beyond it."""
     pairs = zip(reversed(where.padding), reversed(where.ends(x)), strict=True)
     around: Tensor = _aten.constant_pad_nd(x, [side for pair in pairs for side in pair], value)
     return around
 
 
-def _volume_moves(where: Windows) -> tuple[Moves, Moves]:
-    """Return the moves of windows over padded input in depth (as the first axis of Moves), and over a plane."""
+def _volume_moves(where: PoolingWindows) -> tuple[KernelMoves, KernelMoves]:
+    """Return the moves of windows over padded input in depth (as the first axis of KernelMoves), and over a plane."""
     (deep, *stride), (far, *dilation) = where.stride, where.dilation
-    plane = Moves((stride[0], stride[1]), (0, 0), (dilation[0], dilation[1]))
-    return Moves((deep, 1), (0, 0), (far, 1)), plane
+    plane = KernelMoves((stride[0], stride[1]), (0, 0), (dilation[0], dilation[1]))
+    return KernelMoves((deep, 1), (0, 0), (far, 1)), plane
 
 
-def _windows(padded: Tensor, where: Windows) -> list[Tensor]:
+def _windows(padded: Tensor, where: PoolingWindows) -> list[Tensor]:
     """Return for each position in a window (by depth, row, column) the entries of all windows at it, [N D', H', W', C]."""
     (deep, *kernel), (depth, plane) = where.kernel, _volume_moves(where)
     count = (padded.shape[2] - depth.dilation[0] * (deep - 1) - 1) // depth.stride[0] + 1
@@ -258,7 +258,7 @@ def max_pool3d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     """Compute the maximum of each window and its flat position in the volume; unread positions leave the graph."""
     if x.dim() != 5:
         return DECLINED
-    where, volume = Windows.of(3, *args), x.shape[2:]
+    where, volume = PoolingWindows.of(3, *args), x.shape[2:]
     places = torch.arange(volume.numel()).view(1, 1, *volume).expand(x.shape).contiguous()
     values = _windows(_pad(x, where, -math.inf), where)
     best, ranks = first_maximum(values, _windows(_pad(places, where, 0), where))
@@ -272,7 +272,7 @@ def max_pool3d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
     """Compute dL/dx[q] = sum of dL/dy[p] over windows p whose first maximum is x[q]."""
     if x.dim() != 5:
         return DECLINED
-    where = Windows.of(3, *args[:-1])
+    where = PoolingWindows.of(3, *args[:-1])
     padded = _pad(x, where, -math.inf)
     (deep, tall, wide), (depth, plane) = where.kernel, _volume_moves(where)
     met = plane.all_met((tall, wide))

@@ -34,7 +34,7 @@ class DepthwiseGradient:
     padding: tuple[int, ...]
 
 
-class Finder:
+class DepthwiseGradientFinder:
     """Finder of weight gradients of depthwise convolutions, by the node that concatenates their sums."""
 
     def __init__(self, values: GraphValues) -> None:
@@ -163,13 +163,13 @@ def _attribute(node: NodeProto, name: str) -> Any:
 _END = 2**62
 
 
-class Convolutions:
+class ConvolutionRules:
     """Rules that write convolutions on the blocked layout; ``count`` is the number of replaced ones."""
 
     def __init__(self, layout: BlockedLayout) -> None:
         self.count = 0
         self._layout = layout
-        self._gradients = Finder(layout.values)
+        self._gradients = DepthwiseGradientFinder(layout.values)
 
     def add(self, node: NodeProto) -> bool:
         """Write a convolution on the layout. Return False and write nothing for any other node."""

@@ -19,7 +19,7 @@ from typing import Any
 import onnx
 from onnx import NodeProto, helper
 
-from edgefl_export.onnx.blocked.convolution import Convolutions
+from edgefl_export.onnx.blocked.convolution import ConvolutionRules
 from edgefl_export.onnx.blocked.layout import ROOM, BlockedLayout
 from edgefl_export.onnx.blocked.products import with_products
 from edgefl_export.onnx.values import LAYOUT, GraphValues, Shape, attributes, live_peak
@@ -36,7 +36,7 @@ _EPSILON, _MOMENTUM = 1e-5, 0.9
 Norm = tuple[str, ...]
 
 
-class Images:
+class ImageRules:
     """Rules that write ops between convolutions on the blocked layout. Each rule returns True if it wrote the node.
 
     Args:
@@ -50,7 +50,7 @@ class Images:
         self,
         nodes: Sequence[NodeProto],
         layout: BlockedLayout,
-        convolutions: Convolutions,
+        convolutions: ConvolutionRules,
         left: Set[Norm] = frozenset(),
     ) -> None:
         self._layout = layout
@@ -282,8 +282,8 @@ def _write(model: bytes, most: float, *, through: bool, products: bool) -> bytes
     while True:
         proto = onnx.load_from_string(model)
         layout = BlockedLayout(proto.graph)
-        convolutions = Convolutions(layout)
-        images = Images(proto.graph.node if through else (), layout, convolutions, left)
+        convolutions = ConvolutionRules(layout)
+        images = ImageRules(proto.graph.node if through else (), layout, convolutions, left)
         for node in proto.graph.node:
             taken = node.output[0] in layout.done or convolutions.add(node)
             if not (taken or (through and images.add(node))):
