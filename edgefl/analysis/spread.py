@@ -44,7 +44,7 @@ class DataSpread(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size_deviation(self) -> float:
-        """Return the standard deviation of the devices' numbers of samples, over their mean."""
+        """Return the standard deviation of the devices' numbers of samples, divided by their mean."""
         return pstdev(self.samples) / fmean(self.samples)
 
     @property
@@ -119,7 +119,7 @@ def table(spread: DataSpread) -> str:
 
 
 def picture(spread: DataSpread) -> str:
-    """Return an SVG of the samples per device and class, or per device."""
+    """Return an SVG with the samples per device and class, or per device if samples have no classes."""
     shown = min(DRAWN, len(spread.samples))
     some = "" if shown == len(spread.samples) else f", the first {shown} of {len(spread.samples):,} devices"
     title = f"{spread.dataset}, partition {spread.partition}, seed {spread.seed}{some}"

@@ -44,7 +44,7 @@ class CurvatureReport:
 
 @dataclass(frozen=True, eq=False)
 class ExaminedUser:
-    """A user with an examined Hessian: its number, samples, and gradient (d,) at the losses' weights."""
+    """User whose Hessian is examined: number, samples, and gradient (d,) at the weights of the losses."""
 
     number: int
     shard: Shard
@@ -184,9 +184,9 @@ def largest_magnitude(product: Operator, like: Tensor) -> float:
 
 
 class RunningSpread:
-    """Running mean of vectors, and of <a_i - abar, b_i - bbar> over pairs of them (Welford).
+    """Accumulator of the mean of vectors a_i, and of the mean of <a_i - abar, b_i - bbar> as ``value`` (Welford).
 
-    With a = b it is the mean squared distance from the mean, exactly 0 for equal vectors.
+    If b_i = a_i, ``value`` is the mean squared distance from the mean, exactly 0 for equal vectors.
     """
 
     def __init__(self) -> None:
@@ -216,9 +216,9 @@ class RunningSpread:
 
 @dataclass(frozen=True, eq=False)
 class UserGradient:
-    """A user's gradient at a point, on all its samples and on two disjoint halves, flat (d,).
+    """Gradients (d,) of a user at a point: on all its samples and on two disjoint halves of them.
 
-    ``variance`` is s_i^2, the trace of the per-sample gradients' covariance; ``largest`` is the largest norm of a batch's
+    ``variance`` is s_i^2, the trace of the covariance of per-sample gradients; ``largest`` is the largest norm of a batch's
     gradient.
     """
 
@@ -288,12 +288,12 @@ class GradientReport:
 
     @property
     def ratio(self) -> float | None:
-        """Return gG^2 / ||gbar||^2; None if the mean gradient is 0."""
+        """Return ``plug_in`` / ||gbar||^2, or None if the mean gradient is 0."""
         return self.plug_in / self.mean_norm2 if self.mean_norm2 else None
 
 
 class GradientAccumulator:
-    """Accumulator of users' gradients: it never holds two users' gradients in memory."""
+    """Accumulator of users' gradients, which holds one user's gradient in memory at a time."""
 
     def __init__(self) -> None:
         self._whole, self._halves = RunningSpread(), RunningSpread()
@@ -323,7 +323,7 @@ class GradientAccumulator:
 
 @dataclass(frozen=True)
 class AdaptationSummary:
-    """``kappas`` (n,) of the users and the measured ``gamma_f2`` = (1/n) sum ||grad F_i - grad F||^2."""
+    """Summary over users after an inner step: kappa of each user (n,), and gamma_f2 = (1/n) sum ||grad F_i - grad F||^2."""
 
     kappas: tuple[float, ...]
     gamma_f2: float
@@ -334,10 +334,13 @@ class AdaptationSummary:
 
 @dataclass(frozen=True, eq=False)
 class AdaptedUser:
-    """One user at the end of an inner step of its own.
+    """Meta-gradient of one user after an inner step.
 
-    ``kappa`` = alpha ||H_i(w) g|| / ||g|| with g = grad f_i(w - alpha grad f_i(w)): the relative error of FO, which omits
-    the Hessian. ``meta`` = (I - alpha H_i(w)) g is grad F_i(w) (eq. 5); ``norm`` is ||g||.
+    Attributes:
+        kappa: alpha ||H_i(w) g|| / ||g|| with g = grad f_i(w - alpha grad f_i(w)): the relative error of FO, which omits the
+            Hessian.
+        meta: (I - alpha H_i(w)) g, which is grad F_i(w) (eq. 5).
+        norm: ||g||.
     """
 
     kappa: float
@@ -366,7 +369,7 @@ def adapt_user(losses: Losses, own: Tensor, parts: Sequence[ShardBatch], alpha: 
 
 
 class AdaptationAccumulator:
-    """Accumulator of adapted users."""
+    """Accumulator of :class:`AdaptedUser` over users, for an :class:`AdaptationSummary`."""
 
     def __init__(self) -> None:
         self._spread = RunningSpread()

@@ -37,8 +37,8 @@ class LabelReport:
     def mean_tv2(self) -> float:
         """Return (1/n) sum TV_i^2: gamma_G^2 <= 4 B^2 times it, gamma_H^2 <= 4 L^2 times it (eq. 14).
 
-        B and L bound every single sample's gradient and Hessian. A report knows only the largest norms of batch gradients
-        and user Hessians, with which both products are estimates and no bounds.
+        B and L bound the gradient and Hessian of every single sample. A report has only the largest norms of batch gradients
+        and user Hessians, with which the products are estimates instead of bounds.
         """
         return float((self.tv**2).mean())
 
@@ -94,10 +94,9 @@ def frequencies_of(counts: Array) -> Array:
 
 
 def mean_pairwise(frequencies: Array) -> float:
-    """Return :attr:`LabelReport.mean_pairwise` without the table of all pairs.
+    """Return :attr:`LabelReport.mean_pairwise` for ``frequencies`` (n, classes) without a table of all pairs.
 
-    In sorted order, the k-th of n values is subtracted from n - 1 - k larger ones, and k smaller ones are subtracted from
-    it.
+    Frequencies of a class are sorted: the k-th of n is subtracted from n - 1 - k larger ones, and k smaller ones from it.
     """
     users = len(frequencies)
     signs = 2.0 * np.arange(users) - users + 1.0
@@ -110,13 +109,16 @@ def total_variation(first: Array, second: Array) -> Array:
 
 
 def majority_levels(counts: Array) -> tuple[float, float]:
-    """Return the accuracy of each user's own commonest class: mean over users, and over samples (per_fedavg.md 4.4)."""
+    """Return the accuracy of always predicting a user's most frequent class: (mean over users, mean over samples).
+
+    See per_fedavg.md 4.4; ``counts`` are samples per user and class, (n, classes).
+    """
     most, totals = counts.max(axis=1), counts.sum(axis=1)
     return float((most / totals).mean()), float(most.sum() / totals.sum())
 
 
 def group_users(counts: Array) -> dict[tuple[int, ...], list[int]]:
-    """Return the users by their classes, in order of their first user."""
+    """Return the numbers of the users by the tuple of classes that they hold, in order of the first user of each group."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for user, row in enumerate(counts):
         groups.setdefault(tuple(int(label) for label in np.flatnonzero(row)), []).append(user)
@@ -129,7 +131,7 @@ DIRECTIONS, ROWS, ALL_ROWS, MATCHED = 64, 64, 4096, 64
 
 @dataclass(frozen=True, eq=False)
 class WassersteinDistances:
-    """W1(p_i, p) per user, (n,): the mean over single features, the mean over random directions, exact matching."""
+    """W1(p_i, p) of each user (n,): mean over single features, mean over random directions, and by exact matching."""
 
     per_feature: Array
     sliced: Array
@@ -221,7 +223,7 @@ def wasserstein_1d(values: Array, owner: Array) -> Array:
 
 
 def _match_distance(rng: np.random.Generator, x: Array, mine: Array, users: int) -> float:
-    """Return W1 in all dimensions from the best one-to-one matching of a user's samples with as many of other users."""
+    """Return W1 by the best one-to-one matching of a user's samples with equally many samples of other users."""
     own = x[mine][:MATCHED]
     others = x[~mine]
     if not len(others):

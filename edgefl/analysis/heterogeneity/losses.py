@@ -33,13 +33,18 @@ class Shard(NamedTuple):
     others: Mapping[str, Tensor] = {}
 
     def rows(self, at: slice) -> Shard:
-        """Return some of the samples."""
+        """Return the shard of the samples in the slice ``at``."""
         return Shard(self.x[at], self.y[at], {name: each[at] for name, each in self.others.items()})
 
 
 @dataclass(frozen=True, eq=False)
 class DatasetShards(Sequence[Shard]):
-    """The users' shards of a dataset, made of floats on access. The caller shuffles ``rows``."""
+    """Shards of the users of a dataset, converted to float tensors when they are read.
+
+    Attributes:
+        dataset: the dataset.
+        rows: rows of each user, in random order.
+    """
 
     dataset: Dataset
     rows: Sequence[Array]
@@ -72,7 +77,7 @@ def shuffle_rows(rows: Sequence[Array], *, most: int = 0, seed: int = 0) -> list
 
 @dataclass(frozen=True, eq=False)
 class ShardBatch:
-    """A part of a shard. Its ``number`` in the shard seeds the noise of dropout layers."""
+    """Batch of a shard's samples. Its ``number`` within the shard seeds the noise of dropout layers."""
 
     number: int
     x: Tensor
@@ -114,8 +119,11 @@ def batches(shard: Shard, user: int) -> list[ShardBatch]:
 
 @dataclass(frozen=True, eq=False)
 class Losses:
-    """An objective's training loss f(w) at flat vectors w (d,) of its trainable tensors; the fixed ones stay as in
-    ``weights``.
+    """Training loss f(w) of an objective as a function of a flat vector w (d,) of its trainable tensors.
+
+    Attributes:
+        objective: the objective.
+        weights: all tensors by name; those that are not trainable keep these values.
     """
 
     objective: Objective
@@ -128,7 +136,7 @@ class Losses:
 
     @cached_property
     def start(self) -> Tensor:
-        """Return the trainable tensors of ``weights``, flat (d,)."""
+        """Vector (d,) of the trainable tensors in ``weights``."""
         return self._flat(self.weights)
 
     def gradient(self, at: Tensor, batch: ShardBatch) -> Tensor:
@@ -149,7 +157,7 @@ class Losses:
             return self._flat(difference_hvp(self.objective, there, inputs, direction, h))
 
     def mean(self, of: Callable[[ShardBatch], Tensor], parts: Sequence[ShardBatch]) -> Tensor:
-        """Return the mean over all samples of ``parts`` of a function that returns a batch's mean."""
+        """Return the mean of ``of`` over all samples of ``parts``; ``of`` returns the mean over a batch."""
         total = sum(part.size for part in parts)
         result = torch.zeros_like(self.start)
         for part in parts:

@@ -51,7 +51,7 @@ class HeterogeneityReport:
 
     @property
     def constants(self) -> theory.LossConstants:
-        """Return local estimates along one inner step; no network meets the assumptions everywhere."""
+        """Constants of the losses, estimated along one inner step; no network meets the assumptions everywhere."""
         return theory.LossConstants(
             B=max(self.gradients.largest, self.adaptation.largest),
             L=self.curvature.largest,
@@ -64,7 +64,7 @@ class HeterogeneityReport:
 
     @property
     def alpha_lambda(self) -> tuple[float, ...]:
-        """Return alpha times the largest eigenvalue of each examined user's Hessian."""
+        """Return alpha times the largest eigenvalue of the Hessian of each examined user."""
         return tuple(self.setting.alpha * high for _, high in self.curvature.eigenvalues)
 
     @property
@@ -73,9 +73,9 @@ class HeterogeneityReport:
         return float(np.mean(self.adaptation.kappas))
 
     def label_bound(self, most: float) -> float:
-        """Return 4 B^2 mean TV^2, or the Hessians' with L for B (eq. 14).
+        """Return 4 ``most``^2 mean TV^2 (eq. 14), an estimate of gamma_G^2 for B, or of gamma_H^2 for L, as ``most``.
 
-        It is an estimate: single samples have larger gradients than the batches behind B.
+        It is no bound, because single samples have larger gradients than the batches that B is measured on.
         """
         return 4 * most**2 * self.labels.mean_tv2
 
@@ -134,7 +134,7 @@ def examine(
 
 
 def reading(kappa: float, alpha_lambda: float) -> str:
-    """Return the consequence of the numbers for a choice between FO, HF and EXACT."""
+    """Return a sentence that advises between the estimators FO, HF and EXACT."""
     if alpha_lambda > 1:
         return (
             f"FO unsafe: alpha * lambda_max = {alpha_lambda:.3g} > 1, along that direction FO climbs; take HF or EXACT, or "
@@ -150,7 +150,7 @@ def reading(kappa: float, alpha_lambda: float) -> str:
 
 
 def as_object(report: HeterogeneityReport) -> dict[str, Any]:
-    """Return the report in JSON types."""
+    """Return the report as a dictionary of JSON types; numbers that are not finite become None."""
     labels, gradients, setting = report.labels, report.gradients, report.setting
     user_level, sample_level = majority_levels(report.counts)
     return {

@@ -20,7 +20,7 @@ _GROUPS = 12
 
 
 def tables(report: HeterogeneityReport) -> dict[str, list[Row]]:
-    """Return the report's rows by section: a quantity, its value, and a number to compare it with."""
+    """Return the rows of each section of the report by its title. A row has a quantity, its value, and a reference value."""
     return {
         "labels": _labels(report),
         "inputs": _inputs(report),
@@ -31,7 +31,7 @@ def tables(report: HeterogeneityReport) -> dict[str, list[Row]]:
 
 
 def groups(report: HeterogeneityReport) -> list[Row]:
-    """Return a row per group of users with equal classes; empty if the groups are more than 12."""
+    """Return a row per group of users that hold the same classes, or [] if there are more than 12 groups."""
     by_classes = group_users(report.counts)
     if len(by_classes) > _GROUPS:
         return []

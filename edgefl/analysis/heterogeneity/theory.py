@@ -14,7 +14,7 @@ from edgefl.errors import ConfigError
 
 @dataclass(frozen=True)
 class LossConstants:
-    """Constants of the users' losses in the assumptions A1 to A5: B, L, rho, sigma_g, sigma_h, gamma_G^2, gamma_H^2."""
+    """Constants of the users' losses in assumptions A1 to A5: B, L, rho, sigma_g, sigma_h, gamma_G^2, gamma_H^2."""
 
     B: float
     L: float
@@ -27,8 +27,9 @@ class LossConstants:
 
 @dataclass(frozen=True)
 class TrainingSetting:
-    """Training constants: step sizes, tau local steps, and batches of ``inner`` (D), ``outer`` (D'), ``hessian`` (D'')
-    samples.
+    """Constants of training: step sizes, number tau of local steps, and batch sizes.
+
+    ``inner`` (D), ``outer`` (D') and ``hessian`` (D'') are numbers of samples.
 
     Raises:
         ConfigError: if a value is out of range.
@@ -123,10 +124,10 @@ def s_hf2(of: LossConstants, setting: TrainingSetting) -> float:
 
 
 class Estimator(Enum):
-    """An estimator G of the meta-gradient, with bounds on its bias and mean squared error.
+    """Estimator G of the meta-gradient, with bounds on its bias and mean squared error.
 
-    With the bounds of FO or HF for EXACT's, the theorem and the drift hold for these (constants absorbed, per_fedavg.md
-    6.3).
+    If the bounds of EXACT are replaced by those of FO or HF, the theorem and the drift hold for these (constants absorbed,
+    per_fedavg.md 6.3).
     """
 
     EXACT = "EXACT"

@@ -93,18 +93,15 @@ class User:
         group: str = "",
         others: Mapping[str, tuple[Tensor, Tensor]] | None = None,
     ) -> User:
-        """Return a user with samples in two places.
+        """Return a user whose train and test samples are separate arrays.
 
         Args:
             number: number of the user.
             train: (x, y) of the train shard.
             test: (x, y) of the test shard.
             name: name in reports.
-            group: class of users.
-            others: further inputs by name, for both shards.
-
-        Returns:
-            The user, with train samples before test samples.
+            group: class of users with a reported mean of its own.
+            others: further inputs by name, each for (train, test).
         """
         size, every = len(train[1]), len(train[1]) + len(test[1])
         x, y = torch.cat([train[0], test[0]]), torch.cat([train[1], test[1]])
@@ -114,12 +111,17 @@ class User:
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """A model to adapt: the algorithm's ``personalize`` and ``evaluate``, their tensors, and the frozen ``prefix``.
+    """Model to adapt for single users.
 
-    Steps make new tensors and leave ``weights`` unchanged.
+    Steps return new tensors and leave ``weights`` unchanged.
+
+    Attributes:
+        algorithm: algorithm with the functions ``personalize`` and ``evaluate``.
+        weights: tensors of both functions by name.
+        prefix: forward passes of frozen chunks before the trained part.
 
     Raises:
-        ConfigError: if the algorithm cannot personalize.
+        ConfigError: if the algorithm has no function to personalize.
     """
 
     algorithm: Algorithm
@@ -140,7 +142,7 @@ class Adapter:
         return self.algorithm.personalize
 
     def rows(self, user: User, at: Array) -> Rows:
-        """Return the samples ``at``, int64 (m,), as parts of a batch of the trained part."""
+        """Return the samples ``at``, int64 (m,), of a user by part of a batch, passed through the frozen chunks."""
         rows = torch.from_numpy(at)
         x, others = user.x[rows], {name: each[rows] for name, each in user.others.items()}
         others |= {SAMPLE: x}
@@ -192,7 +194,7 @@ def evaluate_user(adapter: Adapter, user: User, setting: EvaluationSetting) -> U
 
 @dataclass(frozen=True, eq=False)
 class _SupportBatches:
-    """Inputs of a user's steps: batches of its ``support``, noise and scalars."""
+    """Inputs of the adaptation steps of a user: batches of its ``support``, noise and scalars."""
 
     adapter: Adapter
     user: int
@@ -200,7 +202,11 @@ class _SupportBatches:
     setting: EvaluationSetting
 
     def feeds(self, weights: Tensors, step: int) -> Tensors:
-        """Return the inputs of step number ``step``, from 0, with ``weights``."""
+        """Return the inputs of step number ``step`` (from 0) by port, with ``weights``.
+
+        Raises:
+            ConfigError: if a scalar has no value, or the noise has another batch size.
+        """
         ports, y = self.adapter.step.inputs, self.support["y"]
         at = torch.from_numpy(self._positions(step))
         inputs = weights | {f"batch.0.{part}": each[at] for part, each in self.support.items()}
@@ -220,7 +226,10 @@ class _SupportBatches:
         return {name: inputs[name] for name in ports}
 
     def _positions(self, step: int) -> Array:
-        """Return the batch's rows: fewer than a batch for a small support, unless the noise has a whole batch's shape."""
+        """Return the positions of the batch in the support.
+
+        Fewer than a batch for a small support, unless noise fixes the size.
+        """
         ports, wanted = self.adapter.step.inputs, self.setting.batch
         fixed = any(role_of(name) == "noise" and spec.shape for name, spec in ports.items())
         own = ports["batch.0.x"].shape[0]
@@ -246,7 +255,7 @@ class _SupportBatches:
 
 
 def _evaluate_rows(evaluate: Function, weights: Tensors, judged: Rows, steps: int) -> AdaptationPoint:
-    """Return means over all rows of ``judged``, computed in groups of nearly equal size."""
+    """Return the mean metrics over all rows of ``judged`` after ``steps`` steps, computed in groups of nearly equal size."""
     count, sums = len(judged["y"]), dict[str, Array]()
     own = {name: tensor for name, tensor in weights.items() if name in evaluate.inputs}
     dtype = next((tensor.dtype for tensor in own.values() if tensor.is_floating_point()), torch.float32)

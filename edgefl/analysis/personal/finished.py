@@ -38,7 +38,7 @@ FIRST_ROUND = 1
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """The results of a run or a simulation in ``folder``, and its dataset.
+    """Results of a finished run or simulation in ``folder``, with its dataset.
 
     A user is a device with the submodel of its tier. Its train shard is the device's file, or in a simulation its rows of
     the dataset. Its test shard holds rows of the test set with the same class proportions, disjoint between users.
@@ -80,7 +80,7 @@ class FinishedRun:
 
     @cached_property
     def users(self) -> tuple[User, ...]:
-        """Return the devices, in the order of the federation file; ``group`` is the tier."""
+        """Return the devices as users, in the order of the federation file; ``group`` is the tier."""
         names = device_names(self.federation)
         parts = partition(self.federation, self.dataset, len(names), warn=lambda _: None)
         rows = held_out(self.federation, self.dataset, parts)
@@ -120,7 +120,7 @@ class FinishedRun:
         return torch.from_numpy(y.reshape(len(y), *self.spec.label.shape))
 
     def adapter(self, tier: str) -> Adapter:
-        """Return the tier's submodel, to adapt. An algorithm that does not personalize gets the plain step."""
+        """Return the model of a tier to adapt. An algorithm without ``personalize`` gets the plain gradient step."""
         made = tier_of(self.federation, self.spec, tier)
         algorithm, submodel = made.algorithm, made.submodel
         if algorithm.personalize is None:
@@ -136,11 +136,11 @@ class FinishedRun:
 
     @property
     def alpha(self) -> float:
-        """Return the step size, which all tiers' algorithms share."""
+        """Return the step size of the adaptation, which is the same in all tiers."""
         return next(iter(self.adapters.values())).algorithm.hyper[ALPHA]
 
     def report(self, setting: EvaluationSetting) -> PersonalReport:
-        """Evaluate all users; users with samples that the protocol cannot split are left out, with the reason."""
+        """Evaluate all users. Users whose samples the protocol cannot split are listed as left out, with the reason."""
         left_out: dict[str, str] = {}
         return summarize(setting, list(self._evaluate_users(setting, left_out)), left_out)
 
@@ -159,5 +159,5 @@ def _configuration(folder: Path) -> Path:
 
 
 def tier_name(device: str) -> str:
-    """Return the tier of a device of ``edgefl run``."""
+    """Return the tier in the name of a device of ``edgefl run``."""
     return device.rpartition("-")[0]

@@ -51,6 +51,7 @@ class UserReport:
     curve: tuple[AdaptationPoint, ...]
 
     def after(self, steps: int) -> AdaptationPoint:
+        """Return the metrics after ``steps`` steps."""
         return next(point for point in self.curve if point.steps == steps)
 
     @property
@@ -60,7 +61,7 @@ class UserReport:
 
     @property
     def before(self) -> float:
-        """Return :attr:`metric` without a step."""
+        """Return :attr:`metric` before any step."""
         return self.curve[0].value(self.metric)
 
     def value(self, steps: int) -> float:
@@ -70,9 +71,10 @@ class UserReport:
 
 @dataclass(frozen=True)
 class EvaluationSetting:
-    """The protocol of an evaluation, equal for all compared methods.
+    """Protocol of an evaluation, the same for all compared methods.
 
-    ``headline`` is the q of the headline numbers; it and 0 are added to ``steps``, the curve.
+    ``steps`` are the numbers of steps at which users are evaluated; ``headline`` is the number whose metrics are reported
+    first. It and 0 are added to the curve.
 
     Raises:
         ConfigError: if a value is out of range.
@@ -202,13 +204,16 @@ def summarize(
 
 
 def mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
-    """Return the (weighted) mean, exactly rounded and therefore independent of the order."""
+    """Return the mean, weighted if ``weights`` are given; rounded exactly, so that it does not depend on the order."""
     shares = [1.0] * len(values) if weights is None else weights
     return math.fsum(value * share for value, share in zip(values, shares, strict=True)) / math.fsum(shares)
 
 
 def worst_decile(values: Sequence[float], *, more_is_better: bool = True) -> float:
-    """Return the mean of the worst tenth, rounded up to whole users."""
+    """Return the mean of the worst tenth of ``values``, rounded up to whole values.
+
+    ``more_is_better``: the lowest values are the worst; false for a loss.
+    """
     return mean(sorted(values, reverse=not more_is_better)[: math.ceil(len(values) * DECILE - 1e-9)])
 
 
@@ -251,7 +256,7 @@ def page(title: str, reports: Sequence[PersonalReport]) -> str:
 
 
 def summary(reports: Sequence[PersonalReport]) -> list[dict[str, str]]:
-    """Return a row per number with a column per report; reports differ in their protocols."""
+    """Return a row per number by column, with one column per report; the reports differ in their protocols."""
     columns = {report.protocol + (" (leaks)" if report.leaks else ""): _numbers(report) for report in reports}
     names = next(iter(columns.values()))
     return [
@@ -280,7 +285,7 @@ def _numbers(report: PersonalReport) -> dict[str, str]:
 
 
 def user_rows(report: PersonalReport) -> list[dict[str, str]]:
-    """Return a row per user, the worst first."""
+    """Return a row of texts per user by column, the worst user first."""
     shares, metric = report.metric in SHARES, report.metric
     ordered = sorted(report.users, key=lambda user: user.value(report.steps), reverse=not shares)
     return [

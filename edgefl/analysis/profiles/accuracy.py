@@ -24,7 +24,7 @@ _METRICS = (
 
 @dataclass(frozen=True)
 class TierAccuracy:
-    """Accuracy by tier, with the label ``axis`` and the explanation ``note`` of a chart."""
+    """Accuracy of each tier (0 to 1), with the axis label and the explanation of a chart of them."""
 
     by_tier: Mapping[str, float]
     axis: str = "accuracy on the test set"
@@ -34,17 +34,17 @@ class TierAccuracy:
 def accuracy_of(run: Path) -> TierAccuracy:
     """Return the accuracy of each tier in a run.
 
-    The model is evaluated on the test set if both can be read here; else the devices' reports count
-    (:func:`tier_accuracy`).
+    The model is evaluated on the test set if model and test set can be read here. Otherwise the accuracies that devices
+    reported during training are used (:func:`tier_accuracy`).
 
     Args:
         run: folder of the run.
 
     Returns:
-        The accuracies and their source.
+        The accuracies, with texts that name their source.
 
     Raises:
-        DataError: if the folder is not a run's, or holds no accuracy.
+        DataError: if the folder is not one of a run, or holds no accuracy.
     """
     try:
         from edgefl.lab.deployment import accuracy_on_test_set
@@ -96,7 +96,7 @@ def check_same_model(run: Path, manifest: Manifest) -> None:
 
 
 def _model_of(manifest: Manifest) -> tuple[str, str]:
-    """Return the model's name, and a description of its samples and classes."""
+    """Return (name of the model, description of its samples and classes)."""
     data = manifest.data
     return manifest.model, f"samples of shape {tuple(data.shape)} in {data.classes} classes"
 
@@ -110,7 +110,7 @@ def _manifests(run: Path) -> Iterator[Manifest]:
 
 
 def _configured_model(run: Path) -> list[str]:
-    """Return the model's name in the run's file, which ``edgefl run`` writes with every key."""
+    """Return a list of the model's name in the run's file, or [] if it cannot be read."""
     try:
         return [str(tomllib.loads((run / _CONFIG).read_text(encoding="utf-8-sig"))["model"]["name"])]
     except (OSError, KeyError, TypeError, tomllib.TOMLDecodeError, UnicodeDecodeError):

@@ -19,7 +19,7 @@ PARTS = ("forward", "backward", "update")
 
 
 def name_of(profile: BundleProfile, beside: Sequence[BundleProfile] = ()) -> str:
-    """Return the tier's name, with the fields in which the profiles ``beside`` differ."""
+    """Return a name of a profile: tier and exchange, and those fields that differ among the profiles ``beside``."""
     parts = [profile.tier, *([profile.exchange] if profile.exchange else [])]
     for field in ("model", "program", "engine", "batch"):
         if len({getattr(other, field) for other in beside}) > 1:
@@ -88,7 +88,7 @@ def graphs(profile: BundleProfile) -> Rows:
 
 
 def parts(profile: BundleProfile) -> Rows:
-    """Return a row per part of each training graph, with the median and the 90th percentile of its time."""
+    """Return a row per part of each training graph, with median and 90th percentile of its time."""
     return [
         {
             "graph": graph.name,
@@ -104,7 +104,7 @@ def parts(profile: BundleProfile) -> Rows:
 
 
 def costliest(profile: BundleProfile) -> Rows:
-    """Return the costliest ops of a training step; of all graphs if none trains."""
+    """Return a row per op of the training steps that take most time; of all graphs if the bundle has no training step."""
     shown = profile.steps or profile.graphs
     pairs = sorted(((op, graph) for graph in shown for op in graph.ops), key=lambda pair: -pair[0].ms)
     return [
@@ -170,12 +170,12 @@ def ms(value: float) -> str:
 
 
 def mib(value: float) -> str:
-    """Return MiB with one decimal; "-" for 0, an unknown value."""
+    """Return a number of bytes in MiB with one decimal, or "-" for 0, which means unknown."""
     return sizes.mib(value) if value else "-"
 
 
 def count(value: int) -> str:
-    """Return a count; large ones in millions."""
+    """Return a count as text, in millions if it is large."""
     return "-" if not value else f"{value / 1e6:.1f} M" if value >= 1e5 else f"{value:,}"
 
 
@@ -294,7 +294,7 @@ def _memory(name: str, profile: BundleProfile) -> str:
 
 
 def _free(label: str, taken: Mapping[str, object]) -> str:
-    """Return ``label``, numbered if a stage repeats."""
+    """Return ``label``, followed by a number if it is already in ``taken``."""
     names = [label, *(f"{label} ({number})" for number in range(2, len(taken) + 3))]
     return next(name for name in names if name not in taken)
 

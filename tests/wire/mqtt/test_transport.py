@@ -17,7 +17,7 @@ import pytest
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.events import Disconnected, IncomingMessage, Refusal
 from edgefl_server.access.certificates import LabAuthority
-from edgefl_server.lab_broker import _hashed
+from edgefl_server.lab_broker import _hash_password
 from tests import needs
 from tests.conftest import Amqtt, BrokerProcess, Mosquitto, SessionFactory
 from tests.secure import SecureBroker
@@ -243,7 +243,7 @@ class _Subscriptions(Mosquitto):
         if plugin is None:
             needs.skip("Mosquitto's dynamic security plugin is missing: apt install mosquitto")
         kinds = ("subscribePattern", "publishClientSend", "publishClientReceive", "unsubscribePattern")
-        _, _, rounds, salt, digest = _hashed("pw").split("$")
+        _, _, rounds, salt, digest = _hash_password("pw").split("$")
         lists = [{"acltype": kind, "topic": "mine/#", "allow": True} for kind in kinds]
         client = {"username": "pi-1", "password": digest, "salt": salt, "iterations": int(rounds)}
         rules = {
