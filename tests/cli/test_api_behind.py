@@ -20,7 +20,7 @@ API = {
     "run": "edgefl.api.run.prepare",
     "simulate": "edgefl.api.simulate.prepare_simulation",
     "broker": "edgefl_server.embedded_broker.run_amqtt",
-    "acl": "edgefl_server.access.files.written",
+    "acl": "edgefl_server.access.files.build_access_files",
     "server": "edgefl.Server",
     "mirror": "edgefl.mirror.serve.MirrorServer",
     "enroll token": "edgefl_server.identity.registry.Registry",

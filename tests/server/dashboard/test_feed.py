@@ -81,7 +81,7 @@ def test_lines_before_a_rotation_are_read(tmp_path: Path, monkeypatch: pytest.Mo
     tail = FeedReader(tmp_path)
     assert list(tail.lines()) == [b"one"]
     looked: list[int] = []
-    look = tail._replaced
+    look = tail._is_replaced
 
     def full_meanwhile() -> bool:
         if not looked:
@@ -91,7 +91,7 @@ def test_lines_before_a_rotation_are_read(tmp_path: Path, monkeypatch: pytest.Mo
         looked.append(1)
         return look()
 
-    monkeypatch.setattr(tail, "_replaced", full_meanwhile)
+    monkeypatch.setattr(tail, "_is_replaced", full_meanwhile)
     assert list(tail.lines()) == [b"two", b"three"]
 
 
