@@ -121,9 +121,7 @@ class Server:
                 write_text(config, dump(with_absolute_paths(without_password(read))))
         except AnotherConfiguration as error:
             self._release()
-            raise ConfigError(
-                f"{error.message}: {_describe_changes(read, folder)}", **error.details
-            ) from error
+            raise ConfigError(f"{error.message}: {_changes(read, folder)}", **error.details) from error
         except BaseException:
             self._release()
             raise
@@ -205,7 +203,7 @@ def reached_at(federation: Federation, broker: str | Address = "", ca_file: str 
     return replace(given, ca_file=ca_file) if ca_file else given
 
 
-def _describe_changes(federation: Federation, folder: Path) -> str:
+def _changes(federation: Federation, folder: Path) -> str:
     """Return the keys whose values differ from the run in ``folder``, as text; if none differ, the code does."""
     path = folder / CONFIG_NAME
     now = with_absolute_paths(federation)

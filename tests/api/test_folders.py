@@ -126,13 +126,11 @@ def test_changes_to_a_run_are_named_key_by_key(federation: Federation, tmp_path:
         ConfigError, match=r"\(federation.rounds was 10, is 400; tiers.strong.cut was 0, is 1\)"
     ):
         runs.prepare(longer, tmp_path)
-    assert serve._describe_changes(longer, tmp_path).startswith(
-        "federation.rounds was 10, is 400; tiers.strong.cut"
-    )
+    assert serve._changes(longer, tmp_path).startswith("federation.rounds was 10, is 400; tiers.strong.cut")
     before = edgefl.load_run(tmp_path).federation
     more = {"strong": before.tiers["strong"].model_copy(update={"count": 9})}
     same = before.model_copy(update={"limits": {"chunk_bytes": 4096}, "tiers": more})
-    assert "edgefl's version, or the file of the model" in serve._describe_changes(same, tmp_path)
+    assert "edgefl's version, or the file of the model" in serve._changes(same, tmp_path)
 
 
 def _told(prepared: runs.Prepared) -> str:

@@ -1,8 +1,8 @@
 """Execution of one round: download and check the bundle, train on the local data, store the update in the outbox.
 
-A server without a trusted key declares every size. The decompressed size of a blob is therefore compared with the
-ports of the graphs that read it, and these with the memory that the device offers, before anything is downloaded,
-decompressed or loaded.
+A server without a trusted key declares every size. Before anything is downloaded, decompressed or loaded, sizes are checked
+in two steps. The decompressed size of a blob is compared with the ports of the graphs that read it. The ports are compared
+with the memory that the device offers.
 """
 
 from __future__ import annotations
