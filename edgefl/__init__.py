@@ -32,7 +32,7 @@ from contextlib import suppress  # noqa: E402
 from importlib import import_module  # noqa: E402
 from typing import Any  # noqa: E402
 
-from edgefl.system.lazy_modules import lazily as _lazily  # noqa: E402
+from edgefl.system.lazy_names import lazily as _lazily  # noqa: E402
 
 _NAMESPACES = ("algorithms", "codecs", "config", "data", "losses", "models", "optimizers", "submodels")
 _EXPORTS = {

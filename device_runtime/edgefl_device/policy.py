@@ -11,7 +11,7 @@
     bytes_a_day = "200MiB"          # over the link, both ways
     duty = 0.5                      # share of the time in which steps are made
     tell = true                     # report power, link, heat and availability to the server
-    surroundings = ["board-state"]  # a command that prints conditions (edgefl_device/conditions.py)
+    surroundings = ["board-state"]  # a command that prints conditions (:class:`SystemQueries`)
 
     [commands]                      # replace the query of the system; exit code 0 is yes
     unmetered = ["/usr/local/bin/is-unmetered"]

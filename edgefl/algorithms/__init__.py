@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edgefl.system.lazy_modules import lazily_from
+from edgefl.system.lazy_names import lazily_from
 
 if TYPE_CHECKING:
     from edgefl.algorithms.catalog import (

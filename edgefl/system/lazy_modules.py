@@ -1,17 +1,16 @@
-"""Modules and names that are imported when they are first used."""
+"""Modules that are imported when they are first used."""
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec
 from types import MappingProxyType, ModuleType
-from typing import Any
 
 _LOCK = threading.Lock()
 _NOTHING: Mapping[str, object] = MappingProxyType({})
@@ -160,45 +159,3 @@ class _Loaded(MetaPathFinder, Loader):
         """Restore the specification of a module that has run already."""
         assert module.__spec__ is not None
         module.__spec__ = module.__spec__.loader_state
-
-
-def lazily_from(package: str, names: Collection[str], modules: Sequence[str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of ``package``, whose ``names`` come from the first of ``modules`` that has them."""
-
-    def attribute(name: str) -> Any:
-        for module in modules if name in names else ():
-            if hasattr(import_module(module), name):
-                value = getattr(import_module(module), name)
-                setattr(sys.modules[package], name, value)
-                return value
-        raise AttributeError(
-            f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package]
-        )
-
-    return attribute
-
-
-def lazily(package: str, places: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of ``package``, which imports a name's module when the name is first used.
-
-    Args:
-        package: Name of the package.
-        places: Names by module; ``Round=RoundTable`` exports the module's name ``RoundTable`` as ``Round``.
-    """
-    found = {
-        name.partition("=")[0]: (place, name.rpartition("=")[2])
-        for place, names in places.items()
-        for name in names
-    }
-
-    def attribute(name: str) -> Any:
-        if name not in found:
-            raise AttributeError(
-                f"module {package!r} has no attribute {name!r}", name=name, obj=sys.modules[package]
-            )
-        place, inside = found[name]
-        value = getattr(import_module(place), inside)
-        setattr(sys.modules[package], name, value)
-        return value
-
-    return attribute

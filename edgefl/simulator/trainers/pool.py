@@ -49,7 +49,7 @@ class ForkingLauncher(ProcessLauncher):
     """Factory of worker processes, which are forked from a template process. The template stays for later simulations."""
 
     def __init__(self) -> None:
-        super().__init__("simulation")
+        super().__init__("simulation", send_s=0.0)
 
     def start(self, there: socket.socket) -> ForkedProcess:
         """Fork a worker with the pipe ``there``."""

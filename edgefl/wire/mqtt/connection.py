@@ -80,7 +80,7 @@ class BoundedClient(paho.Client):
     most_bytes = 0
     hung_up = ""
     answered = False
-    foreign_text = b""
+    foreign = b""
 
     def say_goodbye(self) -> None:
         """Send DISCONNECT and close the socket. Without that packet the broker keeps us connected until the keep-alive

@@ -51,7 +51,7 @@ class ProcessLauncher:
 
     Args:
         table: Configuration table that sets the number of workers.
-        send_s: Seconds after which a worker is killed that reads nothing.
+        send_s: Seconds after which a worker is killed that reads nothing; 0: no limit.
     """
 
     def __init__(self, table: str = "server", send_s: float = SEND_S) -> None:
@@ -162,13 +162,21 @@ class ProcessHandle:
         self._process.kill()
 
     def _receive(self) -> None:
+        unread = ""
         try:
             while True:
                 self._sink.put(self._connection.recv())
         except (EOFError, OSError):
-            code = self._process.wait()
-            reason = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        self._sink.put(Died(reason))
+            pass
+        except Exception as error:  # unpickling can raise anything, and the message is lost
+            unread = f"sent a message that cannot be read ({type(error).__name__}: {error})"
+            self._end()
+        code = self._process.wait()
+        with self._sending:
+            self._connection.close()
+            self._socket.close()
+        reason = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+        self._sink.put(Died(unread or reason))
 
 
 # -- the worker's end --------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ class WorkerActor:
         reason = "ended"
         try:
             self._loop.run()
-        except Exception as error:
+        except BaseException as error:  # a model may call sys.exit()
             reason = f"ended: {type(error).__name__}: {error}"
         self._messages.put(Died(reason))
 
@@ -76,6 +76,8 @@ class RayHandle:
         self._answer_s = answer_s
         self._commands: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._is_stopped = False
+        self._has_died = threading.Lock()
+        """Held from the worker's end on: only one thread reports it."""
         threading.Thread(target=self._receive, name="receive-worker", daemon=True).start()
         threading.Thread(target=self._send, name="send-worker", daemon=True).start()
 
@@ -100,22 +102,31 @@ class RayHandle:
     def _send(self) -> None:
         """Send the queued commands from one thread, because concurrent calls could change their order."""
         while (command := self._commands.get()) is not None:
-            with suppress(Exception):  # the other thread notices that the actor is gone
+            try:
                 self._ray.get(self._actor.send.remote(command))
+            except Exception as error:  # a later command must not be handled without this one
+                self.kill()
+                self._report_end(f"cannot be sent a command ({type(error).__name__})")
+                return
 
     def _receive(self) -> None:
         try:
             while not self._is_stopped:
                 for message in self._ray.get(self._actor.receive.remote(), timeout=self._answer_s):
-                    self._sink.put(message)
                     if isinstance(message, Died):
+                        self._report_end(message.reason)
                         return
+                    self._sink.put(message)
         except self._ray.exceptions.GetTimeoutError:
-            self._sink.put(
-                Died(f"did not answer for {self._answer_s:g} s: has the Ray cluster a free core for it?")
+            self._report_end(
+                f"did not answer for {self._answer_s:g} s: has the Ray cluster a free core for it?"
             )
         except Exception as error:  # Ray raises many types, and each means that the actor cannot be reached
-            self._sink.put(Died(f"is out of Ray's reach ({type(error).__name__})"))
+            self._report_end(f"is out of Ray's reach ({type(error).__name__})")
+
+    def _report_end(self, reason: str) -> None:
+        if self._has_died.acquire(blocking=False):
+            self._sink.put(Died(reason))
 
 
 class RayLauncher:
@@ -149,6 +160,7 @@ class RayLauncher:
         self._table = table
         self._gpus = gpus
         self._owns_connection = False
+        self._had_room = False
 
     def share(self, thing: object) -> object:
         """Return a reference to an object in Ray's store.
@@ -156,8 +168,9 @@ class RayLauncher:
         Raises:
             EdgeflError: The error of :func:`no_room`, if the cluster is unreachable.
         """
-        with self._reaching():
+        with self._reaching(Exception):
             self._connect()
+        with self._reaching(self._ray.exceptions.RayError, OSError):  # and not what cannot be pickled
             return self._ray.put(thing)
 
     def launch(self, settings: Any, sink: EventSink[Any]) -> RayHandle:
@@ -167,7 +180,7 @@ class RayLauncher:
             EdgeflError: The error of :func:`no_room`, if the cluster is unreachable or has no free core.
         """
         ray, waits = self._ray, self._table != "server"
-        with self._reaching():
+        with self._reaching(Exception):
             self._connect()
             if not waits and ray.available_resources().get("CPU", 0) < 1:
                 cores = int(ray.cluster_resources().get("CPU", 0))
@@ -188,15 +201,16 @@ class RayLauncher:
             self._ray.shutdown()
 
     @contextmanager
-    def _reaching(self) -> Iterator[None]:
-        """Convert any error of Ray in the block to that of :func:`no_room`."""
+    def _reaching(self, *kinds: type[Exception]) -> Iterator[None]:
+        """Convert errors of these kinds in the block to that of :func:`no_room`."""
         try:
             yield
         except EdgeflError:
             raise
-        except Exception as error:
-            with suppress(Exception):
-                self._ray.shutdown()
+        except kinds as error:
+            if self._owns_connection:
+                with suppress(Exception):
+                    self._ray.shutdown()
             raise no_room(
                 self._table,
                 f"there is no Ray at {self._address} ({' '.join(str(error).split())}): start one (`ray start --head`), "
@@ -205,10 +219,15 @@ class RayLauncher:
             ) from error
 
     def _connect(self) -> None:
-        """Connect to the cluster, and check that it has room: Ray itself would wait without limit."""
+        """Connect to the cluster, and check that it has room: Ray itself would wait without limit.
+
+        A simulation checks that once: it continues with fewer workers if a node leaves.
+        """
         if not self._ray.is_initialized():
             self._owns_connection = True
             self._initialize()
+        if self._had_room and self._table != "server":
+            return
         resources = self._ray.cluster_resources()
         for name, what, each in (("CPU", "cores", 1), ("GPU", "GPUs", self._gpus)):
             found = int(resources.get(name, 0))
@@ -220,6 +239,7 @@ class RayLauncher:
                     address=self._address,
                     found=found,
                 )
+        self._had_room = True
 
     def _initialize(self) -> None:
         """Connect to the cluster. With the address :data:`LOCAL`, start a Ray instance with a core for each worker.

@@ -198,8 +198,9 @@ class _ProgramWriter:
             self._tensors[key] = self._add(_describe(node.meta["val"]))
             if base is not node and (base.op == "get_attr" or self._is_outside(slot_of(base))):
                 # Its memory is known only when the program runs, and set then.
+                first = self._tensor(base)
                 shape = self._list("int", node.meta["val"].shape)
-                arguments = [self._tensor(base), shape, self._tensors[key]]
+                arguments = [first, shape, self._tensors[key]]
                 self._call("executorch_prim::et_view", "default", arguments)
             elif base is not node:
                 self._aliases[node] = slot_of(base)
