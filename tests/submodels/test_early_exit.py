@@ -36,7 +36,7 @@ from edgefl.wire.regions import Block, extract
 from tests.invariants.embracingfl.tiny import samples, tiny, walk
 from tests.rings.rows import mostly_slow
 from tests.support.arrays import as_tensors, weights_of
-from tests.support.reference import run_round
+from tests.support.reference import partial_average, run_round
 from tests.support.regions import assert_inside
 
 # -- exits -----------------------------------------------------------------------------------------------------
@@ -217,6 +217,24 @@ def test_a_narrow_level_is_cut_as_a_width_slice() -> None:
     sliced = Width(plain, 0.5).regions()
     level = EarlyExit(with_exits(plain), 3, 0.5)
     assert {name: level.regions[name] for name in sliced} == dict(sliced)
+
+
+def test_levels_average_where_they_overlap() -> None:
+    spec = _spec()
+    levels = [EarlyExit(spec, 1, 0.5), EarlyExit(spec, 2), EarlyExit(spec, 3)]
+    uploads = [
+        (level.regions, {name: tensor + shift for name, tensor in _local(level).items()})
+        for shift, level in enumerate(levels, start=1)
+    ]
+
+    averaged = partial_average(spec.weights, uploads)
+
+    moved = {name: averaged[name] - tensor for name, tensor in spec.weights.items()}
+    torch.testing.assert_close(moved["head.dense.weight"], torch.full((10, 8), 3.0))
+    torch.testing.assert_close(moved["block2_exit.dense.bias"], torch.full((10,), 2.5))
+    torch.testing.assert_close(moved["block1_exit.dense.bias"], torch.full((10,), 2.0))
+    wanted = torch.tensor([2.0, 2.0, 2.5, 2.5]).expand(10, 4)
+    torch.testing.assert_close(moved["block1_exit.dense.weight"], wanted)
 
 
 def test_an_output_side_tier_trains_the_exits_behind_its_cut() -> None:

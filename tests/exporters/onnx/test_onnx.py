@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 import torch
 import torch.nn.functional as F
@@ -402,3 +403,36 @@ def test_export_refuses_state_that_is_written_too_early() -> None:
     form.verify(function, artifact.model, 1)
     with pytest.raises(ExportError, match=r"'state\.w'.*differs"):
         form.verify(function, artifact.model, 1, (W,))
+
+
+# -- few rows by a transposed weight are multiplied from the other side -----------------------------------
+
+
+PRODUCTS = {
+    "few rows": ((32, 1024), (2048, 1024), 2),
+    "one row": ((1, 64), (256, 64), 2),
+    "many rows": ((65, 64), (1024, 64), 1),
+    "few columns": ((32, 64), (127, 64), 1),
+}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_the_product_is_the_same(tmp_path: Path, name: str, bias: bool) -> None:
+    """``onnxruntime`` takes the transposed weight as it is, so that no copy of it is made."""
+    rows, weight, transposes = PRODUCTS[name]
+    ports = {"batch__x": rows, "weights__w": weight} | ({"weights__b": weight[:1]} if bias else {})
+    function = pointwise(
+        lambda t: {"metric.y": F.linear(t["batch.x"], t["weights.w"], t.get("weights.b"))}, **ports
+    )
+
+    model = to_onnx(capture(function))
+
+    assert op_types(model).count("Transpose") == transposes
+    assert verify(function, model, 1).worst < 1e-5
+
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    kept = op_types((tmp_path / "optimized.onnx").read_bytes())
+    assert kept.count("Transpose") == transposes - 1 and {"FusedMatMul", "Gemm"} & {*kept}

@@ -181,12 +181,17 @@ def distance(found: Tensors, expected: Tensors) -> float:
 
 @pytest.mark.parametrize("rho", [0.0, RHO])
 def test_a_step_is_autograd_through_the_printed_operator(rho: float) -> None:
-    trace = trained(**({} if rho == RHO else {"rho": rho}))
+    trace, between = trained(**({} if rho == RHO else {"rho": rho})), False
     for index in range(STEPS // 2, STEPS):
         expected = Plain(SPEC, rho)(trace.states[index], trace.given[index])
         if not rho:
             assert not expected.pop("log_scale").any() and not trace.states[index + 1]["log_scale"].any()
         assert distance(trace.states[index + 1], expected) < 1e-4
+        old, new = (StepSize(rho).of(s["scale"], s["log_scale"]) for s in trace.states[index : index + 2])
+        for number, name in enumerate(TRAINED):
+            m = trace.states[index][f"change.{name}"]
+            between |= not torch.equal(is_inside(m, old[number]), is_inside(m, new[number]))
+    assert between or not rho, "the order of the updates of m and alpha matters"
 
 
 def test_momentum_acts_on_m_after_a_plain_warm_up() -> None:

@@ -298,6 +298,15 @@ def test_r5_switched_off_it_is_sgd_on_the_slice_in_every_byte(name: str) -> None
     assert to_onnx(capture(ours)) == to_onnx(capture(theirs))
 
 
+def test_r5_the_four_settings_of_the_switches_give_four_results() -> None:
+    part, found = resnet(), set()
+    for remask, bias in itertools.product((True, False), repeat=2):
+        device = Client.of(algorithm_of(part, remask=remask, bias=bias))
+        *_, last = device.walk(device.begin(raised(part, 0.2)), batches_of(part.spec, 2), LR)
+        found.add(last["weights.stem.conv.weight"].numpy().tobytes())
+    assert len(found) == 4
+
+
 @pytest.mark.parametrize("name", mostly_slow(["mlp", "resnet8", "bilstm", "Grouped"], ["mlp"]))
 def test_r5_the_exported_step_equals_torch(name: str) -> None:
     part = importance_structured(

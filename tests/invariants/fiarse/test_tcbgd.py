@@ -347,6 +347,14 @@ def test_inv15_each_switch_does_what_the_plain_simulation_does(engine: str, rema
         np.testing.assert_allclose(last[f"weights.{name}"][mask].numpy(), value[mask].numpy(), atol=2e-6)
 
 
+def test_inv15_the_four_settings_of_the_switches_give_four_results() -> None:
+    submodel, found = importance(small_net(), gamma=GAMMA), set()
+    for remask, bias in itertools.product((True, False), repeat=2):
+        *_, last = walked("torch", submodel, remask=remask, bias=bias)
+        found.add(flat(last, submodel).numpy().tobytes())
+    assert len(found) == 4
+
+
 def test_inv15_without_a_threshold_it_is_plain_sgd() -> None:
     submodel = importance(small_net())
     assert submodel.carrier is None

@@ -28,7 +28,7 @@ from edgefl.models.losses import (
     own_loss,
 )
 from edgefl.models.losses.loss import batch_mean, without_absent
-from edgefl.models.spec import sequential
+from edgefl.models.spec import ModelSpec, sequential
 from edgefl.objective.objective import Objective, SelfDistillation
 
 Case = tuple[Loss, tuple[int, ...], Callable[[Tensor, Tensor], Tensor]]
@@ -221,6 +221,27 @@ def test_a_loss_that_cannot_read_the_output_says_so() -> None:
         SequenceCrossEntropy().label(TensorSpec((3,)))
     with pytest.raises(ModelError, match=r"lies in \[0, 1\], found 1.5"):
         CrossEntropy(label_smoothing=1.5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_algorithm_trains_and_evaluates_with_any_loss(name: str) -> None:
+    loss, shape, _ = CASES[name]
+    torch.manual_seed(0)
+    module = sequential([("first", nn.Linear(3, shape[-1])), ("head", nn.Linear(shape[-1], shape[-1]))])
+    spec = ModelSpec("small", module, TensorSpec((*shape[:-1], 3)), 2, loss=loss)
+    algorithm = algorithms.build("sgd", Objective(spec.module, spec.sample, spec.loss), batch=4, lr=0.1)
+    step, losses = algorithm.phases[0].function, []
+    assert step.inputs["batch.0.y"] == spec.label.rows(4)
+
+    example = step.example(0) | {"hyper.lr": torch.tensor(0.1)}
+    for _ in range(20):
+        out = step(example)
+        losses.append(float(out["metric.loss"]))
+        example |= {key: value for key, value in out.items() if key.startswith("state.")}
+    assert losses[-1] < losses[0]
+
+    held_out = algorithm.evaluate.example(0) | {"batch.0.mask": torch.ones(4)}
+    assert 0.0 <= algorithm.evaluate(held_out)["metric.correct"] <= 4.0
 
 
 # -- means over a batch as torch's, labels that count for nothing ------------------------------------------

@@ -129,6 +129,12 @@ def test_with_a_base_an_entry_that_nobody_changed_keeps_its_bits() -> None:
     assert counted["b.bias"][1] != OLD["b.bias"][1], "averaged, the smallest value is rounded"
 
 
+def test_an_entry_that_nobody_held_keeps_its_bits() -> None:
+    new = aggregate([(drawn(np.random.default_rng(0), SUFFIX), SUFFIX, 1)])
+    assert new["a.weight"].tobytes() == OLD["a.weight"].tobytes()
+    assert not np.array_equal(new["b.bias"], OLD["b.bias"])
+
+
 def test_the_largest_values_and_weights_do_not_overflow() -> None:
     high = {name: np.full(array.shape, VALUE_LIMIT, np.float32) for name, array in OLD.items()}
     low = {name: -array for name, array in high.items()}

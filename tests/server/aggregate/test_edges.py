@@ -11,7 +11,7 @@ from edgefl.wire.regions import Region
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import CHANGE_LIMIT, SIGNS, Codes, FloatValues, Form, Section, Sparse
 from edgefl_server.aggregate.accumulator import CpuAccumulator
-from edgefl_server.aggregate.aggregator import Aggregator, NormClip, layout_of
+from edgefl_server.aggregate.aggregator import Aggregator, NormClip, accumulator, layout_of
 from edgefl_server.aggregate.averaging import HolderMean
 from edgefl_server.aggregate.robust import MeanRule
 from edgefl_server.aggregate.scatter import PART, compile_pieces, flatten
@@ -109,6 +109,12 @@ def test_sums_must_fit_the_model_and_its_rule() -> None:
         aggregator(rule=MeanRule("median"), base=OLD)
     with pytest.raises(ValueError, match="sums of 7 entries cannot take a model of 8"):
         aggregator(sums=CpuAccumulator(7))
+
+
+def test_sums_are_made_on_the_named_device_with_so_many_threads() -> None:
+    made = accumulator(3, "cpu", 2)
+    assert isinstance(made, CpuAccumulator) and (made.size, made._threads) == (3, 2)
+    assert made.sums().tolist() == [0, 0, 0]
 
 
 def test_names_that_are_wrong_are_told_three_at_a_time() -> None:

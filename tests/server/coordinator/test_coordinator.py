@@ -196,6 +196,7 @@ def test_a_retained_hello_of_a_device_that_is_gone_does_not_bring_it_back() -> N
     gone = states.DeviceHello("strong-0", 8, 50, online=False)
     state, actions = machine.step(RULES, machine.initial(VERSION, 0.0), gone, 100.0)
     assert state.phase == "waiting" and not actions
+    assert not state.devices["strong-0"].online and state.devices["strong-0"].seen == 0.0
     state, actions = machine.step(RULES, state, states.DeviceStatus("strong-0", online=True), 101.0)  # type: ignore[assignment]
     assert isinstance(actions[0], Open)
 
