@@ -112,8 +112,8 @@ def test_sums_must_fit_the_model_and_its_rule() -> None:
 
 
 def test_sums_are_made_on_the_named_device_with_so_many_threads() -> None:
-    made = accumulator(3, "cpu", 2)
-    assert isinstance(made, CpuAccumulator) and (made.size, made._threads) == (3, 2)
+    made = accumulator(3, "cpu", 77)
+    assert isinstance(made, CpuAccumulator) and (made.size, made._threads) == (3, 77)
     assert made.sums().tolist() == [0, 0, 0]
 
 
