@@ -20,7 +20,7 @@ from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import Graph
 from edgefl.wire.bundle.variants import compress
 from edgefl_device.engine import open_engine
-from edgefl_device.round.autotune import Autotuner, MemoryTuningStore, StepTrial, TuningResult
+from edgefl_device.round.autotune import Autotuner, MemoryTuningStore, TrialStep, TuningResult
 
 
 def take_fastest(
@@ -61,7 +61,7 @@ def main(folder: Path, threads: int) -> None:
         state = engine.write_state({name: file[name] for name in file.files})
     feeds = dict(np.load(min(folder.glob("batch*.npz"))))
     feeds |= {port.name: random.random(port.shape, np.float32) for port in graph.inputs_of("noise")}
-    trial = StepTrial(engine, graph, _FolderBlobs(folder, graph), feeds, state)
+    trial = TrialStep(engine, graph, _FolderBlobs(folder, graph), feeds, state)
     found = Autotuner(MemoryTuningStore()).fastest(trial)
     sys.stdout.write(msgspec.json.encode(found or TuningResult()).decode())
 

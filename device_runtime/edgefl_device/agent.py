@@ -29,7 +29,7 @@ from edgefl_device.link.identity import Repeated, ServerTrust, SignedSession, lo
 from edgefl_device.link.mirrors import Mirrors
 from edgefl_device.link.outbox import Outbox
 from edgefl_device.link.presence import HelloSender, NoticeLimiter, RoundSubscription
-from edgefl_device.link.status import FederationStatus
+from edgefl_device.link.status import StatusReporter
 from edgefl_device.policy import OwnerRules, SystemQueries, day_of
 from edgefl_device.profile.child import ProfilerProcess
 from edgefl_device.profile.request import BundleProfiler, ProfileService
@@ -113,7 +113,7 @@ class DeviceAgent:
         self._hello = HelloSender(
             config, rules, engine, signed, key=self._signer.keys.public, samples=self._samples
         )
-        self._status = FederationStatus(config, log)
+        self._status = StatusReporter(config, log)
         self.refusals = NoticeLimiter(limits.notice_s)
         self._upkeep = _Upkeep(self)
         self._stopping = threading.Event()

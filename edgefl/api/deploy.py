@@ -84,7 +84,7 @@ def deploy(
         bn_eval: statistics of batch norm: ``frozen``, estimated for this submodel from training samples, or from
             test samples if there are none. For comparison ``batch`` uses those of each batch, ``moving`` the
             moving averages.
-        samples: most samples for the statistics; 0: all.
+        samples: maximum number of samples for the statistics; 0: all.
         options: format and contents of the file.
 
     Raises:

@@ -181,11 +181,11 @@ class _CodecFinish:
         return flatten(_keep_largest(part, encoding) for part in split(change.value, change.sizes))
 
     def _metrics(self, change: Change, total: Tensor) -> Tensors:
-        """Return ``metric.zeros``, the number of unchanged entries, which one bit cannot represent (fedbat.md 8.7), and
-        ``metric.finite``.
+        """Return the metrics that the codec adds to the update; {} if entries are not sent as codes.
 
-        ``finite`` is 1, or NaN if the sum of the update, ``total``, is not finite. It is left out if a transmitted scale
-        shows that.
+        ``metric.zeros``, if no code means 0: number of unchanged entries, which cannot be sent as such (fedbat.md 8.7).
+        ``metric.finite``, if the scale is constant: 1, or NaN if ``total``, the sum of the update, is not finite. A scale
+        that is sent would be NaN or infinite itself.
         """
         encoding = self.form.sections[0].encoding
         if not isinstance(encoding, Codes):

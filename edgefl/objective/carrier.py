@@ -114,7 +114,10 @@ class Thresholded(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class WholeCarrier(Carrier):
-    """Carrier that sends and receives the weights unchanged: full models, output sides, dense slices."""
+    """Carrier that sends and receives all weights of a submodel unchanged, without mask or coding.
+
+    It serves the full model, a model's last layers (kind ``output_side``), and submodels that are slices of the tensors.
+    """
 
     weights: Specs
 

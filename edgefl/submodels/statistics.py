@@ -120,9 +120,9 @@ def moving_buffers(module: nn.Module) -> Tensors:
 
 
 def use_batch(module: nn.Sequential) -> nn.Sequential:
-    """Return a copy of ``module`` whose batch norms, including those with moving statistics, normalize by each batch.
+    """Return a copy of ``module`` whose batch norms normalize by the statistics of each batch.
 
-    Norms that stay in inference mode keep their statistics.
+    Moving statistics are removed, except those of norms that are in inference mode even during training: these use them.
     """
     made = copy_module(module)
     for norm in norms(made, moving=True).values():

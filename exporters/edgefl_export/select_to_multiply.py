@@ -150,7 +150,7 @@ class _Rewriter:
         return value.target in _ZEROS and bool(value.args[_ZEROS[value.target]] == 0)
 
     def _is_finite(self, value: fx.Node) -> bool:
-        return self._ranges[value] >= ValueRange.FINITE and _is_float(value)
+        return self._ranges[value] >= ValueSet.FINITE and _is_float(value)
 
 
 def _is_whole(node: fx.Node) -> bool:
@@ -195,7 +195,7 @@ _RECURRENT = {_ops.gru_cells.default, _ops.lstm_cells.default}
 _RECURRENT |= {_ops.gru_cells_backward.default, _ops.lstm_cells_backward.default}
 
 
-class ValueRange(IntEnum):
+class ValueSet(IntEnum):
     """Set of numbers that contains all entries of a value. Each set contains the next one.
 
     BELOW contains the finite numbers and minus infinity, which masked attention scores have.
@@ -214,21 +214,21 @@ MOST_OF_EXPONENTS = 80.0
 LARGEST = 1e30
 """Finite values lie below this number: a comparison with a larger one tests for infinity."""
 
-Look = Callable[[Any], ValueRange]
+Look = Callable[[Any], ValueSet]
 """Returns the range of an argument, a node or a number."""
-Rule = Callable[[fx.Node, Look], ValueRange]
+Rule = Callable[[fx.Node, Look], ValueSet]
 
 
-def value_ranges(module: fx.GraphModule) -> dict[fx.Node, ValueRange]:
+def value_ranges(module: fx.GraphModule) -> dict[fx.Node, ValueSet]:
     """Return the range of the entries of each node, over all tensors of a node with several results.
 
     Inputs are taken to be finite. An op without a rule gives ANY. A placeholder is a running variance if the name of its
     port, ``meta[PORT]``, ends so. Divisors that are computed single numbers are assumed not to be 0
     (:func:`guessed_divisor`).
     """
-    ranges: dict[fx.Node, ValueRange] = {}
+    ranges: dict[fx.Node, ValueSet] = {}
 
-    def look(value: Any) -> ValueRange:
+    def look(value: Any) -> ValueSet:
         return ranges[value] if isinstance(value, fx.Node) else _of_number(value)
 
     for node in module.graph.nodes:
@@ -240,57 +240,57 @@ def value_ranges(module: fx.GraphModule) -> dict[fx.Node, ValueRange]:
     return ranges
 
 
-def guessed_divisor(node: fx.Node, ranges: Mapping[fx.Node, ValueRange]) -> fx.Node | None:
+def guessed_divisor(node: fx.Node, ranges: Mapping[fx.Node, ValueSet]) -> fx.Node | None:
     """Return the divisor of the division ``node`` if the node's range assumes that the divisor is not zero.
 
     Return None if no such assumption was made, or for another op. The assumption concerns computed single numbers,
     which are mostly the row counts of a mean over a batch with masked rows.
     """
-    if node.target is not _aten.div.Tensor or ranges[node] < ValueRange.FINITE:
+    if node.target is not _aten.div.Tensor or ranges[node] < ValueSet.FINITE:
         return None
     divisor = node.args[1]
-    guessed = isinstance(divisor, fx.Node) and ranges[divisor] is not ValueRange.POSITIVE
+    guessed = isinstance(divisor, fx.Node) and ranges[divisor] is not ValueSet.POSITIVE
     return divisor if guessed else None  # type: ignore[return-value]
 
 
-def _of_type(node: fx.Node) -> ValueRange | None:
+def _of_type(node: fx.Node) -> ValueSet | None:
     """Return the range that follows from the dtype of a node, or None for floats."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return None
     if value.dtype is torch.bool:
-        return ValueRange.NONNEGATIVE
+        return ValueSet.NONNEGATIVE
     if not value.is_floating_point():
-        return ValueRange.FINITE
+        return ValueSet.FINITE
     return None
 
 
-def _of_op(node: fx.Node, look: Look) -> ValueRange:
+def _of_op(node: fx.Node, look: Look) -> ValueSet:
     if node.op == "placeholder":
-        return ValueRange.FINITE
+        return ValueSet.FINITE
     rule = _RULES.get(node.target)
-    return rule(node, look) if rule else ValueRange.ANY
+    return rule(node, look) if rule else ValueSet.ANY
 
 
-def _of_number(value: Any) -> ValueRange:
+def _of_number(value: Any) -> ValueSet:
     if not isinstance(value, (int, float)) or math.isnan(value) or value == math.inf:
-        return ValueRange.ANY
+        return ValueSet.ANY
     if value == -math.inf:
-        return ValueRange.BELOW
-    return ValueRange.POSITIVE if value > 0 else ValueRange.NONNEGATIVE if value == 0 else ValueRange.FINITE
+        return ValueSet.BELOW
+    return ValueSet.POSITIVE if value > 0 else ValueSet.NONNEGATIVE if value == 0 else ValueSet.FINITE
 
 
-def _of_constant(data: Tensor) -> ValueRange:
+def _of_constant(data: Tensor) -> ValueSet:
     if not data.numel():
-        return ValueRange.FINITE
+        return ValueSet.FINITE
     if data.is_complex():
-        return ValueRange.ANY
+        return ValueSet.ANY
     return min(_of_number(data.amin().item()), _of_number(data.amax().item()))
 
 
-def _passed(node: fx.Node, look: Look) -> ValueRange:
+def _passed(node: fx.Node, look: Look) -> ValueSet:
     """Return the widest range among the arguments. Ops that copy, add or average entries have it as their range."""
-    return min(map(look, node.all_input_nodes), default=ValueRange.ANY)
+    return min(map(look, node.all_input_nodes), default=ValueSet.ANY)
 
 
 def _at(*places: int) -> Rule:
@@ -298,26 +298,26 @@ def _at(*places: int) -> Rule:
     return lambda node, look: min(look(node.args[place]) for place in places if place < len(node.args))
 
 
-def _computed(least: ValueRange, made: ValueRange) -> Rule:
+def _computed(least: ValueSet, made: ValueSet) -> Rule:
     """Return a rule that gives ``made`` if all arguments lie within ``least``, else ANY."""
-    return lambda node, look: made if _passed(node, look) >= least else ValueRange.ANY
+    return lambda node, look: made if _passed(node, look) >= least else ValueSet.ANY
 
 
-def _at_least(floor: ValueRange, needed: ValueRange) -> Rule:
+def _at_least(floor: ValueSet, needed: ValueSet) -> Rule:
     """Return a rule for the first argument: its range, narrowed to at least ``floor``, or ANY if it exceeds ``needed``."""
 
-    def rule(node: fx.Node, look: Look) -> ValueRange:
+    def rule(node: fx.Node, look: Look) -> ValueSet:
         known = look(node.args[0])
-        return max(known, floor) if known >= needed else ValueRange.ANY
+        return max(known, floor) if known >= needed else ValueSet.ANY
 
     return rule
 
 
-def _added(node: fx.Node, look: Look) -> ValueRange:
+def _added(node: fx.Node, look: Look) -> ValueSet:
     least, most = sorted(map(look, node.args[:2]))
     if node.kwargs:
-        return min(least, ValueRange.FINITE)
-    return most if least >= ValueRange.NONNEGATIVE or _is_variance(*node.args[:2]) else least
+        return min(least, ValueSet.FINITE)
+    return most if least >= ValueSet.NONNEGATIVE or _is_variance(*node.args[:2]) else least
 
 
 def _is_variance(first: Any, second: Any) -> bool:
@@ -326,75 +326,75 @@ def _is_variance(first: Any, second: Any) -> bool:
     return variance and isinstance(second, (int, float)) and 0 < second <= MOST_OF_EPS
 
 
-def _subtracted(node: fx.Node, look: Look) -> ValueRange:
+def _subtracted(node: fx.Node, look: Look) -> ValueSet:
     first, second = map(look, node.args[:2])
-    return min(first, ValueRange.FINITE) if second >= ValueRange.FINITE else ValueRange.ANY
+    return min(first, ValueSet.FINITE) if second >= ValueSet.FINITE else ValueSet.ANY
 
 
-def _multiplied(node: fx.Node, look: Look) -> ValueRange:
+def _multiplied(node: fx.Node, look: Look) -> ValueSet:
     first, second = map(look, node.args[:2])
-    if min(first, second) < ValueRange.FINITE:
-        return ValueRange.ANY
-    return max(first, ValueRange.NONNEGATIVE) if node.args[0] is node.args[1] else min(first, second)
+    if min(first, second) < ValueSet.FINITE:
+        return ValueSet.ANY
+    return max(first, ValueSet.NONNEGATIVE) if node.args[0] is node.args[1] else min(first, second)
 
 
-def _divided(node: fx.Node, look: Look) -> ValueRange:
+def _divided(node: fx.Node, look: Look) -> ValueSet:
     first, second = map(look, node.args[:2])
-    if first < ValueRange.FINITE:
-        return ValueRange.ANY
-    if second is ValueRange.POSITIVE:
+    if first < ValueSet.FINITE:
+        return ValueSet.ANY
+    if second is ValueSet.POSITIVE:
         return first
     divisor = node.args[1]
     if isinstance(divisor, (int, float)):
-        return ValueRange.FINITE if divisor else ValueRange.ANY
-    if second < ValueRange.FINITE or divisor.op != "call_function" or divisor.meta["val"].dim():  # type: ignore[union-attr]
-        return ValueRange.ANY
+        return ValueSet.FINITE if divisor else ValueSet.ANY
+    if second < ValueSet.FINITE or divisor.op != "call_function" or divisor.meta["val"].dim():  # type: ignore[union-attr]
+        return ValueSet.ANY
     return min(first, second)
 
 
-def _powered(node: fx.Node, look: Look) -> ValueRange:
+def _powered(node: fx.Node, look: Look) -> ValueSet:
     known, exponent = look(node.args[0]), node.args[1]
-    if known is ValueRange.POSITIVE:
+    if known is ValueSet.POSITIVE:
         return known
-    if known < ValueRange.FINITE or not isinstance(exponent, (int, float)) or exponent < 0:
-        return ValueRange.ANY
+    if known < ValueSet.FINITE or not isinstance(exponent, (int, float)) or exponent < 0:
+        return ValueSet.ANY
     if exponent % 2 == 0:
-        return ValueRange.NONNEGATIVE
-    return known if known is ValueRange.NONNEGATIVE or exponent % 1 == 0 else ValueRange.ANY
+        return ValueSet.NONNEGATIVE
+    return known if known is ValueSet.NONNEGATIVE or exponent % 1 == 0 else ValueSet.ANY
 
 
 def _clamped(low: str) -> Rule:
-    def rule(node: fx.Node, look: Look) -> ValueRange:
+    def rule(node: fx.Node, look: Look) -> ValueSet:
         known, bound = look(node.args[0]), argument(node, low)
-        if known < ValueRange.BELOW or bound is None:
-            return min(known, ValueRange.FINITE)
-        return max(look(bound), ValueRange.FINITE)
+        if known < ValueSet.BELOW or bound is None:
+            return min(known, ValueSet.FINITE)
+        return max(look(bound), ValueSet.FINITE)
 
     return rule
 
 
-def _largest(node: fx.Node, look: Look) -> ValueRange:
+def _largest(node: fx.Node, look: Look) -> ValueSet:
     """Return the range of a maximum. A window in which all entries are minus infinity is assumed not to occur."""
     ranges = [look(value) for value in node.all_input_nodes]
-    return max(*ranges, ValueRange.FINITE) if min(ranges) >= ValueRange.BELOW else ValueRange.ANY
+    return max(*ranges, ValueSet.FINITE) if min(ranges) >= ValueSet.BELOW else ValueSet.ANY
 
 
-def _selected(node: fx.Node, look: Look) -> ValueRange:
+def _selected(node: fx.Node, look: Look) -> ValueSet:
     """Return the range of both branches, or of the first alone if the condition holds for every finite value."""
     condition, first, second = node.args
     assert isinstance(condition, fx.Node)
     if condition.target in (_aten.le.Scalar, _aten.lt.Scalar):
         value, bound = condition.args
-        if look(value) >= ValueRange.FINITE and isinstance(bound, (int, float)) and bound >= LARGEST:
+        if look(value) >= ValueSet.FINITE and isinstance(bound, (int, float)) and bound >= LARGEST:
             return look(first)
     return min(look(first), look(second))
 
 
-def _exponential(node: fx.Node, look: Look) -> ValueRange:
+def _exponential(node: fx.Node, look: Look) -> ValueSet:
     """Return NONNEGATIVE if the exponent has an upper bound, else ANY, because exp(89) overflows float32."""
     read = node.args[0]
-    bounded = isinstance(read, fx.Node) and look(read) >= ValueRange.BELOW and _is_bounded(read, look)
-    return ValueRange.NONNEGATIVE if bounded else ValueRange.ANY
+    bounded = isinstance(read, fx.Node) and look(read) >= ValueSet.BELOW and _is_bounded(read, look)
+    return ValueSet.NONNEGATIVE if bounded else ValueSet.ANY
 
 
 def _is_bounded(node: fx.Node, look: Look) -> bool:
@@ -406,11 +406,9 @@ def _is_bounded(node: fx.Node, look: Look) -> bool:
     if node.target is _aten._log_softmax.default:
         return True
     if node.target is _aten.neg.default:
-        return look(node.args[0]) >= ValueRange.NONNEGATIVE
+        return look(node.args[0]) >= ValueSet.NONNEGATIVE
     if node.target in (_aten.mul.Tensor, _aten.mul.Scalar):
-        return (
-            look(node.args[0]) >= ValueRange.NONNEGATIVE and isinstance(second, (int, float)) and second <= 0
-        )
+        return look(node.args[0]) >= ValueSet.NONNEGATIVE and isinstance(second, (int, float)) and second <= 0
     if node.target is _aten.clamp.default:
         most = argument(node, "max")
         return isinstance(most, (int, float)) and most <= MOST_OF_EXPONENTS
@@ -419,11 +417,11 @@ def _is_bounded(node: fx.Node, look: Look) -> bool:
     return second.target is _aten.amax.default and second.args[0] is node.args[0]
 
 
-def _logarithm(node: fx.Node, look: Look) -> ValueRange:
+def _logarithm(node: fx.Node, look: Look) -> ValueSet:
     operand = look(node.args[0])
-    if operand is ValueRange.POSITIVE:
-        return ValueRange.FINITE
-    return ValueRange.BELOW if operand is ValueRange.NONNEGATIVE else ValueRange.ANY
+    if operand is ValueSet.POSITIVE:
+        return ValueSet.FINITE
+    return ValueSet.BELOW if operand is ValueSet.NONNEGATIVE else ValueSet.ANY
 
 
 _RULES: dict[Any, Rule] = {
@@ -448,20 +446,20 @@ _RULES: dict[Any, Rule] = {
             "native_layer_norm neg round rsub.Scalar sin upsample_bilinear2d.vec upsample_nearest2d.vec"
         )
         | _RECURRENT,
-        _computed(ValueRange.FINITE, ValueRange.FINITE),
+        _computed(ValueSet.FINITE, ValueSet.FINITE),
     ),
     # A row of nothing but minus infinity makes NaN.
-    _aten._log_softmax.default: _computed(ValueRange.FINITE, ValueRange.FINITE),
-    _aten._softmax.default: _computed(ValueRange.FINITE, ValueRange.NONNEGATIVE),
-    **dict.fromkeys(named("erf sign tanh"), _computed(ValueRange.BELOW, ValueRange.FINITE)),
-    _aten.sigmoid.default: _computed(ValueRange.BELOW, ValueRange.NONNEGATIVE),
+    _aten._log_softmax.default: _computed(ValueSet.FINITE, ValueSet.FINITE),
+    _aten._softmax.default: _computed(ValueSet.FINITE, ValueSet.NONNEGATIVE),
+    **dict.fromkeys(named("erf sign tanh"), _computed(ValueSet.BELOW, ValueSet.FINITE)),
+    _aten.sigmoid.default: _computed(ValueSet.BELOW, ValueSet.NONNEGATIVE),
     _aten.exp.default: _exponential,
     _aten.log.default: _logarithm,
-    _aten.log1p.default: _at_least(ValueRange.NONNEGATIVE, ValueRange.NONNEGATIVE),
-    _aten.sqrt.default: _at_least(ValueRange.NONNEGATIVE, ValueRange.NONNEGATIVE),
-    **dict.fromkeys(named("reciprocal rsqrt"), _computed(ValueRange.POSITIVE, ValueRange.POSITIVE)),
-    _aten.abs.default: _at_least(ValueRange.NONNEGATIVE, ValueRange.FINITE),
-    _aten.relu.default: _at_least(ValueRange.NONNEGATIVE, ValueRange.BELOW),
+    _aten.log1p.default: _at_least(ValueSet.NONNEGATIVE, ValueSet.NONNEGATIVE),
+    _aten.sqrt.default: _at_least(ValueSet.NONNEGATIVE, ValueSet.NONNEGATIVE),
+    **dict.fromkeys(named("reciprocal rsqrt"), _computed(ValueSet.POSITIVE, ValueSet.POSITIVE)),
+    _aten.abs.default: _at_least(ValueSet.NONNEGATIVE, ValueSet.FINITE),
+    _aten.relu.default: _at_least(ValueSet.NONNEGATIVE, ValueSet.BELOW),
     **dict.fromkeys((_aten.add.Tensor, _aten.add.Scalar), _added),
     **dict.fromkeys((_aten.sub.Tensor, _aten.sub.Scalar), _subtracted),
     **dict.fromkeys((_aten.mul.Tensor, _aten.mul.Scalar), _multiplied),

@@ -175,8 +175,8 @@ class DeviceSeen(Event, frozen=True, kw_only=True):
     """Progress report of a device. Times are in milliseconds, sizes in bytes, as in :class:`RoundClosed`.
 
     Attributes:
-        variants: Form of each graph that was tried on the device.
-        dropped: Graphs that cannot run on the device, with reasons, as in :class:`edgefl.wire.mqtt.messages.Profile`.
+        variants: Chosen variant of each graph for which the device tried several; "" is the graph itself.
+        dropped: Reason for each ``graph/variant`` that cannot run on the device.
     """
 
     device: str

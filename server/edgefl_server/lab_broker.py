@@ -80,7 +80,9 @@ class LabBroker:
         return socket.gethostname() if self.host in _EVERYWHERE else self.host
 
     def command(self) -> list[str]:
-        """Write all missing files and return the command that runs Mosquitto.
+        """Write the broker's configuration, access rules and hashed passwords, and return the command that runs Mosquitto.
+
+        Existing certificates and passwords are kept, and missing ones are created; the other files are replaced.
 
         Raises:
             BrokerError: If Mosquitto is not installed, or a port is in use.

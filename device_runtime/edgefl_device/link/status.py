@@ -14,7 +14,7 @@ from edgefl.wire.mqtt.topics import ALL_ROUNDS, Topics
 from edgefl_device.config import AgentConfig, DeviceLog
 
 
-class FederationStatus:
+class StatusReporter:
     """Reports the status of one device, each fact once for as long as it is true.
 
     Args:

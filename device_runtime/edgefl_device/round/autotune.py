@@ -117,7 +117,7 @@ class ArtifactSource(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class StepTrial:
+class TrialStep:
     """One training step on which variants are tried: a graph with its inputs. The trial does not change ``state``."""
 
     engine: Engine
@@ -215,7 +215,7 @@ class Autotuner:
                 self._store.drop_choice(key)
 
     @contextmanager
-    def _mark(self, trial: StepTrial, names: Collection[str]) -> Iterator[None]:
+    def _mark(self, trial: TrialStep, names: Collection[str]) -> Iterator[None]:
         """While the body runs, store the variants ``names`` as KILLED, so that one that ends the process is not tried
         again.
 
@@ -241,7 +241,7 @@ class Autotuner:
         state = sum(port.nbytes for port in graph.inputs_of("state"))
         return self.has_room(graph) and MORE * graph.planned_bytes + COPIES * state <= self._memory_bytes
 
-    def choose(self, trial: StepTrial) -> TuningResult | None:
+    def choose(self, trial: TrialStep) -> TuningResult | None:
         """Choose a variant and a number of threads, and store the result.
 
         Returns:
@@ -260,7 +260,7 @@ class Autotuner:
             self.keep(trial.engine, trial.graph, result)
         return result
 
-    def fastest(self, trial: StepTrial, names: Collection[str] | None = None) -> TuningResult | None:
+    def fastest(self, trial: TrialStep, names: Collection[str] | None = None) -> TuningResult | None:
         """Run the variants ``names`` (None: all) from the same state with the most threads, and choose the fastest.
 
         Measurements repeat until the machine is as fast at the end as at the beginning and the gain is clearly worth
@@ -319,7 +319,7 @@ class Autotuner:
         best = min(ms, key=ms.__getitem__)
         return TuningResult(variant=best if ms[best] <= WORTH * ms[""] else "", ms=ms, dropped=dropped)
 
-    def with_threads(self, trial: StepTrial, result: TuningResult) -> TuningResult:
+    def with_threads(self, trial: TrialStep, result: TuningResult) -> TuningResult:
         """Return ``result`` with the best number of threads for its variant; numbers with which it fails are left out."""
         graph, blobs = trial.graph, trial.blobs
         model = base = blobs.get(graph.blob)
@@ -356,7 +356,7 @@ class ProcessorTable(Autotuner):
         super().__init__(store, memory_bytes, limit_bytes)
         self._features = processor_features() if features is None else features
 
-    def choose(self, trial: StepTrial) -> TuningResult | None:
+    def choose(self, trial: TrialStep) -> TuningResult | None:
         """Choose a variant by instruction sets, run it once to compare its outputs, and store the result.
 
         Return None, with nothing stored, if the step cannot verify the variant.
@@ -430,7 +430,7 @@ class GraphVariants:
         if not graph.variants and len(self.engine.thread_counts) == 1:
             return
         if tuner.known(self.engine, graph) is None:
-            tuner.choose(StepTrial(self.engine, graph, self.blobs, feeds, state, control))
+            tuner.choose(TrialStep(self.engine, graph, self.blobs, feeds, state, control))
             trim_memory()
 
 

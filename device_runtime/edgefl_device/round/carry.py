@@ -36,12 +36,12 @@ class VoidCarry:
 
 @dataclass(frozen=True)
 class CarryChoice:
-    """Decision about the stored carries when a round begins.
+    """Decision, when a round begins, about the carries: state of earlier rounds, such as the residual of a codec.
 
     Attributes:
-        carry: The carry to read; None if none is valid.
-        void: Invalid carries, which are reported and dropped.
-        superseded: Older valid carries, which are dropped without a report.
+        carry: The carry that the round continues from; None if no carry is valid.
+        void: Invalid carries with reasons. They are reported, then deleted.
+        superseded: Valid carries that are older. They are deleted without a report.
     """
 
     carry: StoredCarry | None

@@ -535,8 +535,9 @@ def open_sandboxed(
 
 
 def _find_readable(name: str) -> tuple[str, ...]:
-    """Return the files that the engine reads besides its package. Builds them first: a confined process starts no
-    compiler.
+    """Return the folders outside its package that the engine ``name`` must read: for ``executorch`` that of its binding.
+
+    Compiles a missing binding first, because the sandboxed process may not start a compiler.
     """
     if name != "executorch":
         return ()

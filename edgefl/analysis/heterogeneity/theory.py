@@ -96,18 +96,24 @@ def gamma_f2(of: LossConstants, alpha: float) -> float:
 
 
 def m_fo(of: LossConstants, setting: TrainingSetting) -> float:
-    """Return alpha L (sigma_g / sqrt(D) + B), the bias of FO (H.1): no batch removes its second term."""
+    """Return alpha L (sigma_g / sqrt(D) + B), a bound on the bias of first-order Per-FedAvg (H.1 in per_fedavg.md 6.3).
+
+    Its term alpha L B does not depend on the batch size D: larger batches do not remove it.
+    """
     return setting.alpha * of.L * (of.sigma_g / math.sqrt(setting.inner) + of.B)
 
 
 def s_fo2(of: LossConstants, setting: TrainingSetting) -> float:
-    """Return 2 sigma_g^2 (1/D' + (alpha L)^2 / D) + 2 (alpha L B)^2, the mean squared error of FO (H.1)."""
+    """Return 2 sigma_g^2 (1/D' + (alpha L)^2 / D) + 2 (alpha L B)^2, a bound on the squared error of FO (H.1)."""
     scaled = setting.alpha * of.L
     return 2 * of.sigma_g**2 * (1 / setting.outer + scaled**2 / setting.inner) + 2 * (scaled * of.B) ** 2
 
 
 def m_hf(of: LossConstants, setting: TrainingSetting) -> float:
-    """Return alpha (2 L sigma_g / sqrt(D) + L sigma_g / sqrt(D') + rho delta B^2), the bias of HF (H.2)."""
+    """Return alpha (2 L sigma_g / sqrt(D) + L sigma_g / sqrt(D') + rho delta B^2), a bound on the bias of HF (H.2).
+
+    HF is Hessian-free Per-FedAvg.
+    """
     noise = of.L * of.sigma_g * (2 / math.sqrt(setting.inner) + 1 / math.sqrt(setting.outer))
     return setting.alpha * (noise + of.rho * setting.delta * of.B**2)
 

@@ -41,7 +41,7 @@ def deploy(
     kind: Annotated[
         str | None, typer.Option(help="a kind of `edgefl ls kinds`; default: the whole model")
     ] = None,
-    gamma: Annotated[str | None, typer.Option(help="share of the parameters, like 0.1 or 1/16; any")] = None,
+    gamma: Annotated[str | None, typer.Option(help="share of the parameters, like 0.1 or 1/16")] = None,
     option: Annotated[
         list[str] | None,
         typer.Option(
@@ -72,7 +72,9 @@ def deploy(
     ] = False,
     quantize: Annotated[
         Quantizations,
-        typer.Option(help="int8, calibrated on training samples, or test samples without any; float16"),
+        typer.Option(
+            help="int8, calibrated on training samples, or on test samples if there are none; float16"
+        ),
     ] = Quantizations.none,
     with_preprocessing: Annotated[
         bool,
@@ -91,7 +93,9 @@ def deploy(
     ] = Backends.xnnpack,
     samples: Annotated[
         int | None,
-        typer.Option(min=0, help="most samples for the statistics; 0: all of them", show_default="5000"),
+        typer.Option(
+            min=0, help="maximum number of samples for the statistics; 0: all of them", show_default="5000"
+        ),
     ] = None,
     compact: Annotated[
         bool,

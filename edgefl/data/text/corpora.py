@@ -311,7 +311,10 @@ _READERS: Mapping[str, tuple[_Reader, _Reader | None]] = {
 
 
 def _reviews(archive: Path) -> list[list[list[Any]]]:
-    """Return texts and class numbers of IMDB's training and test parts, in the order of the file names."""
+    """Return ``[texts, class numbers]`` of IMDB's training part and of its test part.
+
+    In each, all negative reviews (class 0) precede the positive ones (1), both in the order of the file names.
+    """
     found: dict[tuple[str, str], list[tuple[str, str]]] = {}
     with tarfile.open(archive) as files:
         for member in files:

@@ -88,7 +88,7 @@ def _end(own: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 
 @dataclass(eq=False)
-class _Deal:
+class _PortionBatch:
     """Portions that are sent to a worker together. ``number``: its position in the round; ``tries``: workers that died
     of it.
     """
@@ -111,16 +111,16 @@ class _Member:
     """
 
     messages: SimpleQueue[tuple[_Member, WorkerMessage | Died]]
-    dealt: deque[_Deal] = field(default_factory=deque)
-    trained: list[_Deal] = field(default_factory=list)
-    summed: deque[list[_Deal]] = field(default_factory=deque)
+    dealt: deque[_PortionBatch] = field(default_factory=deque)
+    trained: list[_PortionBatch] = field(default_factory=list)
+    summed: deque[list[_PortionBatch]] = field(default_factory=deque)
     handle: WorkerHandle = field(init=False)
 
     def put(self, message: WorkerMessage | Died, /) -> None:
         self.messages.put((self, message))
 
     @property
-    def lost(self) -> list[_Deal]:
+    def lost(self) -> list[_PortionBatch]:
         """Deals that must be repeated if the worker dies now."""
         return [*(deal for each in self.summed for deal in each), *self.trained]
 
@@ -166,13 +166,13 @@ class TrainerPool:
             member.handle.kill()
         self._launcher.close()
 
-    def _deals(self, portions: Sequence[Portion]) -> Iterator[_Deal]:
+    def _deals(self, portions: Sequence[Portion]) -> Iterator[_PortionBatch]:
         """Yield deals of several portions if there are many, to save messages, but small enough for short waits at the
         end.
         """
         size = max(1, min(_MOST_PORTIONS, len(portions) // (4 * self._size)))
         for number, first in enumerate(range(0, len(portions), size)):
-            yield _Deal(number, portions[first : first + size])
+            yield _PortionBatch(number, portions[first : first + size])
 
     def _hire(self) -> None:
         while len(self._members) < self._size:
@@ -182,7 +182,7 @@ class TrainerPool:
                 member.handle.send(self._task)
             self._members.append(member)
 
-    def _deal(self, queue: deque[_Deal], read: ReadCarry) -> None:
+    def _deal(self, queue: deque[_PortionBatch], read: ReadCarry) -> None:
         """Send deals to workers that have few. If no deal is left, request their partial sums."""
         if queue:
             self._hire()
@@ -201,7 +201,7 @@ class TrainerPool:
                 member.summed.append(member.trained)
                 member.trained = []
 
-    def _next(self, queue: deque[_Deal], failed: dict[int, Exception]) -> Sequence[Report]:
+    def _next(self, queue: deque[_PortionBatch], failed: dict[int, Exception]) -> Sequence[Report]:
         """Wait for a message. Return its reports, or add its partial sum to the round. An error clears ``queue``."""
         member, message = self._messages.get()
         if member not in self._members:
@@ -224,7 +224,7 @@ class TrainerPool:
                     self._active.aggregator.take(message)
         return ()
 
-    def _lose(self, member: _Member, queue: deque[_Deal], failed: dict[int, Exception]) -> None:
+    def _lose(self, member: _Member, queue: deque[_PortionBatch], failed: dict[int, Exception]) -> None:
         self._members.remove(member)
         member.handle.kill()
         again = sorted(member.lost, key=lambda deal: deal.number)

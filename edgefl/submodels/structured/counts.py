@@ -124,7 +124,10 @@ class ChannelLayout:
 
     @cached_property
     def free(self) -> tuple[Atom, ...]:
-        """Atoms whose channels compete: those of ``cut`` that are no followers."""
+        """Return the groups of channels whose number is chosen freely: all of :attr:`cut` but :attr:`followers`.
+
+        The numbers of followers are products of others.
+        """
         return tuple(atom for atom in self.cut if atom not in self.followers)
 
     def counts(self, numbers: Sequence[int]) -> dict[Atom, int]:

@@ -26,7 +26,7 @@ _SEED = 0
 
 
 @dataclass(frozen=True)
-class NarrowerWidth:
+class NestedWidth:
     """Width below a tier's own: its ratio, the regions of its tensors in the global model, and its modules."""
 
     ratio: float
@@ -50,7 +50,7 @@ def widths_below(ratio: float, widths: Sequence[float]) -> tuple[float, ...]:
 
 
 def make_ordered_dropout(
-    spec: ModelSpec, module: nn.Sequential, own: Mapping[str, Region], parts: Sequence[NarrowerWidth]
+    spec: ModelSpec, module: nn.Sequential, own: Mapping[str, Region], parts: Sequence[NestedWidth]
 ) -> OrderedDropout:
     """Return the carrier that trains one random width per step: one of ``parts``, or the whole ``module``, the largest.
 
@@ -93,7 +93,7 @@ class OrderedDropout(WholeCarrier):
 
     @classmethod
     def of(
-        cls, module: nn.Sequential, own: Mapping[str, Region], parts: Sequence[NarrowerWidth]
+        cls, module: nn.Sequential, own: Mapping[str, Region], parts: Sequence[NestedWidth]
     ) -> OrderedDropout:
         """Return the carrier of ``module``'s tensors, without checking that its widths equal sliced models.
 
@@ -145,7 +145,7 @@ class OrderedDropout(WholeCarrier):
 
 
 def _levels(
-    name: str, dim: int, size: int, own: Mapping[str, Region], parts: Sequence[NarrowerWidth]
+    name: str, dim: int, size: int, own: Mapping[str, Region], parts: Sequence[NestedWidth]
 ) -> Tensor | None:
     """Return the number of the narrowest width that holds each index of a dimension. None: all widths hold all indices."""
     mine = _indices(own[name], dim, size)
@@ -172,7 +172,7 @@ def _indices(region: Region, dim: int, size: int) -> Sequence[int]:
 
 @torch.no_grad()
 def _check(
-    spec: ModelSpec, module: nn.Sequential, part: NarrowerWidth, order: OrderedDropout, index: int
+    spec: ModelSpec, module: nn.Sequential, part: NestedWidth, order: OrderedDropout, index: int
 ) -> None:
     """Raise ModelError unless ``module`` without the channels that ``part`` lacks returns the outputs of ``part``."""
     generator = torch.Generator().manual_seed(_SEED)

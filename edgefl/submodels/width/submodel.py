@@ -31,7 +31,7 @@ from edgefl.submodels.channels.selection import (
     rolling,
 )
 from edgefl.submodels.submodel import Submodel
-from edgefl.submodels.width.ordered import WIDTHS, NarrowerWidth, make_ordered_dropout, widths_below
+from edgefl.submodels.width.ordered import WIDTHS, NestedWidth, make_ordered_dropout, widths_below
 from edgefl.wire.regions import Placement, Region, extract
 from edgefl.wire.tensors import Array
 
@@ -307,9 +307,9 @@ class Width(Submodel):
         """Return the number of kept channels out of ``size``."""
         return _kept(self.ratio, size, self.rounding)
 
-    def _narrower(self, ratio: float) -> NarrowerWidth:
+    def _narrower(self, ratio: float) -> NestedWidth:
         part = replace(self, ratio=ratio, widths=())
-        return NarrowerWidth(ratio, part.regions(), part.suffix)
+        return NestedWidth(ratio, part.regions(), part.suffix)
 
     def _hidden(self, name: str, dim: int) -> bool:
         axis = channels_of(self.spec).axes[name][dim]

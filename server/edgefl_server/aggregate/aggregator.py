@@ -27,7 +27,7 @@ from edgefl.wire.update.decode import decode
 from edgefl.wire.update.form import CHANGE_LIMIT, DENSE, VALUE_LIMIT, Form
 from edgefl_server.aggregate.accumulator import Accumulator, CpuAccumulator, Renewal, run_in_threads
 from edgefl_server.aggregate.adders import CheckedArrays
-from edgefl_server.aggregate.averaging import Average, BufferedMean, ChangeMean, HolderMean, PartialAverage
+from edgefl_server.aggregate.averaging import Average, ChangeMean, HolderMean, PartialAverage, RobustAverage
 from edgefl_server.aggregate.checks import check_arrays
 from edgefl_server.aggregate.robust import MEAN, MeanRule, change_norm, clip_factor
 from edgefl_server.aggregate.scatter import Floats, Layout, Pieces, compile_pieces, flatten, layout_of
@@ -285,7 +285,7 @@ class Aggregator:
     def _create_average(self) -> Average:
         scale = 2.0**self.fraction_bits
         if self._rule.buffered:
-            return BufferedMean(self.layout, self._rule, scale, self._mask_counted())
+            return RobustAverage(self.layout, self._rule, scale, self._mask_counted())
         if self._base is not None:
             return ChangeMean(self._base, scale, change=self._change)
         if self._sums is None:
@@ -343,9 +343,10 @@ class Aggregator:
             self._rows.append(row)
 
     def _clip_update(self, update: CheckedArrays, clip: NormClip) -> tuple[CheckedArrays, float]:
-        """Return (update, factor of its values) after clipping.
+        """Clip an update to the norm limit of ``clip``. Return (update, factor by which the caller multiplies its values).
 
-        Changes are clipped by the factor. Weights are moved towards the base, and the factor is 1.
+        An update of changes is returned as it is, with the clipping factor. An update of weights beyond the limit is
+        returned with its weights moved towards the base model, and factor 1.
         """
         form, regions, shapes = update.pieces.form, update.pieces.regions, self.layout.shapes
         norm = change_norm(form, update.named, regions, shapes, clip.base, without=clip.without)

@@ -262,7 +262,7 @@ class ChangeMean:
         return renewal.by_parts(merge)
 
 
-class BufferedMean:
+class RobustAverage:
     """Robust average that stores each update as float32 [model], with NaN for missing entries, until the round ends.
 
     ``counted``, bool [model], masks the entries that multi-Krum compares.

@@ -93,8 +93,9 @@ def _count_present(rules: Rules, state: State, now: float) -> int:
 def candidates(rules: Rules, state: State, now: float) -> list[str]:
     """Return the names of the devices that the next round may select, sorted.
 
-    If the algorithm needs all devices, these are its members. Otherwise they are the usable devices that are online,
-    or offline for less than the grace, without suspended ones unless too few would remain.
+    If the algorithm needs all devices and its members are fixed, these are the members. Otherwise they are the usable
+    devices that are online, or offline for less than ``offline_grace_s``, without suspended ones unless too few would
+    remain.
     """
     if rules.all_needed and state.members:
         return sorted(state.members)

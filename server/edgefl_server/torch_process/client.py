@@ -271,8 +271,9 @@ class TorchProcess:
         return process
 
     def _take(self, process: Process) -> Process:
-        """Make ``process`` the current one, and return it. If another thread was first, end it and return the other
-        process.
+        """Make ``process`` the current one, and return it.
+
+        If another thread was faster, end ``process`` and return that thread's process.
         """
         with self._lock:
             if self._process is not None:

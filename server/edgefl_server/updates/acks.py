@@ -18,8 +18,9 @@ def accepted(number: int, chunk: UpdateChunk) -> Ack:
 
 
 def rejected(number: int, chunk: UpdateChunk, refusal: UpdateRejected) -> Ack:
-    """Return the acknowledgement that the update of ``chunk`` was refused. Texts are cut, as the device may send any
-    length.
+    """Return the acknowledgement that refuses the update of ``chunk``, which belongs to round ``number``.
+
+    The nonce and the digest, which a device may send at any length, and the message of ``refusal`` are cut.
     """
     return Ack(
         round=number,

@@ -25,7 +25,7 @@ from edgefl_device.round.autotune import (
     GraphVariants,
     MemoryTuningStore,
     ProcessorTable,
-    StepTrial,
+    TrialStep,
     TuningResult,
     is_clear,
     sufficient_threads,
@@ -37,7 +37,7 @@ from tests.device_runtime.rounds import Device, World, assert_same
 from tests.device_runtime.tiny_forms import forms, with_forms
 
 ROOM = 1 << 30
-run_trial = StepTrial.run
+run_trial = TrialStep.run
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_what_fails_or_computes_something_else_is_dropped_and_told(device: Devic
     held = engine.write_state(state)
 
     tuner = Autotuner(MemoryTuningStore())
-    found = tuner.fastest(StepTrial(engine, train(device), device.world, feeds, held))
+    found = tuner.fastest(TrialStep(engine, train(device), device.world, feeds, held))
 
     assert found is not None
     assert {*found.ms} == {"", "same"} and found.variant in found.ms
@@ -79,7 +79,7 @@ def test_what_fails_or_computes_something_else_is_dropped_and_told(device: Devic
     still = feeds | {name: np.zeros_like(feeds[name]) for name in ("batch.0.x", "noise.g")}
     nothing = {name: np.zeros_like(array) for name, array in state.items()}
     for numbers, left in ((still, nothing), (feeds | {"hyper.lr": np.float32(np.nan)}, state)):
-        trial = StepTrial(engine, train(device), device.world, numbers, engine.write_state(left))
+        trial = TrialStep(engine, train(device), device.world, numbers, engine.write_state(left))
         assert tuner.fastest(trial) is None
 
 
@@ -113,12 +113,12 @@ def test_forms_are_timed_again_where_the_machine_changed_meanwhile(
 ) -> None:
     times = {True: iter(own), False: iter(same)}
 
-    def timed(trial: StepTrial, model: bytes, *others: Any) -> tuple[Arrays, float]:
+    def timed(trial: TrialStep, model: bytes, *others: Any) -> tuple[Arrays, float]:
         outputs, _ = run_trial(trial, model, *others)
         alike = model in (tiny.train()[1], forms()["same"])
         return outputs, next(times[model == tiny.train()[1]]) if alike else 1.0
 
-    monkeypatch.setattr(StepTrial, "run", timed)
+    monkeypatch.setattr(TrialStep, "run", timed)
     tuner = Autotuner(device.store, memory_bytes=ROOM)
 
     run(device, tuner)
@@ -204,7 +204,7 @@ def test_an_interrupted_first_step_is_tried_again(
     own = tiny.train()[1]
     marks: list[TuningResult | None] = []
 
-    def interrupted(trial: StepTrial, model: bytes, *others: Any) -> tuple[Arrays, float]:
+    def interrupted(trial: TrialStep, model: bytes, *others: Any) -> tuple[Arrays, float]:
         if model == own:
             return run_trial(trial, model, *others)
         marks.append(tuner.known(device.engine, train(device)))
@@ -219,7 +219,7 @@ def test_an_interrupted_first_step_is_tried_again(
         return run_trial(trial, model, *others)
 
     with monkeypatch.context() as patch, pytest.raises((RoundAborted, KeyboardInterrupt)):
-        patch.setattr(StepTrial, "run", interrupted)
+        patch.setattr(TrialStep, "run", interrupted)
         run(device, tuner)
 
     assert marks[0] is not None and {*marks[0].dropped.values()} == {KILLED}
@@ -287,11 +287,11 @@ def test_impossible_variants_are_refused(device: Device, change: dict[str, objec
 def test_a_long_clear_turn_is_enough(device: Device, monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     loaded: list[bytes] = []
 
-    def timed(trial: StepTrial, model: bytes, *others: Any) -> tuple[Arrays, float]:
+    def timed(trial: TrialStep, model: bytes, *others: Any) -> tuple[Arrays, float]:
         loaded.append(model)
         return run_trial(trial, model, *others)[0], 10.0 if model == tiny.train()[1] else 8.0
 
-    monkeypatch.setattr(StepTrial, "run", timed)
+    monkeypatch.setattr(TrialStep, "run", timed)
     monkeypatch.setattr("edgefl_device.round.autotune.QUICK_S", seconds)
 
     run(device, Autotuner(device.store, memory_bytes=ROOM))
@@ -374,7 +374,7 @@ def test_state_that_a_step_only_reads_is_there_in_each_step_of_a_trial(tmp_path:
     engine, graph = Counting(2), tiny.graph_of("train", data, [w, anchor], [w])
     state = engine.write_state({port.name: np.ones(port.shape, np.float32) for port in (w, anchor)})
 
-    tuner, trial = Autotuner(MemoryTuningStore()), StepTrial(engine, graph, Single(data), {}, state)
+    tuner, trial = Autotuner(MemoryTuningStore()), TrialStep(engine, graph, Single(data), {}, state)
     found = tuner.fastest(trial)
     assert found is not None
     chosen = tuner.with_threads(trial, found)

@@ -28,7 +28,7 @@ from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.executorch import ExecuTorchEngine
 from edgefl_device.engine.executorch.program import NativeProgram as Loaded
 from edgefl_device.engine.executorch.program import places
-from edgefl_device.round.autotune import Autotuner, MemoryTuningStore, StepTrial
+from edgefl_device.round.autotune import Autotuner, MemoryTuningStore, TrialStep
 from edgefl_export.artifact import Artifact
 from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.compiler.compiler import target_of
@@ -233,7 +233,7 @@ def test_a_device_tries_it() -> None:
 
     given = example(lowered("sgd")[0].phases[0].function)
     state = ENGINE.write_state({port: array for port, array in given.items() if port.startswith("state.")})
-    trial = StepTrial(ENGINE, graph, _Frames(), given, state)
+    trial = TrialStep(ENGINE, graph, _Frames(), given, state)
     choice = Autotuner(MemoryTuningStore()).fastest(trial)
 
     assert choice is not None and choice.ms.keys() == {"", ROWS} and not choice.dropped

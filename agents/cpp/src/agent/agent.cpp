@@ -68,7 +68,7 @@ Agent::Agent(const AgentConfig& config, Say report)
                        scheduler_host().dropped, [this](const std::string& text) { say("memory", text, {}); }});
   listening_ = std::make_unique<Listening>(*session_, topics_.current_round(), [this] { return scheduler_->is_idle(); });
   hello_sender_ = std::make_unique<HelloSender>(hello(), limits, [this] { return owner_.conditions(); }, [this](const Hello& hello) { publish(topics_.hello(), hello, true); });
-  federation_status_ = std::make_unique<FederationStatus>(config_.federation, config_.device, config_.broker, limits, tell);
+  federation_status_ = std::make_unique<StatusReporter>(config_.federation, config_.device, config_.broker, limits, tell);
 }
 
 Agent::~Agent() {

@@ -96,7 +96,7 @@ class Agent {
   std::unique_ptr<RoundScheduler> scheduler_;
   std::unique_ptr<Listening> listening_;
   std::unique_ptr<HelloSender> hello_sender_;
-  std::unique_ptr<FederationStatus> federation_status_;
+  std::unique_ptr<StatusReporter> federation_status_;
   NoticeLimiter refusals_;
   std::atomic<int64_t> online_at_{0};
   std::pair<int64_t, int64_t> limited_told_{0, 0};

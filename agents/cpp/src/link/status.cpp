@@ -23,15 +23,15 @@ std::string seconds(double value) {
 
 }  // namespace
 
-FederationStatus::FederationStatus(std::string federation, std::string device, const Address& broker, const Limits& limits, Say say)
+StatusReporter::StatusReporter(std::string federation, std::string device, const Address& broker, const Limits& limits, Say say)
     : federation_(std::move(federation)), device_(std::move(device)), broker_(broker), limits_(limits), say_(std::move(say)), pause_s_(limits.notice_s) {}
 
-FederationStatus::~FederationStatus() {
+StatusReporter::~StatusReporter() {
   leave();
   if (lookout_.joinable()) lookout_.join();
 }
 
-void FederationStatus::step(bool alone) {
+void StatusReporter::step(bool alone) {
   alone_ = alone;
   const double now = monotonic_s();
   if (!alone) {
@@ -56,7 +56,7 @@ void FederationStatus::step(bool alone) {
 }
 
 // Which federations are announced at the broker, in a clean session of its own.
-void FederationStatus::look() {
+void StatusReporter::look() {
   auto own = std::make_unique<Session>(broker_, client_id(random_bytes(kDigestBytes), "look", federation_, device_, broker_.readable_ids), limits_, nullptr, true);
   Session& session = *own;
   session.subscribe({"edgefl/v1/+/rounds/current"}, 1, true);
@@ -90,14 +90,14 @@ void FederationStatus::look() {
   say_("alone", text, {});
 }
 
-void FederationStatus::offline(const Event& event) {
+void StatusReporter::offline(const Event& event) {
   const std::string again = "trying again in " + seconds(event.retry_s);
   if (!event.rival) return say_("offline", event.text + "; " + again, {});
   say_("rival", "another client takes the place of this one at " + broker_.text() + " again and again: most likely a second device of federation " +
                     in_quotes(federation_) + " runs as " + in_quotes(device_) + " too (--id); give each its own name; " + again, {});
 }
 
-void FederationStatus::denied(const Event& event) {
+void StatusReporter::denied(const Event& event) {
   const size_t blobs = event.topic.rfind("/blobs/");  // which are many: the first is told
   if (!denied_.insert(event.action + " " + event.topic.substr(0, blobs)).second) return;
   const std::string who = broker_.username.empty() ? "this client" : "user " + in_quotes(broker_.username);
@@ -106,19 +106,19 @@ void FederationStatus::denied(const Event& event) {
   say_("denied", text, {{"topic", event.topic}, {"reason", event.text}});
 }
 
-void FederationStatus::answered(const Ack& ack) {
+void StatusReporter::answered(const Ack& ack) {
   if (ack.text == answer_) return;  // a server that was started again answers the same hello
   answer_ = ack.text;
   say_(ack.reason == "malformed" || ack.reason == "come-later" ? "refused" : "tier", ack.text, {{"reason", ack.reason}});
 }
 
-void FederationStatus::announced(const Round& round) {
+void StatusReporter::announced(const Round& round) {
   if (round.state != "done" || round.run == over_) return;
   over_ = round.run;
   say_("done", "the training of federation " + in_quotes(federation_) + " is over", {{"run", round.run}});
 }
 
-void FederationStatus::left_out(int64_t round, const std::function<bool()>& took_part) {
+void StatusReporter::left_out(int64_t round, const std::function<bool()>& took_part) {
   if (round == 0) {
     left_out_since_ = -1;
     return;

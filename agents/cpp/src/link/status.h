@@ -14,10 +14,10 @@
 
 namespace edgefl {
 
-class FederationStatus {
+class StatusReporter {
  public:
-  FederationStatus(std::string federation, std::string device, const Address& broker, const Limits& limits, Say say);
-  ~FederationStatus();
+  StatusReporter(std::string federation, std::string device, const Address& broker, const Limits& limits, Say say);
+  ~StatusReporter();
   void leave() { alone_ = false; }  // who looks around ends soon, and says nothing
   void step(bool alone);  // now and then; `alone`: the broker is there, and nothing was heard of the federation
   void offline(const Event& event);

@@ -5,7 +5,7 @@ import type { Event } from "./session";
 
 export type Say = (event: EventName, text: string, details?: AgentEvent["details"]) => void;
 
-export class FederationStatus {
+export class StatusReporter {
   private answer = "";
   private readonly denials = new Set<string>();
   private over = "";

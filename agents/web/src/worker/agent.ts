@@ -11,7 +11,7 @@ import { Mirrors } from "../link/mirrors";
 import { NoticeLimiter } from "../link/notices";
 import { Outbox, pastOf } from "../link/outbox";
 import { type Event, Session } from "../link/session";
-import { FederationStatus } from "../link/status";
+import { StatusReporter } from "../link/status";
 import { RoundScheduler } from "../round/scheduler";
 import { readPages } from "../round/pages";
 import { ProgressMessages } from "../round/progress";
@@ -51,7 +51,7 @@ export class Agent {
   private readonly scheduler: RoundScheduler;
   private readonly listening: Listening;
   private readonly greeting: HelloSender;
-  private readonly neighbourhood: FederationStatus;
+  private readonly neighbourhood: StatusReporter;
   private readonly refusals: NoticeLimiter;
   private readonly trust: ServerTrust;
   private readonly gate: ConditionsMonitor;
@@ -110,7 +110,7 @@ export class Agent {
       this.about(), (hello) => void this.publish(topics.hello, Hello, hello, true),
       () => conditionsOf(this.gate.surroundings, this.gate.reason === null), limits.conditions_s,
     );
-    this.neighbourhood = new FederationStatus(config.federation, config.id, config.broker, limits.notice_s, say);
+    this.neighbourhood = new StatusReporter(config.federation, config.id, config.broker, limits.notice_s, say);
     this.refusals = new NoticeLimiter(limits.notice_s);
   }
 

@@ -19,7 +19,7 @@ from edgefl_device.profile.measure.folder import BundleFolder
 from edgefl_device.profile.measure.inputs import Inputs
 from edgefl_device.profile.measure.meters import open_meter
 from edgefl_device.profile.measure.ops import Trace
-from edgefl_device.round.autotune import Autotuner, StepTrial, TuningResult
+from edgefl_device.round.autotune import Autotuner, TrialStep, TuningResult
 
 WARM = 2
 """Calls before those that count: engines plan and allocate in the first."""
@@ -191,7 +191,7 @@ def tune_bundle(
             inputs = Inputs(manifest)
             feeds = inputs.feeds(graph)
             state = state_before(engine, folder, manifest, graph, inputs)
-            result = tuner.choose(StepTrial(engine, graph, folder, feeds, state))
+            result = tuner.choose(TrialStep(engine, graph, folder, feeds, state))
             if result is not None:
                 results[graph.name] = result
     return results

@@ -54,7 +54,10 @@ def measured(timed: Iterable[NodeTime], nodes: Mapping[str, Node]) -> list[TimeS
 
 
 def estimated(nodes: Mapping[str, Node]) -> list[TimeShare]:
-    """Return each node's share of multiplications and moved bytes, for engines that do not time nodes."""
+    """Return an estimate of each node's share of a call's time, for engines that do not time nodes.
+
+    A node's share is proportional to its multiplications plus its moved bytes, weighted.
+    """
     total = sum(map(_work, nodes.values())) or 1.0
     return [TimeShare(node.op, _work(node) / total, node) for node in nodes.values()]
 

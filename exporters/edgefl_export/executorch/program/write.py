@@ -90,7 +90,13 @@ def _large(lowered: LoweredGraph) -> set[Shape]:
 
 @dataclass(frozen=True)
 class _StateUpdate:
-    """Element-wise nodes that compute new state of one shape, in order, and the products that only these nodes read."""
+    """Update of state tensors (weights, momentum) of one shape, as nodes of the graph.
+
+    Attributes:
+        shape: Shape of the state.
+        nodes: Element-wise nodes that compute the new state, in order of execution.
+        products: Matrix products (``mm``) of that shape, such as gradients, whose results only ``nodes`` read.
+    """
 
     shape: Shape
     nodes: tuple[fx.Node, ...]

@@ -52,7 +52,11 @@ class TraceExporter:
         self._federation = ""
 
     def take(self, at: float, event: events.Event) -> None:
-        """Handle an event. ``at`` is its time in epoch seconds."""
+        """Add an event, which happened at epoch second ``at``, to the traces.
+
+        The end of a round writes its span and a span for each accepted update; :class:`RoundClosed` writes the span of the
+        evaluation. Other events are only remembered, or ignored.
+        """
         match event:
             case events.Started():
                 self._federation = event.federation
