@@ -98,7 +98,7 @@ def test_successions_tokens_and_bundles_hold() -> None:
     (token,), (bundle,) = SIGNED["enrolments"], SIGNED["bundles"]
     given = enrolment.parse_token(token["token"])
 
-    assert Succession(**parts, until=succession["until"]).holds
+    assert Succession(**parts, until=succession["until"]).is_valid
     assert enrolment.proves(
         given.secret, token["topic"], bytes.fromhex(token["public"]), bytes.fromhex(token["proof"])
     )

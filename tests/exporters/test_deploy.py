@@ -190,7 +190,7 @@ def test_whole_models_get_statistics(kind: str, recalibrated: bool, data: Datase
     federation = load(tmp_path / "run.toml")
     few = data.limited(20, 20)
     builder = DeploymentBuilder.of(federation, few, weights_of(small("global")))
-    _, source = builder._finished(OutputSide(builder.spec, 0))
+    _, source = builder._build(OutputSide(builder.spec, 0))
     assert (source == "frozen") == recalibrated
     warned = evaluation_warning(federation, builder.spec, few)
     assert ("expected at least 32, found 20" in warned) == recalibrated

@@ -35,13 +35,13 @@ def declines_once() -> None:
 
 def no_blob_digest() -> None:
     """Check each chunk, and not the blob that they make."""
-    fetch.verified = lambda ref, data: data
+    fetch.verify_blob = lambda ref, data: data
 
 
 def no_chunk_digest() -> None:
     """Take every chunk and every blob as it comes."""
     BlobRef.accepts = lambda self, index, data: True  # type: ignore[method-assign]
-    fetch.verified = lambda ref, data: data
+    fetch.verify_blob = lambda ref, data: data
 
 
 def no_memory_check() -> None:

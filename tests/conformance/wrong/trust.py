@@ -29,7 +29,7 @@ def drops_the_old_key() -> None:
 
 def ends_at_the_past() -> None:
     """End where the server's message is older than its last one."""
-    original_in_order = ServerTrust._in_order
+    original_in_order = ServerTrust._check_order
 
     def or_end(self: ServerTrust, kind: type[Message], topic: str, envelope: Envelope) -> None:
         try:
@@ -39,7 +39,7 @@ def ends_at_the_past() -> None:
                 os._exit(70)
             raise
 
-    ServerTrust._in_order = or_end  # type: ignore[method-assign]
+    ServerTrust._check_order = or_end  # type: ignore[method-assign]
 
 
 def forgets_key() -> None:
@@ -81,7 +81,7 @@ def hears_bare_messages() -> None:
     def taken(self: ServerTrust, kind: type[AnyMessage], _topic: str, payload: bytes) -> AnyMessage:
         return decode(kind, payload)
 
-    ServerTrust._unsigned = taken  # type: ignore[method-assign, assignment]
+    ServerTrust._open_unsigned = taken  # type: ignore[method-assign, assignment]
 
 
 def hears_bare_messages_slowly() -> None:
@@ -103,12 +103,12 @@ def hears_strangers() -> None:
     def anybody(self: ServerTrust, _kind: type[Message], _envelope: Envelope) -> None:
         return None
 
-    ServerTrust._admitted = anybody  # type: ignore[method-assign, assignment]
+    ServerTrust._admit = anybody  # type: ignore[method-assign, assignment]
 
 
 def hears_the_past() -> None:
     """Act on what the server said before something else."""
-    ServerTrust._in_order = lambda *_: None  # type: ignore[method-assign, assignment]
+    ServerTrust._check_order = lambda *_: None  # type: ignore[method-assign, assignment]
 
 
 def ignores_expiry() -> None:
@@ -123,7 +123,7 @@ def ignores_signatures() -> None:
     def believed(kind: type[AnyMessage], _topic: str, envelope: Envelope) -> AnyMessage:
         return decode(kind, envelope.body)
 
-    identity.verified = believed
+    identity.verify_envelope = believed
 
 
 def loads_unsigned_bundles() -> None:
