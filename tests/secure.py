@@ -24,7 +24,7 @@ class SecureBroker(BrokerProcess):
         certificates: bool = False,
     ) -> None:
         super().__init__(folder)
-        self.websocket_port = free_port()
+        self.websocket_port = free_port(other=self.port)
         self._extra = extra
         self.lab = LabBroker(
             folder=folder / "lab",

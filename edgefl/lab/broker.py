@@ -22,13 +22,15 @@ _PORTS = range(10_000, 32_000)
 _TRIES = 1000
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port without a listener.
+def free_port(host: str = "127.0.0.1", other: int = 0) -> int:
+    """Return a port without a listener, which is not ``other``: the caller may not listen on that one yet.
 
     Raises:
         ConfigError: if no tried port is free.
     """
     for port in random.SystemRandom().sample(_PORTS, _TRIES):
+        if port == other:
+            continue
         with socket.socket() as probe:
             try:
                 probe.bind((host, port))

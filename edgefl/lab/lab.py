@@ -132,7 +132,9 @@ class Lab:
                 f"browser agents ({', '.join(self._browsers)}) need a broker with WebSocket: give the external one's `path`"
                 ', like path = "/mqtt", or let the run start its own broker'
             )
-        self._websocket_port = free_port() if self._browsers and broker.kind != "external" else 0
+        self._websocket_port = (
+            free_port(other=self._port) if self._browsers and broker.kind != "external" else 0
+        )
         self.supervisor = Supervisor(folder, environment)
         self._injector: Injector | None = None
         self._happened = 0

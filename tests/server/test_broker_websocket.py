@@ -28,7 +28,8 @@ def listeners(
     """A broker as `edgefl broker --websocket-port` runs it: its address over TCP, and that over WebSocket."""
     if request.param == "mosquitto":
         needs.require("mosquitto")
-    port, websocket_port = free_port(), free_port()
+    port = free_port()
+    websocket_port = free_port(other=port)
     command = [sys.executable, "-m", "edgefl", "broker", "--broker-kind", request.param, "--port", str(port)]
     command += ["--websocket-port", str(websocket_port), "--folder", str(tmp_path_factory.mktemp("broker"))]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -75,4 +76,4 @@ def test_one_port_twice_is_refused(kind: str, tmp_path: Path) -> None:
 def test_a_websocket_for_others_than_this_machine_needs_passwords(tmp_path: Path) -> None:
     needs.require("mosquitto")
     with pytest.raises(BrokerError, match="listens to its own machine only"):
-        mosquitto_command(free_port(), tmp_path, "0.0.0.0", free_port())
+        mosquitto_command(port := free_port(), tmp_path, "0.0.0.0", free_port(other=port))

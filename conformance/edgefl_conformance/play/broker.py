@@ -34,7 +34,8 @@ class Broker:
 @contextmanager
 def running_broker(folder: Path) -> Iterator[Broker]:
     """Run a broker while the block runs. Raises BrokerError if it does not start."""
-    broker = Broker("mosquitto", free_port(), free_port())
+    port = free_port()
+    broker = Broker("mosquitto", port, free_port(other=port))
     try:
         command = mosquitto_command(broker.port, folder, websocket_port=broker.websocket_port)
     except BrokerError:
