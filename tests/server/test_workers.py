@@ -53,9 +53,10 @@ class SendingSettings:
 
 @pytest.mark.parametrize(
     ("message", "reason"),
-    [("unreadable", "sent a message that cannot be read"), ("hello", "was killed by signal 9")],
+    # A worker whose pipe is closed may end by itself before the signal arrives.
+    [("unreadable", ("sent a message that cannot be read",)), ("hello", ("was killed by", "ended with"))],
 )
-def test_every_worker_ends_with_one_message_and_no_open_file(message: str, reason: str) -> None:
+def test_every_worker_ends_with_one_message_and_no_open_file(message: str, reason: tuple[str, ...]) -> None:
     sink: queue.SimpleQueue[Any] = queue.SimpleQueue()
     gc.disable()  # collection would close them, too
     try:
