@@ -25,6 +25,7 @@ import pytest
 from hypothesis import settings
 
 from edgefl.lab.broker import free_port
+from edgefl.system.processes import end_process
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.session import Session
@@ -205,15 +206,15 @@ class BrokerProcess(ABC):
 
     def kill(self) -> None:
         """End it at once, as a power cut would."""
-        self._end(signal.SIGKILL)
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
 
     def stop(self) -> None:
-        self._end(signal.SIGTERM)
-
-    def _end(self, how: signal.Signals) -> None:
         if self._process is not None:
-            self._process.send_signal(how)
-            self._process.wait(timeout=300)
+            # Mosquitto forgets a SIGTERM that comes between its first listener and its main loop: then it is killed.
+            end_process(self._process)
             self._process = None
 
 
