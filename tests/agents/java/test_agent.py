@@ -27,7 +27,7 @@ from tests.support.commands import run_command
 pytestmark = pytest.mark.e2e
 ENGINE, ROWS, ROUNDS = "executorch", 60, 2
 CONFIG = (
-    TINY.replace('name = "e2e"', f'name = "jvm"\nrounds = {ROUNDS}\nseed = 7')
+    TINY.replace('name = "e2e"', f'name = "NAME"\nrounds = {ROUNDS}\nseed = 7')
     + '\n[export]\nformats = ["executorch"]\n[round]\nmin_devices = 2\n[tiers.strong]\n'
 )
 
@@ -40,20 +40,35 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Classes:
 
 @dataclass
 class World:
-    """Where devices of a test find their data, and the server's runs are."""
+    """Where devices of a test find their data, and the server's runs are.
+
+    Each test has a ``federation`` of its own: the broker retains what the server of the test before said, and devices
+    would trust its key.
+    """
 
     folder: Path
     broker: str
+    federation: str
     classes: Classes
 
-    def jvm(self, run: str, name: str, mode: str, federation: str = "jvm") -> Device:
-        words = [mode, name, self.broker, federation, self.folder / run / name, ENGINE]
+    def jvm(self, run: str, name: str, mode: str) -> Device:
+        words = [mode, name, self.broker, self.federation, self.folder / run / name, ENGINE]
         data = [self.folder / f"{name}.x", self.folder / f"{name}.y"]
         return Device(self.classes.command("Device", *words, *data), self.folder / run / name)
 
     def python(self, run: str, name: str) -> Device:
         folder = self.folder / run / name
-        options = ["--id", name, "--federation", "jvm", "--broker", self.broker, "--engine", ENGINE, "--json"]
+        options = [
+            "--id",
+            name,
+            "--federation",
+            self.federation,
+            "--broker",
+            self.broker,
+            "--engine",
+            ENGINE,
+            "--json",
+        ]
         options += ["--data", str(self.folder / f"{name}.npz"), "--store", str(folder), "--until-done"]
         return Device([*PYTHON, *options], folder)
 
@@ -64,16 +79,16 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path, mosquitto: BrokerProcess, classes: Classes) -> World:
+def world(tmp_path: Path, mosquitto: BrokerProcess, classes: Classes, federation: str) -> World:
     data = digits()
-    (tmp_path / "federation.toml").write_text(CONFIG)
+    (tmp_path / "federation.toml").write_text(CONFIG.replace("NAME", federation))
     for place, name in enumerate(("one", "two")):
         rows = slice(place * ROWS, (place + 1) * ROWS)
         x, y = data.train_x[rows], data.train_y[rows].astype(np.int64)
         write_client(tmp_path / f"{name}.npz", x, y)
         (tmp_path / f"{name}.x").write_bytes(x.tobytes())
         (tmp_path / f"{name}.y").write_bytes(y.tobytes())
-    return World(tmp_path, str(mosquitto.address), classes)
+    return World(tmp_path, str(mosquitto.address), federation, classes)
 
 
 @pytest.mark.slow
@@ -112,9 +127,8 @@ def test_options_that_cannot_be_used_are_exceptions_with_the_remedy(world: World
 @pytest.mark.slow
 def test_a_row_that_cannot_be_read_declines_the_round_and_the_agent_lives(world: World) -> None:
     config = world.folder / "federation.toml"
-    config.write_text(CONFIG.replace("min_devices = 2", "min_devices = 1").replace('"jvm"', '"locked"'))
-    # A name of its own: the broker retains what the server of the test before said, and its key would be trusted.
-    jvm = [str(word) for word in world.jvm("broken", "one", "broken", "locked").command]
+    config.write_text(config.read_text().replace("min_devices = 2", "min_devices = 1"))
+    jvm = [str(word) for word in world.jvm("broken", "one", "broken").command]
     server = [*EDGEFL, "server", "--config", str(config), "--broker", world.broker]
     server += ["--out", str(world.folder / "out")]
     with (
