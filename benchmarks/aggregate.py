@@ -51,7 +51,7 @@ from edgefl_server.aggregate.adders import CheckedArrays
 from edgefl_server.aggregate.aggregator import Aggregator, accumulator, layout_of
 from edgefl_server.aggregate.averaging import HolderMean
 from edgefl_server.aggregate.cuda import measure_signs
-from edgefl_server.aggregate.scatter import Pieces, flatten
+from edgefl_server.aggregate.scatter import TierBlocks, flatten
 
 Device = Literal["cpu", "cuda"]
 PER_BLOCK = 3
@@ -486,7 +486,9 @@ class _TimedAccumulator:
         self._sums = sums
         self._cuda = device == "cuda"
 
-    def add(self, pieces: Pieces, updates: Sequence[CheckedArrays], factors: npt.NDArray[np.float64]) -> None:
+    def add(
+        self, pieces: TierBlocks, updates: Sequence[CheckedArrays], factors: npt.NDArray[np.float64]
+    ) -> None:
         start = time.perf_counter()
         self._sums.add(pieces, updates, factors)
         if self._cuda:

@@ -31,7 +31,7 @@ from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.tied import collect_state
 from edgefl.models.zoo.catalog import build_model
-from edgefl.objective.carrier import Thresholded
+from edgefl.objective.carrier import ThresholdCarrier
 from edgefl.objective.objective import Objective
 from edgefl.setup.federation_options import parse_options
 from edgefl.submodels import catalog
@@ -253,7 +253,7 @@ def measure(
     """
     size = matched(spec, kind, gamma, settings.match)
     submodel = size.of(spec)
-    name = "tcbgd" if isinstance(submodel.carrier, Thresholded) else "sgd"
+    name = "tcbgd" if isinstance(submodel.carrier, ThresholdCarrier) else "sgd"
     algorithm = algorithms.build(name, Objective.of(submodel), batch=settings.batch, **SGD)
     done = list(runs(algorithm, submodel, settings, lambda text: say(f"{kind}, {size.label}: {text}")))
     [step] = [run for run in done if run.graph == algorithm.phases[0].function.name]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from edgefl.algorithms.personal.personalize import STEP
-from edgefl.analysis.heterogeneity.losses import DatasetShards, Losses, shuffle_rows
+from edgefl.analysis.heterogeneity.losses import DatasetShards, FlatLoss, shuffle_rows
 from edgefl.analysis.heterogeneity.report import HeterogeneityReport, examine
 from edgefl.analysis.heterogeneity.theory import TrainingSetting
 from edgefl.analysis.personal.finished import FinishedRun
@@ -80,7 +80,7 @@ def heterogeneity(
         rows = partition(federation, dataset, count)
         seed = federation.federation.seed
         report = examine(
-            Losses(Objective.of(whole), _tensors(spec.weights, own, where)),
+            FlatLoss(Objective.of(whole), _tensors(spec.weights, own, where)),
             DatasetShards(dataset, shuffle_rows(rows, most=samples, seed=seed)),
             histograms(dataset.train_y, rows, dataset.classes),
             _setting(federation, algorithm_of(federation, whole), alpha, count),

@@ -215,9 +215,9 @@ def _failure(engine: str, error: EdgeflError) -> EngineVerdict:
 
 def _samples(manifest: Any, rows: int, seed: int) -> tuple[Array, Array, Arrays]:
     """Return random samples (x, y, other inputs) that fit the manifest."""
-    from edgefl_device.profile.measure.inputs import Inputs
+    from edgefl_device.profile.measure.inputs import RandomInputs
 
-    made = Inputs(manifest, seed).samples(rows)
+    made = RandomInputs(manifest, seed).samples(rows)
     return np.asarray(made.x), made.y, dict(made.others)
 
 

@@ -16,7 +16,7 @@ from edgefl.comparison.compare import compare
 from edgefl.contract.choice import SubmodelChoice, as_choice
 from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec
-from edgefl.objective.carrier import Thresholded
+from edgefl.objective.carrier import ThresholdCarrier
 from edgefl.submodels import catalog as submodels
 from edgefl.submodels.catalog import OutputSide
 from edgefl.submodels.submodel import Submodel
@@ -160,6 +160,6 @@ def plan(
 
 def _with_suited_algorithm(training: Training, submodel: Submodel) -> Training:
     """Return ``training``; without an algorithm, with the one that makes use of a submodel's thresholds."""
-    if training.algorithm is None and isinstance(submodel.carrier, Thresholded):
+    if training.algorithm is None and isinstance(submodel.carrier, ThresholdCarrier):
         return replace(training, algorithm=TCBGD())
     return training

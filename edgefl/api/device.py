@@ -32,7 +32,7 @@ from edgefl_device.engine.base import Engine
 from edgefl_device.host import physical_memory
 from edgefl_device.policy import Policy, read_policy
 from edgefl_device.round.autotune import MemoryTuningStore, ProcessorTable
-from edgefl_device.round.control import Step
+from edgefl_device.round.control import StepProgress
 from edgefl_device.round.trainer import RoundResult
 
 if TYPE_CHECKING:
@@ -237,7 +237,7 @@ def train_round(
     carry: Mapping[str, Array] | None = None,
     samples: int = 0,
     limits: DeviceLimits | None = None,
-    watch: Callable[[Step], None] = lambda _: None,
+    watch: Callable[[StepProgress], None] = lambda _: None,
 ) -> RoundResult:
     """Run one round of a bundle in this process, without a broker, with the same steps as on a device of a federation.
 

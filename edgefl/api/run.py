@@ -141,7 +141,7 @@ def load_run(folder: str | Path) -> Run:
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedRun:
     """Run with a complete folder, before its processes start. ``updates`` has the sizes of an update by tier."""
 
     lab: Lab
@@ -182,7 +182,7 @@ def prepare(
     *,
     fresh: bool = False,
     agents: Mapping[str, int] | None = None,
-) -> Prepared:
+) -> PreparedRun:
     """Write the folder of a run: its configuration and each device's data, unless devices have their own.
 
     If the federation cannot be trained, no folder is left behind.
@@ -227,7 +227,7 @@ def prepare(
     except BaseException:
         lock.release()
         raise
-    return Prepared(lab, dataset, updates, lock)
+    return PreparedRun(lab, dataset, updates, lock)
 
 
 def run(

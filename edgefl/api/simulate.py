@@ -24,7 +24,7 @@ from edgefl.setup.runs import held, with_absolute_paths
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.training import update_sizes
 from edgefl.simulator.clients import ClientData, OwnData, SharedData, SimulatedFleet
-from edgefl.simulator.downlink import Downloads
+from edgefl.simulator.downlink import SimulatedDownlink
 from edgefl.simulator.folder import (
     CONFIG_NAME,
     MODEL_NAME,
@@ -36,7 +36,7 @@ from edgefl.simulator.folder import (
 )
 from edgefl.simulator.functions import SimulationPlan
 from edgefl.simulator.results import RoundRow
-from edgefl.simulator.rounds import RUN, Rounds
+from edgefl.simulator.rounds import RUN, SimulatedRounds
 from edgefl.simulator.tracking import open_trackers, refuse_missing
 from edgefl.simulator.trainers.pool import trainers
 from edgefl.system.files import write_text
@@ -122,7 +122,7 @@ class _WarningListener:
 
 
 @dataclass(frozen=True)
-class Simulated:
+class PreparedSimulation:
     """Prepared simulation; call :meth:`run` or :meth:`rounds` once."""
 
     federation: Federation
@@ -181,11 +181,11 @@ class Simulated:
             self.federation, self.dataset, listener=listener, progress=progress, device=self.device
         )
         with closing(trainers(plan, self.federation, self.dataset, self.clients)) as chosen:
-            rounds = Rounds(
+            rounds = SimulatedRounds(
                 plan.spec,
                 plan.functions,
                 self.clients,
-                Downloads(plan.spec, self.folder, RUN),
+                SimulatedDownlink(plan.spec, self.folder, RUN),
                 folder.carries,
                 chosen,
                 fleet=SimulatedFleet(self.federation.simulation, self.federation.federation.seed),
@@ -217,7 +217,7 @@ def prepare_simulation(
     device: str = "auto",
     workers: int | None = None,
     ray: str | None = None,
-) -> Simulated:
+) -> PreparedSimulation:
     """Prepare a simulation in the folder ``out``: read the data and spread them over the clients.
 
     Args:
@@ -267,7 +267,7 @@ def prepare_simulation(
             "begin it anew (`fresh`)"
         )
     check(folder, whole, resume=resume)
-    return Simulated(whole, dataset, clients, folder, resume, device)
+    return PreparedSimulation(whole, dataset, clients, folder, resume, device)
 
 
 def _with_workers(federation: Federation, workers: int | None, ray: str | None) -> Federation:

@@ -19,14 +19,14 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgefl.comparison.conduct import SideEffects
-from edgefl.comparison.drawing import DrawingMode, RandomStream
+from edgefl.comparison.random_draws import RandomDrawMode, RandomStream
 from edgefl.comparison.torch_side import loss_of_batch, restored
 from edgefl.contract.tensors import Tensors
 from edgefl.errors import EdgeflError, ModelError
 from edgefl.models.losses.loss import Loss
 from edgefl.models.modes import enter_training
+from edgefl.models.python_state.items import ArrayEntries, IteratorPosition, SequenceItems, SetItems, bytes_of
 from edgefl.models.python_state.snapshots import Snapshot, StateChange, restoring, snapshot_of
-from edgefl.models.python_state.spaces import ArraySpace, IteratorSpace, SequenceSpace, SetSpace, bytes_of
 from edgefl.models.source import ModelSource
 from edgefl.models.torch_functions.python_random import patched_generators
 from edgefl.models.torch_functions.storage import memory_of
@@ -77,7 +77,7 @@ def check_state(source: ModelSource, loss: Loss, batch: Tensors, seed: int, cond
     ):
         warnings.simplefilter("ignore")
         enter_training(module)
-        evolution = _Evolution(source, loss, batch, seed, conduct)
+        evolution = _RepeatedCalls(source, loss, batch, seed, conduct)
         found = evolution.find_in_a_row() or evolution.moved()
     if found is not None:
         raise state_error(module, conduct, *found)
@@ -95,7 +95,7 @@ def state_error(module: nn.Module, conduct: SideEffects, path: str, when: str) -
     )
 
 
-class _Evolution:
+class _RepeatedCalls:
     """Repeated calls of a module and its loss, starting from the present state."""
 
     def __init__(
@@ -129,7 +129,7 @@ class _Evolution:
     def find_in_a_row(self) -> tuple[str, str] | None:
         """Return (path of state that changes the results of many calls in a row, text that says when), or None."""
         for each in self._changes:
-            if isinstance(each.space, IteratorSpace) and not each.space.is_replaceable():
+            if isinstance(each.container, IteratorPosition) and not each.container.is_replaceable():
                 return each.path, "an iterator that cannot be put back"
         steers = self._outside or any(each.steers for each in self._changes)
         other = self._first_other(CALLS if steers else OF_TENSORS)
@@ -138,7 +138,9 @@ class _Evolution:
         self._begin.restore()
         for _ in range(other - 1):
             self._call()
-        late = {each.path: partial(_put, each, each.space.read()) for each in self._changes if each.space}
+        late = {
+            each.path: partial(_put, each, each.container.read()) for each in self._changes if each.container
+        }
         guilty = self._guilty(late, 1) or (self._outside or [self._changes[0].path])[0]
         return guilty, f"call {COMPARED + other} is the first that computes something else"
 
@@ -191,7 +193,7 @@ class _Evolution:
             if isinstance(value := change.value(), Tensor):
                 labels.name(value, "")
         with torch.enable_grad(), labels:
-            with DrawingMode(RandomStream(self._seed)):
+            with RandomDrawMode(RandomStream(self._seed)):
                 value = loss_of_batch(self._source, self._loss, self._batch)
             if self._backward or _has_functions(value):
                 value.backward()
@@ -331,24 +333,24 @@ def _tensors(value: object) -> list[Tensor]:
 
 def _put(change: StateChange, late: Mapping[Any, Any]) -> None:
     """Set the state of ``change`` to its value late in a row of calls."""
-    space = change.space
-    if isinstance(space, ArraySpace | IteratorSpace | SequenceSpace | SetSpace):
-        space.restore(late)
-    elif space is not None and change.key in late:
-        space.write(change.key, late[change.key])
+    container = change.container
+    if isinstance(container, ArrayEntries | IteratorPosition | SequenceItems | SetItems):
+        container.restore(late)
+    elif container is not None and change.key in late:
+        container.write(change.key, late[change.key])
 
 
 def _move(change: StateChange, move: Callable[[Any], Any]) -> None:
     """Set a number, the numbers of an array or tuple, or the length of a list by ``move``."""
-    space = change.space
-    values = {} if space is None else space.read()
-    if isinstance(space, SequenceSpace) and not change.path.endswith("]"):
-        space.restore(dict(enumerate(islice(cycle(values.values()), LONGER))))
-    elif isinstance(space, ArraySpace) and np.issubdtype(space.holder.dtype, np.number):
+    container = change.container
+    values = {} if container is None else container.read()
+    if isinstance(container, SequenceItems) and not change.path.endswith("]"):
+        container.restore(dict(enumerate(islice(cycle(values.values()), LONGER))))
+    elif isinstance(container, ArrayEntries) and np.issubdtype(container.holder.dtype, np.number):
         with suppress(ArithmeticError):
-            space.holder[...] = move(space.holder)
-    elif space is not None and change.key in values:
-        space.write(change.key, _moved_value(values[change.key], move))
+            container.holder[...] = move(container.holder)
+    elif container is not None and change.key in values:
+        container.write(change.key, _moved_value(values[change.key], move))
 
 
 def _moved_value(value: Any, move: Callable[[Any], Any]) -> Any:

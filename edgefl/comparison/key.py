@@ -28,8 +28,8 @@ def key_of(spec: ModelSpec, source: ModelSource, data: UserSamples | None) -> ob
     )
     learns = tuple(each.requires_grad for each in source.module.parameters())
     state = tuple(
-        tuple((str(key), _known(value)) for key, value in space.read().items() if not _is_own(key))
-        for space in StateSearch(source.module).spaces
+        tuple((str(key), _known(value)) for key, value in container.read().items() if not _is_own(key))
+        for container in StateSearch(source.module).containers
     )
     # Losses of edgefl are equal if what they hold is. A loss of the user's may refer to the module.
     of_edgefl = type(spec.loss).__module__.startswith("edgefl.")

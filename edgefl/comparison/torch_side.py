@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edgefl.comparison.drawing import DrawingMode, GeneratorStates, RandomStream
 from edgefl.comparison.inputs import batches
+from edgefl.comparison.random_draws import GeneratorStates, RandomDrawMode, RandomStream
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import EdgeflError
 from edgefl.models.inputs import first_input
@@ -111,7 +111,7 @@ def train(
                 with (
                     double_precision() if double else nullcontext(),
                     differentiable(),
-                    DrawingMode(stream, generators),
+                    RandomDrawMode(stream, generators),
                     torch.enable_grad(),
                 ):
                     value = loss_of_batch(source, loss, batch)
@@ -142,7 +142,7 @@ def _draw_on(source: ModelSource, loss: Loss, batch: Tensors, generators: Genera
     enter_training(source.module)
     try:
         for _ in range(_PERIOD):
-            with DrawingMode(RandomStream(0), generators):
+            with RandomDrawMode(RandomStream(0), generators):
                 loss_of_batch(source, loss, batch)
     except EdgeflError:
         raise
@@ -155,7 +155,7 @@ def _infer(source: ModelSource, batch: Mapping[str, Tensor], stream: RandomStrea
     if source.returned_loss is not None:
         return None
     source.module.eval()
-    with DrawingMode(stream):
+    with RandomDrawMode(stream):
         output = _output(source, batch, {})
     return None if stream.drawn else output
 

@@ -17,7 +17,7 @@ from edgefl.data.dataset import Array, Dataset
 from edgefl.data.partition import hold_out
 from edgefl.data.text.corpora import Corpus, Texts
 from edgefl.errors import DataError
-from edgefl.wire.bundle.readers import TableReader, TextReader
+from edgefl.wire.bundle.readers import TableSpec, TextSpec
 from edgefl.wire.records import (
     RECORDS,
     BadRow,
@@ -49,7 +49,7 @@ def is_table(path: Path) -> bool:
     return path.suffix.lower() in RECORDS
 
 
-def reader_of(path: Path, label: str) -> TableReader | TextReader:
+def reader_of(path: Path, label: str) -> TableSpec | TextSpec:
     """Return a default reader for a file of records.
 
     Args:
@@ -69,16 +69,16 @@ def reader_of(path: Path, label: str) -> TableReader | TextReader:
             f"{join_names(list(map(repr, names)))}: let `label` name one of these",
             label=label,
         )
-    text = TextReader(label=label)
+    text = TextSpec(label=label)
     if text.text in names:
         return text
     columns = tuple(name for name in names if name != label)
     if not columns:
         raise DataError(f"{path} has no column beside {label!r}: add those that the model reads")
-    return TableReader(columns=columns, label=label)
+    return TableSpec(columns=columns, label=label)
 
 
-def load(path: Path, reader: TableReader, seed: int, *, standardize: bool, train: bool = True) -> Dataset:
+def load(path: Path, reader: TableSpec, seed: int, *, standardize: bool, train: bool = True) -> Dataset:
     """Load the records of a file as samples (n, columns), float32.
 
     Args:
@@ -131,7 +131,7 @@ def load(path: Path, reader: TableReader, seed: int, *, standardize: bool, train
     )
 
 
-def load_texts(path: Path, reader: TextReader, seed: int, *, train: bool = True) -> Corpus:
+def load_texts(path: Path, reader: TextSpec, seed: int, *, train: bool = True) -> Corpus:
     """Load the texts of a file and their classes.
 
     Args:

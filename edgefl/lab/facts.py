@@ -21,7 +21,7 @@ from edgefl.submodels.cost import macs
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.distribution import NAME, version
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.bundle.readers import ImageReader, SeriesReader, SoundReader, TableReader, TextReader
+from edgefl.wire.bundle.readers import ImageSpec, SeriesSpec, SoundSpec, TableSpec, TextSpec
 from edgefl.wire.images import DRAFT
 from edgefl.wire.tensors import Array
 from edgefl_export.deploy.export import ExportedModel
@@ -222,13 +222,13 @@ def recipe_of(
         inside: preprocessing that the deployed file does itself; None for none.
     """
     reader = data.reader
-    if pixels and (reader is None or isinstance(reader, ImageReader)):
+    if pixels and (reader is None or isinstance(reader, ImageSpec)):
         return _image_recipe(data, inside)
-    if isinstance(reader, SoundReader):
+    if isinstance(reader, SoundSpec):
         return _sound_recipe(reader, inside)
-    if isinstance(reader, TextReader):
+    if isinstance(reader, TextSpec):
         return _text_recipe(data, reader, tokenizer)
-    if isinstance(reader, TableReader | SeriesReader):
+    if isinstance(reader, TableSpec | SeriesSpec):
         return _columns_recipe(reader, inside)
     return {
         "kind": "arrays",
@@ -252,7 +252,7 @@ def layout_of(kind: str, rank: int, recipe: Recipe) -> dict[str, Any]:
 
 def _image_recipe(data: DataSpec, inside: PreprocessingLayer | None) -> Recipe:
     channels, height, width = data.shape
-    white = data.reader.white if isinstance(data.reader, ImageReader) else 255
+    white = data.reader.white if isinstance(data.reader, ImageSpec) else 255
     mode = "RGB" if channels == 3 else "L"
     size = f"{width} x {height}"
     resized = isinstance(inside, PixelLayer) and inside.resize
@@ -287,7 +287,7 @@ def _image_recipe(data: DataSpec, inside: PreprocessingLayer | None) -> Recipe:
     }
 
 
-def _sound_recipe(reader: SoundReader, inside: PreprocessingLayer | None) -> Recipe:
+def _sound_recipe(reader: SoundSpec, inside: PreprocessingLayer | None) -> Recipe:
     steps = [
         f"read a WAV of {reader.rate} samples a second as floats in [-1, 1], the mean of its channels",
         f"take the first {reader.length} samples, zeros behind what is shorter",
@@ -317,7 +317,7 @@ def _sound_recipe(reader: SoundReader, inside: PreprocessingLayer | None) -> Rec
     return {**recipe, "steps": steps}
 
 
-def _text_recipe(data: DataSpec, reader: TextReader, tokenizer: bytes) -> Recipe:
+def _text_recipe(data: DataSpec, reader: TextSpec, tokenizer: bytes) -> Recipe:
     length = data.shape[0]
     how = (
         "make tokens by the tokenizer, a JSON of the library tokenizers, without special tokens"
@@ -339,10 +339,10 @@ def _text_recipe(data: DataSpec, reader: TextReader, tokenizer: bytes) -> Recipe
     }
 
 
-def _columns_recipe(reader: TableReader | SeriesReader, inside: PreprocessingLayer | None) -> Recipe:
+def _columns_recipe(reader: TableSpec | SeriesSpec, inside: PreprocessingLayer | None) -> Recipe:
     recipe: Recipe = {"kind": "table", "columns": list(reader.columns)}
     steps = ["take the numbers of the columns in this order"]
-    if isinstance(reader, SeriesReader):
+    if isinstance(reader, SeriesSpec):
         last = reader.channels_last
         recipe |= {"kind": "series", "window": reader.window, "channels_last": last}
         form = "(1, time, column)" if last else "(1, column, time)"

@@ -46,7 +46,7 @@ class Blob(Protocol):
     def close(self) -> None: ...
 
 
-class OpenFile:
+class CompleteBlob:
     """A complete blob. It stays readable while open, even after its file is deleted."""
 
     failed, lacks = "", False
@@ -92,7 +92,7 @@ class BlobFolder:
         except OSError:
             return None
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return OpenFile(descriptor)
+            return CompleteBlob(descriptor)
         with suppress(OSError):
             os.close(descriptor)
         return None
@@ -116,7 +116,7 @@ class FailureLog(Protocol):
 
 
 @dataclass(frozen=True)
-class CachedMirror:
+class CacheSettings:
     """Mirror to cache, with the size limit of the cache in bytes and a file with an additional certificate authority."""
 
     mirror: Mirror
@@ -187,7 +187,7 @@ class Cache:
         MirrorError: if another process owns the folder, or it cannot be written.
     """
 
-    def __init__(self, folder: Path, upstream: CachedMirror, log: FailureLog | None = None) -> None:
+    def __init__(self, folder: Path, upstream: CacheSettings, log: FailureLog | None = None) -> None:
         self._upstream = upstream
         self._log: FailureLog = log if log is not None else deque(maxlen=1)
         try:

@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from edgefl.errors import MirrorError
-from edgefl.mirror.blobs import Blob, BlobFolder, Cache, CachedMirror, FailureLog
+from edgefl.mirror.blobs import Blob, BlobFolder, Cache, CacheSettings, FailureLog
 from edgefl.system.listener import WebServer, certificate_fault, listening
 
 _STEP = 256 * 1024
@@ -185,7 +185,7 @@ class MirrorServer:
         folder: Path,
         place: MirrorAddress = MirrorAddress(),
         *,
-        upstream: CachedMirror | None = None,
+        upstream: CacheSettings | None = None,
         log: FailureLog | None = None,
     ) -> None:
         if fault := certificate_fault(place.cert_file, place.key_file, "`cert_file`, `key_file`"):

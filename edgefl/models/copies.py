@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.modes import is_inference, mark_inference
-from edgefl.models.python_state.spaces import SlotSpace
+from edgefl.models.python_state.items import SlotAttributes
 from edgefl.models.torch_functions.patches import ThreadPatch
 from edgefl.models.user_code import user_errors
 
@@ -44,8 +44,8 @@ def copy_module(module: M, memo: dict[int, Any] | None = None) -> M:
         made = copy.deepcopy(module, memo)
         for part in module.modules():
             # torch's own copy of a module leaves out what its class keeps in __slots__.
-            for name, value in SlotSpace(part).read().items():
-                SlotSpace(memo[id(part)]).write(name, copy.deepcopy(value, memo))
+            for name, value in SlotAttributes(part).read().items():
+                SlotAttributes(memo[id(part)]).write(name, copy.deepcopy(value, memo))
     for part in made.modules():
         if isinstance(part, nn.RNNBase):
             part._flat_weight_refs = [_GONE] * len(part._flat_weights_names)

@@ -99,7 +99,7 @@ class Carrier(ABC):
 
 
 @runtime_checkable
-class Thresholded(Protocol):
+class ThresholdCarrier(Protocol):
     """Carrier whose masks and gradients depend on thresholds, for :func:`edgefl.algorithms.submodels.tcbgd.tcbgd`."""
 
     def with_switches(self, *, remask: bool, bias: bool, freeze_dropped: bool) -> Carrier:

@@ -20,9 +20,9 @@ from edgefl.models.inputs import extra_inputs, input_tensors
 from edgefl.models.losses.classification import CROSS_ENTROPY
 from edgefl.models.losses.exit_loss import divergence
 from edgefl.models.losses.loss import (
+    ClassificationLoss,
     Loss,
-    OfClasses,
-    OfRounds,
+    RoundScalarsLoss,
     batch_mean,
     check_separable,
     metrics_of,
@@ -114,7 +114,7 @@ class Objective:
                 "requires_grad",
                 units=len(self.suffix),
             )
-        if (self.masked or self.distilled) and not isinstance(self.loss, OfClasses):
+        if (self.masked or self.distilled) and not isinstance(self.loss, ClassificationLoss):
             raise ModelError(
                 f"masked_loss and self_distillation need logits of classes, and {type(self.loss).__name__} reads none; "
                 "leave them off",
@@ -202,7 +202,7 @@ class Objective:
     @property
     def scalars(self) -> tuple[str, ...]:
         """Names of the round's scalars that the loss reads (``hyper.*``)."""
-        return self.loss.scalars if isinstance(self.loss, OfRounds) else ()
+        return self.loss.scalars if isinstance(self.loss, RoundScalarsLoss) else ()
 
     def with_loss(self, loss: Loss) -> Objective:
         """Return a copy with another ``loss`` for the same labels. Both objectives share the suffix's modules."""
@@ -268,7 +268,11 @@ class Objective:
                 pass, with
             new moving statistics.
         """
-        loss = self.loss.at(hyper or {}) if isinstance(self.loss, OfRounds) and self.scalars else self.loss
+        loss = (
+            self.loss.at(hyper or {})
+            if isinstance(self.loss, RoundScalarsLoss) and self.scalars
+            else self.loss
+        )
         uniform = dict(noise or {})
 
         def run(training: bool) -> tuple[Tensor, Tensors]:
@@ -278,7 +282,7 @@ class Objective:
             with self._reading(uniform):
                 out = self._output(tensors, x, others, training=True)
             if self.masked:
-                out = without_absent(cast(OfClasses, self.loss), out, (facts or {})["class_counts"])
+                out = without_absent(cast(ClassificationLoss, self.loss), out, (facts or {})["class_counts"])
             return out, {name: tensors[name].detach() for name in self.fixed}
 
         out, moved = run(training=True)
@@ -295,7 +299,7 @@ class Objective:
         """Return the loss per sample (B,) of the narrower model: its own ``losses`` (B,), and its divergence from
         ``whole``.
         """
-        logits = cast(OfClasses, self.loss).logits
+        logits = cast(ClassificationLoss, self.loss).logits
         apart = divergence(logits(whole).detach(), logits(part), how.temperature)
         return (1 - how.weight) * losses + how.weight * how.temperature**2 * apart
 

@@ -34,7 +34,7 @@ from edgefl_export.verify.graphs import Verification
 Progress = Callable[[str], None]
 
 
-class OutlineTarget(Target):
+class PortsOnlyTarget(Target):
     """Target that lowers functions only to get the ports of their ONNX graphs, and writes nothing."""
 
     name = "onnx"
@@ -98,7 +98,7 @@ def outline_of(
     Raises:
         ExportError: if a function breaks the contract.
     """
-    return Compiler(OutlineTarget()).compile(_request(federation, dataset, tier, exchange), progress).bundle
+    return Compiler(PortsOnlyTarget()).compile(_request(federation, dataset, tier, exchange), progress).bundle
 
 
 def _request(

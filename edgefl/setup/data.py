@@ -22,7 +22,7 @@ from edgefl.data.partition import by_labels, by_owners, by_shards, dirichlet, hi
 from edgefl.data.text import corpora, samples, vocabulary
 from edgefl.data.text.corpora import Corpus
 from edgefl.errors import ConfigError, DataError
-from edgefl.wire.bundle.readers import TableReader, TextReader
+from edgefl.wire.bundle.readers import TableSpec, TextSpec
 
 # Rows that a Dirichlet draw leaves each device at least: as benchmarks have it (fedbat.md 4.2), or if no draw does, two.
 WANTED_SAMPLES = 10
@@ -82,9 +82,9 @@ def _load_own(table: DataTable, seed: int) -> Dataset:
         return Dataset.load(file)
     reader = table.way_to_read or tables.reader_of(file, table.label or "label")
     spread = not table.devices_dir
-    if isinstance(reader, TableReader):
+    if isinstance(reader, TableSpec):
         return tables.load(file, reader, seed, standardize=not table.reader, train=spread)
-    if isinstance(reader, TextReader):
+    if isinstance(reader, TextSpec):
         loaded = _texts(table, tables.load_texts(file, reader, seed, train=spread), seed)
         return replace(loaded, reader=msgspec.structs.replace(reader, mask=next(iter(loaded.others), "")))
     raise ConfigError(
@@ -110,7 +110,7 @@ def _texts(table: DataTable, corpus: Corpus, seed: int) -> Dataset:
     else:
         corpus = corpus.limited(table.train_samples, table.test_samples, seed)
         made = samples.text_samples(corpus, encode, length=length, vocabulary=known.size, mask=table.mask)
-    return replace(made, reader=TextReader(mask=next(iter(made.others), "")), tokenizer=known.tokenizer)
+    return replace(made, reader=TextSpec(mask=next(iter(made.others), "")), tokenizer=known.tokenizer)
 
 
 def partition(

@@ -26,13 +26,13 @@ from edgefl.submodels import catalog as submodels
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.sizes import GIB
 from edgefl.wire.bundle.manifest import DataSpec, Input
-from edgefl.wire.bundle.readers import ImageReader, Reader
+from edgefl.wire.bundle.readers import ImageSpec, Reader
 
 _PROCESS_BYTES, _PROCESS_SHARE = GIB, 24
 
 
 @runtime_checkable
-class SelfChecking(Protocol):
+class SelfCheckingSubmodel(Protocol):
     """Interface of a submodel that can check whether its training will learn."""
 
     def warnings(self, weights: Mapping[str, Array]) -> tuple[str, ...]:
@@ -252,7 +252,7 @@ def naming_tier(tier: str) -> Iterator[None]:
 
 def submodel_warnings(submodel: Submodel, tier: str, initial: Mapping[str, Array]) -> Iterator[str]:
     """Yield texts about a tier that may not learn from the ``initial`` weights."""
-    if isinstance(submodel, SelfChecking):
+    if isinstance(submodel, SelfCheckingSubmodel):
         for text in submodel.warnings(initial):
             yield f"tier {tier!r}: {text}"
 
@@ -283,7 +283,7 @@ def _reader_of(dataset: Dataset) -> Reader | None:
     digits.
     """
     if dataset.reader is None and dataset.pixels and dataset.top < _HALF_OF_8_BITS:
-        return ImageReader(white=dataset.top)
+        return ImageSpec(white=dataset.top)
     return dataset.reader
 
 

@@ -47,7 +47,7 @@ class FetchedWeights:
     nbytes: int
 
 
-class Downloads:
+class SimulatedDownlink:
     """Publisher of successive models in the federation's encoding."""
 
     def __init__(self, spec: RunSpec, folder: Path, run: str) -> None:

@@ -46,10 +46,10 @@ Call = Callable[..., tuple[Tensor, ...]]
 
 def compile_list(module: fx.GraphModule) -> Call:
     """Return ``module`` as a Python function of its placeholders, in order. It frees each value after its last use."""
-    return _Writer(module).function()
+    return _FunctionWriter(module).function()
 
 
-class _Writer:
+class _FunctionWriter:
     """Writer of a Python function that runs a recorded list of operations."""
 
     def __init__(self, module: fx.GraphModule) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgefl.errors import ConfigError, StoreError
-from edgefl.simulator.downlink import Downloads
+from edgefl.simulator.downlink import SimulatedDownlink
 from edgefl.wire import tensors
 from edgefl.wire.mqtt.messages import Update, decode
 from edgefl.wire.tensors import Arrays
@@ -87,7 +87,7 @@ class Replay:
         self._journal = journal
         self._run = run.run
         self._device = device
-        self._downloads = Downloads(spec, folder, run.run)
+        self._downloads = SimulatedDownlink(spec, folder, run.run)
         self._versions = journal.versions(run.run)
         self._models = {1: ModelVersion.of(spec, 0, initial)}
         known = self._versions.get(1)

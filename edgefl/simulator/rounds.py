@@ -15,10 +15,10 @@ from dataclasses import KW_ONLY, dataclass, replace
 from edgefl.errors import EdgeflError, ParticipationError
 from edgefl.simulator.carries import CarryStore
 from edgefl.simulator.clients import ClientData, ClientWork, SimulatedFleet
-from edgefl.simulator.downlink import Downloads, FetchedWeights
+from edgefl.simulator.downlink import FetchedWeights, SimulatedDownlink
 from edgefl.simulator.functions import Functions
 from edgefl.simulator.results import FinishedRound, RoundRow, RoundTally, SimulationState
-from edgefl.simulator.trainers.local_rounds import Portion, Report, RoundTask, Trainers
+from edgefl.simulator.trainers.local_rounds import ClientPortion, Report, RoundTask, Trainers
 from edgefl.simulator.versions import Versions
 from edgefl.wire import tensors
 from edgefl.wire.mqtt.messages import NO_CARRY
@@ -50,7 +50,7 @@ RUN = "simulation"
 
 
 @dataclass
-class Rounds:
+class SimulatedRounds:
     """Round backend of a simulation.
 
     Attributes:
@@ -70,7 +70,7 @@ class Rounds:
     spec: RunSpec
     functions: Mapping[tuple[str, int], Functions]
     data: ClientData
-    downloads: Downloads
+    downloads: SimulatedDownlink
     carries: CarryStore
     trainers: Trainers
     _: KW_ONLY
@@ -293,7 +293,7 @@ class Rounds:
                 arriving.append((took, each))
         return sorted(arriving, key=lambda one: (one[0], fleet.place(opened.number, one[1].device)))
 
-    def _portions(self, wanted: Sequence[Assignment], opened: OpenRound, base: int) -> list[Portion]:
+    def _portions(self, wanted: Sequence[Assignment], opened: OpenRound, base: int) -> list[ClientPortion]:
         """Return the portions of the tasks ``wanted``. Clients without a carry that they need are left out.
 
         The division does not depend on the trainers, because a group of other clients gives other bits.
@@ -314,7 +314,7 @@ class Rounds:
                         kept[each.device] = number
                 needed = reads and manifest.carry_needed
                 taking = tuple(each.device for each in some if not needed or each.device in kept)
-                portions.append(Portion(tier, taking, kept))
+                portions.append(ClientPortion(tier, taking, kept))
         return [each for each in portions if each.clients]
 
     def _round_to_begin(self, assignment: Assignment, opened: OpenRound, base: int) -> RoundToBegin:

@@ -16,7 +16,7 @@ from torch import Tensor
 from edgefl.contract.tensors import Tensors, role_of
 from edgefl.errors import BundleError
 from edgefl.simulator.functions import Functions
-from edgefl.wire.bundle.manifest import Chunk, Graph, PhaseSpec
+from edgefl.wire.bundle.manifest import FrozenChunk, Graph, PhaseSpec
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.data.samples import FittedData
 from edgefl_device.round.inputs import RoundInputs, carry_inputs, check_complete, other_rows
@@ -131,7 +131,7 @@ class ClientTraining:
         return record
 
     def _forward(
-        self, chunk: Chunk, tier_inputs: TierInputs, data: FittedData, before: Array | None
+        self, chunk: FrozenChunk, tier_inputs: TierInputs, data: FittedData, before: Array | None
     ) -> Array:
         spec, rows = self._manifest.graph(chunk.graph), len(data)
         (flowing,) = (port for port in spec.inputs_of("batch") if port.label == "0.x")

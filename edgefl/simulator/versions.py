@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 
 from edgefl.errors import ParticipationError
 from edgefl.simulator.clients import ClientData, ClientWork, SimulatedFleet
-from edgefl.simulator.downlink import Downloads, FetchedWeights
+from edgefl.simulator.downlink import FetchedWeights, SimulatedDownlink
 from edgefl.simulator.functions import Functions
 from edgefl.simulator.trainers.local_rounds import Report, RoundTask
 from edgefl.wire.tensors import Arrays
 from edgefl_server.coordinator import machine as coordinator
 from edgefl_server.coordinator.fleet import Assignment, Assignments
-from edgefl_server.coordinator.states import Actions, Answered, OpenRound, Reassign, Rules, State, Tick
+from edgefl_server.coordinator.states import Actions, Answered, OpenRound, ReassignTasks, Rules, State, Tick
 from edgefl_server.publish.model import ModelVersion
 from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.rounds import FixedDownlink, RoundModel
@@ -76,7 +76,7 @@ class Versions:
     rules: Rules
     functions: Mapping[tuple[str, int], Functions]
     data: ClientData
-    downloads: Downloads
+    downloads: SimulatedDownlink
     fleet: SimulatedFleet
     update_bytes: Mapping[str, int]
     _starts: dict[int, _RoundStart] = field(default_factory=dict, init=False)
@@ -205,12 +205,12 @@ class Versions:
     def _step(self, window: VersionWindow, event: Answered | Tick) -> None:
         window.state, actions = coordinator.step(self.rules, window.state, event, window.now)
         for action in actions:
-            if isinstance(action, Reassign):
+            if isinstance(action, ReassignTasks):
                 for task in action.over:
                     window.energy_j += self._joules(task)
                 for task in action.tasks:
                     self._give(window, task)
-        window.actions = tuple(action for action in actions if not isinstance(action, Reassign))
+        window.actions = tuple(action for action in actions if not isinstance(action, ReassignTasks))
 
     def _give(self, window: VersionWindow, task: Assignment) -> None:
         """Start a client's task: schedule the arrival of its update, unless it is lost."""

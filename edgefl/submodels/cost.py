@@ -68,14 +68,14 @@ class RoundCost:
         return TRAINING * self.macs * batch * steps + self.prefix_macs * samples
 
 
-def cost(submodel: Submodel, forwards: Forwards | None = None) -> RoundCost:
+def cost(submodel: Submodel, forwards: ForwardCostCache | None = None) -> RoundCost:
     """Return the cost of ``submodel`` in round 1, at the initial weights of its model.
 
     Args:
         submodel: Submodel of any kind.
         forwards: Cache of forward passes of the same model, to share with other submodels. None: use a new one.
     """
-    forwards = forwards or Forwards(submodel.spec)
+    forwards = forwards or ForwardCostCache(submodel.spec)
     weights = {name: tensor.numpy() for name, tensor in submodel.spec.weights.items()}
     placement = submodel.place(weights, 1)
     shapes = {name: array.shape for name, array in weights.items()}
@@ -134,14 +134,14 @@ def _download_bytes(submodel: Submodel, weights: Mapping[str, Array], placement:
 
 
 @dataclass(frozen=True)
-class Forward:
+class ForwardCost:
     """Cost of one sample's forward pass: multiply-accumulates by state tensor, and the bytes of all results."""
 
     macs: Mapping[str, int]
     nbytes: float
 
 
-class Forwards:
+class ForwardCostCache:
     """Cache of the cost of forward passes through parts of a model.
 
     Units that several submodels share run once, without values.
@@ -149,13 +149,13 @@ class Forwards:
 
     def __init__(self, spec: ModelSpec) -> None:
         self._spec = spec
-        self._others: dict[nn.Module, Forward] = {}
+        self._others: dict[nn.Module, ForwardCost] = {}
 
     @cached_property
-    def _shared(self) -> list[Forward]:
+    def _shared(self) -> list[ForwardCost]:
         return _run_units(self._spec.module, self._spec.sample)
 
-    def of(self, module: nn.Sequential, sample: TensorSpec) -> Forward:
+    def of(self, module: nn.Sequential, sample: TensorSpec) -> ForwardCost:
         """Return the cost of a forward pass of ``module`` on one ``sample``."""
         # A Sequential iterates over its places; children() would leave out a module that is used again.
         units, parts = list(self._spec.module), list(module)
@@ -182,11 +182,11 @@ def macs(module: nn.Sequential, sample: TensorSpec) -> int:
     return sum(macs_by_weight(module, sample).values())
 
 
-def _run_units(module: nn.Sequential, sample: TensorSpec) -> list[Forward]:
+def _run_units(module: nn.Sequential, sample: TensorSpec) -> list[ForwardCost]:
     """Run ``module`` without values and return the cost of each unit's forward pass, in order."""
     bare = on_meta(module).eval()
     x = torch.empty((_ROWS, *sample.shape), dtype=sample.dtype, device="meta")
-    made: list[Forward] = []
+    made: list[ForwardCost] = []
     with without_values(bare), plain_attention(), _CountMode(bare) as counter:
         for unit in bare:  # not children(), which would run a module that is used twice once
             x = unit(x)
@@ -194,11 +194,11 @@ def _run_units(module: nn.Sequential, sample: TensorSpec) -> list[Forward]:
     return made
 
 
-def _add_costs(parts: Sequence[Forward]) -> Forward:
+def _add_costs(parts: Sequence[ForwardCost]) -> ForwardCost:
     counts: dict[str, int] = {}
     for name, count in chain.from_iterable(part.macs.items() for part in parts):
         counts[name] = counts.get(name, 0) + count
-    return Forward(counts, sum(part.nbytes for part in parts))
+    return ForwardCost(counts, sum(part.nbytes for part in parts))
 
 
 class _CountMode(TorchDispatchMode):
@@ -214,9 +214,11 @@ class _CountMode(TorchDispatchMode):
         self._macs: dict[str, int] = {}
         self._nbytes = 0
 
-    def take(self) -> Forward:
+    def take(self) -> ForwardCost:
         """Return the counts since the last call, and reset them."""
-        taken = Forward({name: count // _ROWS for name, count in self._macs.items()}, self._nbytes / _ROWS)
+        taken = ForwardCost(
+            {name: count // _ROWS for name, count in self._macs.items()}, self._nbytes / _ROWS
+        )
         self._macs, self._nbytes = {}, 0
         return taken
 

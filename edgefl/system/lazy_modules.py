@@ -16,7 +16,7 @@ _LOCK = threading.Lock()
 _NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
-class _Unused(ModuleType):
+class _UnloadedModule(ModuleType):
     """Placeholder for a module that is imported when an attribute is first read.
 
     Unlike with the standard library's ``LazyLoader``, an import alone does not load the module.
@@ -25,7 +25,7 @@ class _Unused(ModuleType):
     def __getattr__(self, name: str) -> object:
         with _LOCK:  # so do the packages that it is in, and what is in it
             for other, module in list(sys.modules.items()):
-                if isinstance(module, _Unused) and (
+                if isinstance(module, _UnloadedModule) and (
                     _is_in(other, self.__name__) or _is_in(self.__name__, other)
                 ):
                     del sys.modules[other]
@@ -33,7 +33,7 @@ class _Unused(ModuleType):
         for child, module in _loaded_before(self.__name__):
             vars(loaded).setdefault(child, module)
         value = getattr(loaded, name)
-        return _Folders(value) if name == "__path__" else value
+        return _LazySearchPath(value) if name == "__path__" else value
 
 
 def on_first_use(name: str, known: Mapping[str, object] = _NOTHING, alone: Sequence[str] = ()) -> None:
@@ -49,9 +49,9 @@ def on_first_use(name: str, known: Mapping[str, object] = _NOTHING, alone: Seque
     spec = None if name in sys.modules else _specification(name)
     if spec is None:
         return
-    if not any(isinstance(each, _Loaded) for each in sys.meta_path):
-        sys.meta_path.insert(0, _Loaded())
-    module = _Unused(name)
+    if not any(isinstance(each, _LoadedModuleFinder) for each in sys.meta_path):
+        sys.meta_path.insert(0, _LoadedModuleFinder())
+    module = _UnloadedModule(name)
     module.__spec__, module.__file__ = spec, spec.origin or ""
     vars(module).update(known)
     sys.modules[name] = module
@@ -72,7 +72,7 @@ def parts_alone(*packages: str) -> Iterator[None]:
     for name in packages:
         on_first_use(name)
         module = sys.modules.get(name)
-        if isinstance(module, _Unused) and module.__spec__ is not None:
+        if isinstance(module, _UnloadedModule) and module.__spec__ is not None:
             vars(module)["__path__"] = list(module.__spec__.submodule_search_locations or ())
             opened.append(module)
     try:
@@ -117,7 +117,7 @@ def _load_alone(package: ModuleType, child: str) -> None:
 def _specification(name: str) -> ModuleSpec | None:
     """Return the specification of an unloaded module. Loads its package, unless that one is lazy itself."""
     package = sys.modules.get(name.rpartition(".")[0])
-    if isinstance(package, _Unused):
+    if isinstance(package, _UnloadedModule):
         assert package.__spec__ is not None
         return PathFinder.find_spec(name, package.__spec__.submodule_search_locations)
     return find_spec(name)
@@ -135,20 +135,20 @@ def _is_in(name: str, package: str) -> bool:
 
 def is_unused(name: str) -> bool:
     """Return True if a module is not loaded yet."""
-    return isinstance(sys.modules.get(name), _Unused)
+    return isinstance(sys.modules.get(name), _UnloadedModule)
 
 
-class _Folders(list[str]):
+class _LazySearchPath(list[str]):
     """Search path of a lazy package, for imports of its submodules."""
 
 
-class _Loaded(MetaPathFinder, Loader):
+class _LoadedModuleFinder(MetaPathFinder, Loader):
     """Finder for modules whose lazy package was loaded during the search, and the module perhaps with it."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not isinstance(path, _Folders) or name not in sys.modules:
+        if not isinstance(path, _LazySearchPath) or name not in sys.modules:
             return None
         return ModuleSpec(name, self, loader_state=sys.modules[name].__spec__)
 

@@ -1,6 +1,6 @@
 """Metrics of a model, computed from sums that are added over rows, batches and devices.
 
-A loss lists its metrics (``Measured`` in ``edgefl.models.losses.loss``). An evaluation returns sums (``sums_of`` in
+A loss lists its metrics (``LossWithMetrics`` in ``edgefl.models.losses.loss``). An evaluation returns sums (``sums_of`` in
 that module), also on a device. Metrics are computed from the total alone, because the mean of several F1 values would
 not be the F1 of all samples.
 """

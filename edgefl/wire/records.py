@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from edgefl.errors import DataError
-from edgefl.wire.bundle.readers import SeriesReader, TableReader, TextReader
+from edgefl.wire.bundle.readers import SeriesSpec, TableSpec, TextSpec
 from edgefl.wire.tensors import Array
 
 _NAMED = 12
@@ -340,7 +340,7 @@ def field(record: Record, name: str) -> object:
     return record.get(name)
 
 
-def text_of(record: Record, reader: TextReader) -> str:
+def text_of(record: Record, reader: TextSpec) -> str:
     """Return the text of a record, from the column that ``reader`` names.
 
     Raises:
@@ -378,7 +378,7 @@ def numbers(record: Record, columns: Sequence[str], dtype: str, below: int = 0) 
     return row
 
 
-def rescale(rows: Array, reader: TableReader | SeriesReader) -> Array:
+def rescale(rows: Array, reader: TableSpec | SeriesSpec) -> Array:
     """Return ``(rows - mean) / deviation`` for rows of shape (n, columns). A reader without mean or deviation skips that
     step.
     """

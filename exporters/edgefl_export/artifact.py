@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from edgefl.contract.tensors import TensorSpec, role_of
 from edgefl.wire.bundle.graphs import is_joined, join, split
-from edgefl.wire.bundle.sources import Node
+from edgefl.wire.bundle.sources import OpOrigin
 
 REWRITTEN = ".next"
 """Suffix of an ONNX output whose port is an input as well: ONNX gives each value of a graph a name of its own."""
@@ -42,7 +42,7 @@ class Artifact:
     model: bytes
     planned_bytes: int = 0
     in_place: tuple[str, ...] = ()
-    nodes: Mapping[str, Node] = field(default_factory=dict)
+    nodes: Mapping[str, OpOrigin] = field(default_factory=dict)
     segments: tuple[SegmentPorts, ...] = ()
     planned_outputs: bool = False
     least_runtime: str = ""
@@ -71,7 +71,7 @@ def artifacts_in(model: bytes) -> list[bytes]:
 def join_segments(
     parts: Sequence[tuple[Mapping[str, TensorSpec], Mapping[str, TensorSpec], Artifact]],
     planned_bytes: int,
-    nodes: Mapping[str, Node],
+    nodes: Mapping[str, OpOrigin],
 ) -> Artifact:
     """Join the artifacts of segments into one artifact.
 

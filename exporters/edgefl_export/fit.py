@@ -19,8 +19,8 @@ from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.catalog import Size, sizes
-from edgefl.submodels.cost import Forwards, RoundCost, cost, model_cost
-from edgefl.submodels.importance.learnable import Liveness, check_liveness, spec_arrays
+from edgefl.submodels.cost import ForwardCostCache, RoundCost, cost, model_cost
+from edgefl.submodels.importance.learnable import LearnabilityReport, check_liveness, spec_arrays
 from edgefl.submodels.importance.submodel import Importance
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.forks import side_by_side
@@ -51,7 +51,7 @@ _WEIGHT_COPIES = 3
 """Weights, their gradients, and what the optimizer keeps of them."""
 
 
-def step_bytes(submodel: Submodel, batch: int, forwards: Forwards) -> int:
+def step_bytes(submodel: Submodel, batch: int, forwards: ForwardCostCache) -> int:
     """Return a measure of a training step's memory in bytes, computed without a trace.
 
     It is the bytes of all results of a forward pass of ``batch`` rows through the trained units, plus three times the
@@ -243,7 +243,7 @@ class _SizePlanner:
 
     def __init__(self, spec: ModelSpec, device: Device, training: Training) -> None:
         self._spec, self._device, self._training = spec, device, training
-        self._forwards = Forwards(spec)
+        self._forwards = ForwardCostCache(spec)
         self._parameters, self._macs = model_cost(spec)
         self._known: dict[object, int] = {}
 
@@ -412,7 +412,7 @@ def _dead(spec: ModelSpec, submodel: Submodel) -> str:
     return "" if verdict.alive else _missing(verdict)
 
 
-def _missing(found: Liveness) -> str:
+def _missing(found: LearnabilityReport) -> str:
     empty = f" ({', '.join(found.empty)} keep nothing)" if found.empty else ""
     if not found.keeps_classifier:
         return f"the classifier keeps no entry{empty}"

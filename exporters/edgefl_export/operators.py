@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 # Ops by their names, for tables.
 
 
-def named(names: str) -> frozenset[OpOverload]:
+def aten_ops(names: str) -> frozenset[OpOverload]:
     """Return the ops of ``torch.ops.aten`` for names separated by blanks.
 
     ``mm`` names the default overload of an op, ``add.Tensor`` the overload ``Tensor``.

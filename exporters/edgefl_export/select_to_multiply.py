@@ -22,7 +22,7 @@ from torch import Tensor, fx
 
 import edgefl.models.layers.cells  # noqa: F401 - defines ops
 from edgefl_export.capture.nodes import PORT, argument, broadcast_shape, call, fake_value, node_argument
-from edgefl_export.operators import AFTER, named
+from edgefl_export.operators import AFTER, aten_ops
 
 _aten = torch.ops.aten
 _ZEROS = {
@@ -30,7 +30,7 @@ _ZEROS = {
     _aten.full_like.default: 1,
     _aten.scalar_tensor.default: 0,
 }
-_JOINED = named("bitwise_and.Tensor bitwise_or.Tensor logical_and logical_not logical_or")
+_JOINED = aten_ops("bitwise_and.Tensor bitwise_or.Tensor logical_and logical_not logical_or")
 OPPOSITES = {
     getattr(_aten, one): getattr(_aten, other)
     for one, other in (("gt", "le"), ("le", "gt"), ("lt", "ge"), ("ge", "lt"))
@@ -426,7 +426,7 @@ def _logarithm(node: fx.Node, look: Look) -> ValueSet:
 
 _RULES: dict[Any, Rule] = {
     **dict.fromkeys(
-        named(
+        aten_ops(
             "_to_copy _unsafe_view alias amin avg_pool2d cat clone expand flip mean mean.dim minimum "
             "permute repeat reshape select.int slice.Tensor split.Tensor split_with_sizes sort squeeze "
             "squeeze.dim squeeze.dims sum sum.dim_IntList t topk transpose.int unsqueeze view"
@@ -434,13 +434,13 @@ _RULES: dict[Any, Rule] = {
         | {operator.getitem, AFTER},
         _passed,
     ),
-    **dict.fromkeys(named("embedding gather index.Tensor index_select"), _at(0)),
+    **dict.fromkeys(aten_ops("embedding gather index.Tensor index_select"), _at(0)),
     **dict.fromkeys((_aten.full.default, _aten.full_like.default), _at(1)),
     _aten.scalar_tensor.default: _at(0),
     _aten.constant_pad_nd.default: _at(0, 2),
     _aten.where.self: _selected,
     **dict.fromkeys(
-        named(
+        aten_ops(
             "scatter.src scatter_add addmm bmm ceil convolution cos cumsum elu floor gelu leaky_relu mm "
             "_native_batch_norm_legit.no_stats _native_batch_norm_legit_no_training native_group_norm "
             "native_layer_norm neg round rsub.Scalar sin upsample_bilinear2d.vec upsample_nearest2d.vec"
@@ -451,13 +451,13 @@ _RULES: dict[Any, Rule] = {
     # A row of nothing but minus infinity makes NaN.
     _aten._log_softmax.default: _computed(ValueSet.FINITE, ValueSet.FINITE),
     _aten._softmax.default: _computed(ValueSet.FINITE, ValueSet.NONNEGATIVE),
-    **dict.fromkeys(named("erf sign tanh"), _computed(ValueSet.BELOW, ValueSet.FINITE)),
+    **dict.fromkeys(aten_ops("erf sign tanh"), _computed(ValueSet.BELOW, ValueSet.FINITE)),
     _aten.sigmoid.default: _computed(ValueSet.BELOW, ValueSet.NONNEGATIVE),
     _aten.exp.default: _exponential,
     _aten.log.default: _logarithm,
     _aten.log1p.default: _at_least(ValueSet.NONNEGATIVE, ValueSet.NONNEGATIVE),
     _aten.sqrt.default: _at_least(ValueSet.NONNEGATIVE, ValueSet.NONNEGATIVE),
-    **dict.fromkeys(named("reciprocal rsqrt"), _computed(ValueSet.POSITIVE, ValueSet.POSITIVE)),
+    **dict.fromkeys(aten_ops("reciprocal rsqrt"), _computed(ValueSet.POSITIVE, ValueSet.POSITIVE)),
     _aten.abs.default: _at_least(ValueSet.NONNEGATIVE, ValueSet.FINITE),
     _aten.relu.default: _at_least(ValueSet.NONNEGATIVE, ValueSet.BELOW),
     **dict.fromkeys((_aten.add.Tensor, _aten.add.Scalar), _added),
@@ -468,5 +468,5 @@ _RULES: dict[Any, Rule] = {
     _aten.clamp.default: _clamped("min"),
     _aten.clamp_min.default: _clamped("min"),
     _aten.hardtanh.default: _clamped("min_val"),
-    **dict.fromkeys(named("amax maximum max_pool2d_with_indices"), _largest),
+    **dict.fromkeys(aten_ops("amax maximum max_pool2d_with_indices"), _largest),
 }

@@ -20,7 +20,7 @@ from torch import Tensor, fx
 
 from edgefl.wire.blobs import BlobRef, compress
 from edgefl.wire.bundle import sources
-from edgefl.wire.bundle.sources import Node, Phase
+from edgefl.wire.bundle.sources import OpOrigin, Phase
 from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.capture.nodes import results
 from edgefl_export.memory.recompute import flops
@@ -74,12 +74,12 @@ class GraphNodes:
     ops: tuple[OpNode, ...]
     outputs: Mapping[str, str] = field(default_factory=dict)
 
-    def attributed(self) -> dict[str, Node]:
+    def attributed(self) -> dict[str, OpOrigin]:
         """Return an entry of the sources blob for each op by name, with its inferred phase and module."""
         phases = _phases(self)
         modules = _modules(self, phases)
         return {
-            op.name: Node(op.op, phases[op.name], modules[op.name], op.macs, op.nbytes) for op in self.ops
+            op.name: OpOrigin(op.op, phases[op.name], modules[op.name], op.macs, op.nbytes) for op in self.ops
         }
 
 
@@ -223,7 +223,7 @@ _ELEMENTWISE = _words(
 )
 
 
-def onnx_nodes(lowered: LoweredGraph, model: bytes) -> dict[str, Node]:
+def onnx_nodes(lowered: LoweredGraph, model: bytes) -> dict[str, OpOrigin]:
     """Return the nodes of the ONNX bytes ``model``, written from ``lowered``, by their names."""
     graph = onnx.load_from_string(model).graph
     shapes = _shapes(graph) | _held_back(graph)
@@ -233,7 +233,9 @@ def onnx_nodes(lowered: LoweredGraph, model: bytes) -> dict[str, Node]:
     return GraphNodes(ops, dict(zip(lowered.outputs, names, strict=True))).attributed()
 
 
-def program_nodes(lowered: LoweredGraph, graph: fx.Graph, instructions: Mapping[str, int]) -> dict[str, Node]:
+def program_nodes(
+    lowered: LoweredGraph, graph: fx.Graph, instructions: Mapping[str, int]
+) -> dict[str, OpOrigin]:
     """Return the nodes of an ExecuTorch program, named by instruction and node: ``12:mul_3``.
 
     Args:
@@ -245,7 +247,7 @@ def program_nodes(lowered: LoweredGraph, graph: fx.Graph, instructions: Mapping[
     return {f"{first}:{name}": nodes[name] for name, first in instructions.items()}
 
 
-def packed_sources(graphs: Mapping[str, Mapping[str, Node]], chunk: int) -> tuple[BlobRef, bytes]:
+def packed_sources(graphs: Mapping[str, Mapping[str, OpOrigin]], chunk: int) -> tuple[BlobRef, bytes]:
     """Return the reference and the compressed bytes of a sources blob.
 
     Args:
@@ -346,7 +348,7 @@ def _scan_macs(attributes: Mapping[str, Any], read: Sequence[tuple[int, ...]]) -
 # -- captured graphs ---------------------------------------------------------------------------------------------
 
 
-def graph_nodes(lowered: LoweredGraph, graph: fx.Graph) -> dict[str, Node]:
+def graph_nodes(lowered: LoweredGraph, graph: fx.Graph) -> dict[str, OpOrigin]:
     """Return the nodes of ``graph`` by name; it is the graph of ``lowered`` or was rewritten from it with equal ports."""
     ports = [node for node in graph.nodes if node.op == "placeholder"]
     names = {node: name for node, name in zip(ports, lowered.inputs, strict=True)}

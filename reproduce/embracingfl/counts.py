@@ -62,7 +62,7 @@ def run(_work: ArmRun) -> Measurements:
     return Measurements(figures)
 
 
-def _figures(name: str, counted: accounting.TierCount, capacity: float) -> dict[str, float]:
+def _figures(name: str, counted: accounting.TrainedPartCounts, capacity: float) -> dict[str, float]:
     return {f"{name}: p": counted.p, f"{name}: a": counted.a, f"{name}: C": round(capacity, 2)}
 
 

@@ -11,7 +11,7 @@ from statistics import fmean
 import numpy as np
 
 from edgefl.api.simulate import Simulation
-from edgefl.submodels.importance.diagnostics import Exploration, global_metric, local_metric
+from edgefl.submodels.importance.diagnostics import MaskExploration, global_metric, local_metric
 from edgefl.submodels.importance.submodel import Importance
 from edgefl.submodels.standalone import FIRST_ROUND
 from edgefl.wire import tensors
@@ -101,7 +101,7 @@ def exploration(simulation: Simulation) -> Measurements:
     """
     judge = SubmodelAccuracy.of(simulation)
     cuts = {gamma: judge.cut(tier) for gamma, tier in sizes(judge).items()}
-    watched = Exploration(LAGS)
+    watched = MaskExploration(LAGS)
     before: Mapping[str, Array] = {name: tensor.numpy() for name, tensor in judge.spec.weights.items()}
     changed: dict[str, Array] = {}
     lines: dict[str, Points] = {}

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edgefl.analysis.heterogeneity.losses import DatasetShards, Losses, ShardBatch, shuffle_rows
+from edgefl.analysis.heterogeneity.losses import DatasetShards, FlatLoss, ShardBatch, shuffle_rows
 from edgefl.analysis.heterogeneity.report import HeterogeneityReport, examine
 from edgefl.analysis.heterogeneity.theory import TrainingSetting
 from edgefl.contract.tensors import Tensors
@@ -93,7 +93,7 @@ def study(mixed: float, work: ArmRun) -> Measurements:
     objective = Objective.of(OutputSide(spec, 0))
     figures: dict[str, float] = {}
     for when, weights in ((START, spec.weights), (TRAINED, _trained(spec, data, whole, work.seed))):
-        losses = Losses(objective, weights)
+        losses = FlatLoss(objective, weights)
         report = examine(
             losses,
             DatasetShards(data, shuffle_rows(parts, seed=work.seed)),
@@ -133,7 +133,7 @@ def _trained(spec: ModelSpec, data: Dataset, parts: Sequence[Array], seed: int) 
     return {name: tensor.detach() for name, tensor in weights.items()}
 
 
-def _largest(losses: Losses, data: Dataset, parts: Sequence[Array], work: ArmRun) -> float:
+def _largest(losses: FlatLoss, data: Dataset, parts: Sequence[Array], work: ArmRun) -> float:
     """B, over some samples."""
     rows = np.random.default_rng(work.seed).permutation(np.concatenate(parts))[: SINGLES[work.scale]]
     x, y = _batch(data, rows)

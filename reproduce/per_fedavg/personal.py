@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from edgefl.analysis.heterogeneity.curvature import adapt_user, extremes
-from edgefl.analysis.heterogeneity.losses import Losses, Shard, batches
+from edgefl.analysis.heterogeneity.losses import FlatLoss, Shard, batches
 from edgefl.analysis.personal.evaluate import User
 from edgefl.analysis.personal.finished import FinishedRun
 from edgefl.analysis.personal.report import EvaluationSetting, PersonalReport, mean
@@ -80,7 +80,7 @@ def _curvature(finished: FinishedRun) -> dict[str, float]:
         for name, array in finished.weights.items()
         if name in finished.spec.weights
     }
-    losses = Losses(Objective.of(OutputSide(finished.spec, 0)), weights)
+    losses = FlatLoss(Objective.of(OutputSide(finished.spec, 0)), weights)
     users = [finished.users[at] for at in _spread(len(finished.users), EXAMINED)]
     kappas = [_kappa(losses, user, finished.alpha) for user in users]
     highest = [_largest(losses, users[at]) for at in _spread(len(users), SPECTRA)]
@@ -96,13 +96,13 @@ def _shard(user: User) -> Shard:
     return Shard(user.x[rows], user.y[rows])
 
 
-def _kappa(losses: Losses, user: User, alpha: float) -> float:
+def _kappa(losses: FlatLoss, user: User, alpha: float) -> float:
     parts = batches(_shard(user), user.number)
     own = losses.mean(lambda part: losses.gradient(losses.start, part), parts)
     return adapt_user(losses, own, parts, alpha).kappa
 
 
-def _largest(losses: Losses, user: User) -> float:
+def _largest(losses: FlatLoss, user: User) -> float:
     parts = batches(_shard(user).rows(slice(SPECTRUM_ROWS)), user.number)
     _, high = extremes(
         lambda vector: losses.mean(lambda part: losses.product(losses.start, vector, part), parts),

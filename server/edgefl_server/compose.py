@@ -36,7 +36,7 @@ from edgefl_export.compiler.algorithm import check_lies_like_weights
 from edgefl_export.compiler.cache import BundleCache, CompiledBundle, bundle_name
 from edgefl_export.compiler.request import Exchange, TierTraining, exchanges_of, trained_names
 from edgefl_server.access.limits import HOSTED
-from edgefl_server.aggregate.robust import SHARED, MeanRule, buffered_bytes
+from edgefl_server.aggregate.robust import SHARED, RobustRule, buffered_bytes
 from edgefl_server.coordinator.collapse import Rollback
 from edgefl_server.coordinator.eligibility import Selection
 from edgefl_server.coordinator.rollout import Rollout
@@ -401,7 +401,7 @@ def _selection(federation: Federation, method: Algorithm) -> Selection:
 
 def _aggregate(federation: Federation) -> AggregateSpec:
     table = federation.aggregate
-    rule = MeanRule(table.rule, table.trim if table.rule in SHARED else 0.0)
+    rule = RobustRule(table.rule, table.trim if table.rule in SHARED else 0.0)
     return AggregateSpec(rule, table.clip_norm, table.clip_statistics, table.threads)
 
 
@@ -416,7 +416,7 @@ def _rollback(federation: Federation, spec: ModelSpec) -> Rollback:
     return Rollback(table.rollback_accuracy, table.rollback_loss)
 
 
-def _memory_of(rule: MeanRule, entries: int) -> str:
+def _memory_of(rule: RobustRule, entries: int) -> str:
     each = buffered_bytes(2, entries) - buffered_bytes(1, entries)
     return f"the rule {rule.name} keeps every update until the round ends: {mebibytes(each)} for each device"
 

@@ -36,7 +36,7 @@ _NOT_THIS_VERSION = b"\x20\x02\x00\x01"  # CONNACK of MQTT 3.1.1, 3.2: unaccepta
 _REFUSED_5 = "MQTT 5 is refused: this broker speaks 3.1.1"
 
 
-class _Opening(ReaderAdapter):
+class _ConnectionStart(ReaderAdapter):
     """Reader of a new connection that can inspect its first bytes and then return them again."""
 
     def __init__(self, reader: ReaderAdapter) -> None:
@@ -72,7 +72,7 @@ class _Filters(dict[str, Any]):
         return f"<{len(self)} filters>"
 
 
-class _Room:
+class _MessageMemory:
     """Memory budget for retained messages and for those queued for offline clients."""
 
     def __init__(self, most_bytes: int) -> None:
@@ -93,7 +93,7 @@ class _Queue:
     dropped.
     """
 
-    def __init__(self, room: _Room) -> None:
+    def __init__(self, room: _MessageMemory) -> None:
         self.messages: list[tuple[str, bytes, int]] = []
         self._room = room
         self._bytes = 0
@@ -141,7 +141,7 @@ class LeanBroker(Broker):
         self._greeting: set[str | None] = set()
         self._replaced: weakref.WeakSet[BrokerProtocolHandler] = weakref.WeakSet()
         self._live: dict[str | None, BrokerProtocolHandler] = {}
-        self._room = _Room(message_bytes())
+        self._room = _MessageMemory(message_bytes())
         self._queues: defaultdict[str | None, _Queue] = defaultdict(lambda: _Queue(self._room))
 
     @classmethod
@@ -154,7 +154,7 @@ class LeanBroker(Broker):
     async def _initialize_client_session(
         self, reader: ReaderAdapter, writer: WriterAdapter, remote_address: str, remote_port: int
     ) -> tuple[BrokerProtocolHandler, Session]:
-        opening = _Opening(reader)
+        opening = _ConnectionStart(reader)
         if await opening.speaks_mqtt_5():
             writer.write(_NOT_THIS_VERSION)
             await writer.drain()

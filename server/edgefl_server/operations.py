@@ -176,7 +176,7 @@ class Models(Protocol):
         """
 
 
-class Operator:
+class OrderExecutor:
     """Executor of the orders from ``mailbox``."""
 
     def __init__(

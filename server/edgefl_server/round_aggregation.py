@@ -24,7 +24,7 @@ from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import Form, float32_bytes
 from edgefl_server.aggregate.accumulator import Accumulator
 from edgefl_server.aggregate.aggregator import Aggregator, CheckedArrays, NormClip
-from edgefl_server.aggregate.robust import MeanRule
+from edgefl_server.aggregate.robust import RobustRule
 from edgefl_server.aggregate.scatter import Layout
 from edgefl_server.aggregate.statistics import StatisticsBounds
 from edgefl_server.coordinator.states import OpenRound
@@ -208,7 +208,7 @@ class RoundAggregationSpec:
     layout: Layout
     weight_limit: int
     weight_cap: int
-    rule: MeanRule
+    rule: RobustRule
     threads: int = 0
     base: Mapping[str, Array] | None = None
     clip: NormClip | None = None

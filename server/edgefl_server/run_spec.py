@@ -17,7 +17,7 @@ from edgefl.wire.regions import Placement, Region, extract
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import DENSE, Form
 from edgefl_server.aggregate.robust import MEAN as MEAN_RULE
-from edgefl_server.aggregate.robust import MeanRule
+from edgefl_server.aggregate.robust import RobustRule
 from edgefl_server.coordinator.collapse import NEVER, Rollback
 from edgefl_server.coordinator.states import Outcome, Rules
 from edgefl_server.round_aggregation import UpdateLayout
@@ -168,7 +168,7 @@ class AggregateSpec:
         threads: Number of cores; 0 for all.
     """
 
-    rule: MeanRule = MEAN_RULE
+    rule: RobustRule = MEAN_RULE
     clip_norm: float = 0.0
     clip_statistics: float = 0.0
     threads: int = 0

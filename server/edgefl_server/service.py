@@ -42,7 +42,7 @@ from edgefl_server.identity.authenticator import Authenticator
 from edgefl_server.identity.registry import Registry
 from edgefl_server.memory_plans import MemoryPlans
 from edgefl_server.message_handler import HandlerResult, MessageHandler
-from edgefl_server.operations import LatencyProbe, Mailbox, Operator, OrderWatcher, QueuedOrder
+from edgefl_server.operations import LatencyProbe, Mailbox, OrderExecutor, OrderWatcher, QueuedOrder
 from edgefl_server.publish.announcements import Announcements
 from edgefl_server.publish.publisher import AnnouncementMonitor
 from edgefl_server.reporter import EventReporter
@@ -230,7 +230,7 @@ class Service:
             memory_plans,
         )
         mailbox = Mailbox(out)
-        self._operator = Operator(mailbox, self, self.driver, reporter)
+        self._operator = OrderExecutor(mailbox, self, self.driver, reporter)
         self._watcher = OrderWatcher(mailbox, self._inbox)
         self._ticks = TickScheduler(self._rules)
         self._timers_at = 0.0

@@ -133,7 +133,7 @@ def test_changes_to_a_run_are_named_key_by_key(federation: Federation, tmp_path:
     assert "edgefl's version, or the file of the model" in serve._changes(same, tmp_path)
 
 
-def _told(prepared: runs.Prepared) -> str:
+def _told(prepared: runs.PreparedRun) -> str:
     """Where the processes of the run are told that the broker is."""
     return prepared.lab._environment("server")["EDGEFL_BROKER"].removeprefix("mqtts://")
 

@@ -20,7 +20,7 @@ from edgefl.setup.data import open_data
 from edgefl.setup.model import data_spec
 from edgefl.wire.blobs import BlobRef, decompress
 from edgefl.wire.bundle.manifest import decode_manifest
-from edgefl.wire.bundle.readers import ImageReader, Reader, SeriesReader, SoundReader, TableReader, TextReader
+from edgefl.wire.bundle.readers import ImageSpec, Reader, SeriesSpec, SoundSpec, TableSpec, TextSpec
 from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Array
 from edgefl_server.publish.announcements import offer_bundle
@@ -64,7 +64,7 @@ def sentences() -> tuple[edgefl.Bundle, Any]:
     known = words(["the cat sat on the mat", "a dog ate"], 20)
     x, y = np.random.default_rng(0).integers(0, 20, (8, 6)), np.arange(8) % 2
     data = edgefl.data.Dataset.of(
-        x, y, x, y, below=20, names=("bad", "good"), reader=TextReader(), tokenizer=known.tokenizer
+        x, y, x, y, below=20, names=("bad", "good"), reader=TextSpec(), tokenizer=known.tokenizer
     )
     return edgefl.compile(
         Words, data=data, training=edgefl.Training(algorithm=edgefl.algorithms.SGD(lr=0.1, steps=2, batch=2))
@@ -159,7 +159,7 @@ def test_a_round_over_wav_files_reads_them_by_a_graph_of_the_bundle(target: Any,
     waves = (np.random.default_rng(1).normal(size=(6, 400)) * 6000).astype(np.int16)
     y = np.array([0, 0, 0, 1, 1, 1])
     x = edgefl.models.LogMel(**MEL)(torch.from_numpy(waves.astype(np.float32) / 32768)).numpy()
-    data = edgefl.data.Dataset.of(x, y, x, y, names=("off", "on"), reader=SoundReader(**MEL))
+    data = edgefl.data.Dataset.of(x, y, x, y, names=("off", "on"), reader=SoundSpec(**MEL))
     made = edgefl.compile(
         Hears,
         data=data,
@@ -183,7 +183,7 @@ def test_a_round_over_wav_files_reads_them_by_a_graph_of_the_bundle(target: Any,
 
 def test_features_of_another_shape_than_the_samples_are_refused() -> None:
     x, y = np.zeros((4, 1, 8, 6), np.float32), np.arange(4) % 2
-    data = edgefl.data.Dataset.of(x, y, x, y, reader=SoundReader(**MEL))
+    data = edgefl.data.Dataset.of(x, y, x, y, reader=SoundSpec(**MEL))
 
     with pytest.raises(ExportError, match=r"shape \(1, 8, 6\), and the log-mel features .* \(1, 8, 7\)"):
         edgefl.compile(lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 2)), data=data)
@@ -241,7 +241,7 @@ def test_the_command_prints_the_report_and_exits_as_it_says(bundle: edgefl.Bundl
 
 @pytest.mark.parametrize(
     "reader",
-    [{"kind": "table", "columns": ["a", "b"], "label": "y"}, TableReader(columns=("a", "b"), label="y")],
+    [{"kind": "table", "columns": ["a", "b"], "label": "y"}, TableSpec(columns=("a", "b"), label="y")],
 )
 def test_a_federation_says_how_files_are_read(reader: Any, tmp_path: Path) -> None:
     x, y = np.random.default_rng(0).normal(size=(6, 2)).astype(np.float32), np.arange(6) % 2
@@ -249,7 +249,7 @@ def test_a_federation_says_how_files_are_read(reader: Any, tmp_path: Path) -> No
     made = edgefl.federation("mlp", data=edgefl.config.DataTable(name="file", file=str(file), reader=reader))
     again = parse(made.model_dump(exclude_unset=True), source="again")
 
-    assert open_data(made).reader == TableReader(columns=("a", "b"), label="y") == open_data(again).reader
+    assert open_data(made).reader == TableSpec(columns=("a", "b"), label="y") == open_data(again).reader
 
 
 @pytest.mark.parametrize(
@@ -267,8 +267,7 @@ def test_a_reader_that_cannot_be_used_is_named_with_its_key(reader: Any, message
 
 
 @pytest.mark.parametrize(
-    "reader",
-    [TextReader(mask="m"), SeriesReader(columns=("a",), window=4, step=2), ImageReader(white=9), None],
+    "reader", [TextSpec(mask="m"), SeriesSpec(columns=("a",), window=4, step=2), ImageSpec(white=9), None]
 )
 def test_a_dataset_keeps_its_reader_in_its_file(reader: Reader | None, tmp_path: Path) -> None:
     x, y = pictures(4)
@@ -286,7 +285,7 @@ def test_a_federation_of_texts_tells_its_devices_how_it_reads_them(tmp_path: Pat
     table = {"name": "ag_news", "dir": str(tmp_path), "length": 6, "vocabulary": 30, "mask": True}
     data = open_data(parse({"data": table}, source="fed.toml"))
 
-    assert data.reader == TextReader(mask="attention_mask")
+    assert data.reader == TextSpec(mask="attention_mask")
     assert b"late" in data.tokenizer and len(data.names) == 4
     assert open_data(parse({"data": {**table, "tokens": "bytes"}}, source="fed.toml")).tokenizer == b""
 
@@ -301,4 +300,4 @@ def test_pixels_that_do_not_reach_255_say_what_white_is() -> None:
     x, y = pictures(9)
     data = edgefl.data.Dataset.of(x // 16, y, x // 16, y)
 
-    assert data_spec(data).reader == ImageReader(white=15)
+    assert data_spec(data).reader == ImageSpec(white=15)

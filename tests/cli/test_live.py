@@ -29,7 +29,7 @@ SIGNED = Form(
 CLOSED = {"reports": 1, "seconds": 1.0, "down_bytes": 1}
 
 
-def take(view: live.View, event: str, **fields: Any) -> Any:
+def take(view: live.RunView, event: str, **fields: Any) -> Any:
     """The view's answer to an event of the server."""
     return view.take(ServerEvent({"event": event, **fields}))
 
@@ -37,7 +37,7 @@ def take(view: live.View, event: str, **fields: Any) -> Any:
 def last_lines(codec: str, form: Form, capsys: pytest.CaptureFixture[str]) -> str:
     federation = parse({"codec": {"name": codec}, "tiers": {"strong": {"count": 1}}}, source="the test")
     sizes = {"strong": update_size(form, SHAPES, {"norm.running_mean"})}
-    view = live.View(federation, ["strong-0"], sizes, live=False)
+    view = live.RunView(federation, ["strong-0"], sizes, live=False)
     for number, up in ((1, 2048), (2, 4096)):
         take(view, "deviceseen", device="strong-0", tier="strong", stage="reported", round=number)
         assert take(view, "roundclosed", **CLOSED, round=number, up_bytes=up, up_float32_bytes=30 * 2048)
@@ -87,12 +87,12 @@ def test_a_round_and_the_end_show_the_metric_of_the_task(
     assert (f"final {score}" in said) == (score != "not evaluated")
 
 
-def view_of(devices: list[str], alive: bool = False) -> live.View:
+def view_of(devices: list[str], alive: bool = False) -> live.RunView:
     federation = parse({"tiers": {"strong": {"count": len(devices)}}}, source="the test")
-    return live.View(federation, devices, {}, live=alive)
+    return live.RunView(federation, devices, {}, live=alive)
 
 
-def shown(view: live.View) -> str:
+def shown(view: live.RunView) -> str:
     console = Console(width=200, record=True, file=StringIO())
     console.print(view._draw())
     return console.export_text()

@@ -276,13 +276,7 @@ FAULTS: dict[str, tuple[Callable[[], nn.Module], str, Any, dict[str, Any], str]]
         {"loss": OwnLoss(weighted, TensorSpec((), torch.int64, 3))},
         r"the loss differs.*one loss per sample",
     ),
-    "baked": (
-        lambda: Scheduled(late=1000),
-        "edgefl.comparison.compare.check_state",
-        lambda *_: None,
-        {},
-        "",
-    ),
+    "baked": (lambda: Scheduled(late=1000), "edgefl.comparison.compare.check_state", lambda *_: None, {}, ""),
 }
 
 
@@ -323,7 +317,7 @@ def test_a_draw_of_one_side_alone_is_named(monkeypatch: pytest.MonkeyPatch) -> N
             return call(*arguments)
 
     monkeypatch.setattr(random_inputs, "RULES", {**right, "dropout": _seldom})
-    monkeypatch.setattr("edgefl.comparison.drawing.call_with_draws", torch_draws)
+    monkeypatch.setattr("edgefl.comparison.random_draws.call_with_draws", torch_draws)
     with pytest.raises(
         ModelError, match=r"begins in the output of submodule '1' \(Dropout\).*random numbers"
     ):

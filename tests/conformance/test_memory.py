@@ -25,14 +25,14 @@ process.load()
 from edgefl_device.data.samples import LocalData
 from edgefl_device.engine import open_engine
 from edgefl_device.host import return_memory_early, trim_memory
-from edgefl_device.profile.measure.inputs import Inputs
+from edgefl_device.profile.measure.inputs import RandomInputs
 from edgefl_device.round.offline import train_round
 from edgefl.system.memory import status_bytes
 from edgefl.wire.bundle.archive import read_bundle
 
 return_memory_early()
 bundle, share = read_bundle(Path(sys.argv[1])), float(sys.argv[2])
-engine, inputs = open_engine(bundle.manifest.format), Inputs(bundle.manifest)
+engine, inputs = open_engine(bundle.manifest.format), RandomInputs(bundle.manifest)
 weights = {name: array for part in inputs.weights(bundle.manifest).values() for name, array in part.items()}
 rows = inputs.samples(bundle.manifest.batch)
 data = LocalData(rows.x, rows.y, "random")

@@ -20,7 +20,7 @@ from edgefl.models.user_factory import factory_of
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.model import data_spec
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.bundle.readers import SoundReader, TableReader
+from edgefl.wire.bundle.readers import SoundSpec, TableSpec
 from edgefl_device.data.samples import LabelSpec
 from edgefl_device.data.sources import load
 from tests.device_runtime.data.files import every, fitted, image, pillow, written
@@ -164,12 +164,12 @@ RECORDS = DataSpec(
     dtype="float32",
     classes=2,
     names=("no", "yes"),
-    reader=TableReader(columns=("a", "b"), label="y"),
+    reader=TableSpec(columns=("a", "b"), label="y"),
 )
 ARRAYS = DataSpec(shape=(2,), dtype="float32", classes=2)
 PHOTOS = DataSpec(shape=(3, 2, 2), dtype="float32", classes=2, names=("cat", "dog"))
 SOUNDS = DataSpec(
-    shape=(4,), dtype="float32", classes=2, names=("off", "on"), reader=SoundReader(rate=8000, length=4)
+    shape=(4,), dtype="float32", classes=2, names=("off", "on"), reader=SoundSpec(rate=8000, length=4)
 )
 ROWS = "a,b,y\n1,2,no\n3,4,yes\n"
 

@@ -14,7 +14,7 @@ from edgefl_device.data.samples import FittedData
 from edgefl_device.engine.base import LoadedGraph, Outputs, State
 from edgefl_device.engine.onnx import OnnxEngine
 from edgefl_device.round.autotune import Autotuner
-from edgefl_device.round.control import Step
+from edgefl_device.round.control import StepProgress
 from edgefl_device.round.graph_loader import GraphLoader, RoundProfiler
 from edgefl_device.round.job import Job
 from edgefl_device.round.offline import WatchedControl
@@ -94,7 +94,7 @@ class Device:
         self.store = Store(self.folder, limit_bytes=1 << 20, history_rounds=5)
 
     def run(
-        self, job: Job, *, watch: Callable[[Step], None] = lambda _: None, carry: Arrays | None = None
+        self, job: Job, *, watch: Callable[[StepProgress], None] = lambda _: None, carry: Arrays | None = None
     ) -> RoundResult:
         self.control = WatchedControl(watch)
         manifest = self.world.bundle.manifest
@@ -104,8 +104,8 @@ class Device:
         return trainer.train(job, data, carry or {}, self.control)
 
 
-def kill_at(stage: str, step: int) -> Callable[[Step], None]:
-    def watch(at: Step) -> None:
+def kill_at(stage: str, step: int) -> Callable[[StepProgress], None]:
+    def watch(at: StepProgress) -> None:
         if (at.stage, at.step) == (stage, step):
             raise Killed
 

@@ -23,7 +23,7 @@ from onnx import NodeProto, TensorProto, checker, helper, numpy_helper
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle.archive import BundleArchive
-from edgefl.wire.bundle.manifest import Chunk, DataSpec, Graph, Manifest, PhaseSpec, Port, Role
+from edgefl.wire.bundle.manifest import DataSpec, FrozenChunk, Graph, Manifest, PhaseSpec, Port, Role
 from edgefl.wire.mqtt.messages import Offer, Round, Task
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.data import samples as local_data
@@ -179,7 +179,7 @@ def _bundle(prefix: tuple[str, ...], steps: tuple[int, ...], codec: str) -> Bund
         parameters=WIDTH,
         data=DATA,
         batch=BATCH,
-        prefix=tuple(Chunk(units=(unit,), graph=f"forward.{unit}") for unit in prefix),
+        prefix=tuple(FrozenChunk(units=(unit,), graph=f"forward.{unit}") for unit in prefix),
         suffix=("head",),
         start="start",
         phases=tuple(PhaseSpec(name=f"p{i}", graph="train", steps=count) for i, count in enumerate(steps)),

@@ -27,7 +27,7 @@ from edgefl.setup.data import open_data, own_data, partition
 from edgefl.setup.model import data_spec, federation_model, submodel_of
 from edgefl.setup.tiers import completed, device_names
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.bundle.readers import SoundReader
+from edgefl.wire.bundle.readers import SoundSpec
 from edgefl_device.data.samples import NoBundle
 from edgefl_device.data.sources import load as load_data
 from edgefl_device.policy import read_policy
@@ -173,7 +173,7 @@ def test_the_file_is_valid_where_the_readme_says(name: str, monkeypatch: pytest.
 
 def features(spec: DataSpec) -> tuple[DataSpec, NoBundle]:
     """As a bundle has it: with the graph that makes features of sounds."""
-    if not isinstance(spec.reader, SoundReader):
+    if not isinstance(spec.reader, SoundSpec):
         return spec, NoBundle()
     log_mel = edgefl.models.LogMel.of(spec.reader)
     reader = msgspec.structs.replace(spec.reader, features="features")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import edgefl
 from edgefl.api.run import prepare
-from edgefl.cli.federation.live import View
+from edgefl.cli.federation.live import RunView
 from edgefl.data.dataset import Dataset
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
@@ -72,7 +72,7 @@ def test_a_language_model_has_a_perplexity(tmp_path: Path, capsys: pytest.Captur
         ),
     )
     prepared = prepare(federation, tmp_path / "run")
-    view = View(prepared.federation, list(prepared.lab.devices), prepared.updates, live=True)
+    view = RunView(prepared.federation, list(prepared.lab.devices), prepared.updates, live=True)
     with view:
         run = prepared.train(view.take)
     view.conclude(run.folder)

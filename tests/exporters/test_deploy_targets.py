@@ -26,7 +26,7 @@ from edgefl.models.layers.log_mel import LogMel
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.bundle.readers import SoundReader, TableReader, TextReader
+from edgefl.wire.bundle.readers import SoundSpec, TableSpec, TextSpec
 from edgefl.wire.images import import_pillow, read_pixels
 from edgefl.wire.tensors import Array
 from edgefl_export.deploy.target import DeployTarget, files_of, refuse_existing, target_of
@@ -149,7 +149,7 @@ def test_a_jpeg_is_classified_by_what_the_file_says(inside: bool, white: int, tm
         assert page["classify"](str(tmp_path / "photos.onnx"), str(path)) == found
 
 
-SOUND = SoundReader(rate=800, length=400, mels=6, window=64, step=32)
+SOUND = SoundSpec(rate=800, length=400, mels=6, window=64, step=32)
 
 
 def log_mels(path: Path) -> Callable[[Mapping[str, Any]], Array]:
@@ -211,14 +211,7 @@ def test_a_text_is_classified_by_what_the_file_says() -> None:
     ids = [each[:6] for each in vocabulary.encoder()(texts)]
     x = np.array([each + [0] * (6 - len(each)) for each in ids])
     data = Dataset.of(
-        x,
-        labels(12),
-        x,
-        labels(12),
-        below=16,
-        names=NAMES,
-        reader=TextReader(),
-        tokenizer=vocabulary.tokenizer,
+        x, labels(12), x, labels(12), below=16, names=NAMES, reader=TextSpec(), tokenizer=vocabulary.tokenizer
     )
     module, text = Words(16), "The DOG sat, at night"
 
@@ -242,7 +235,7 @@ def test_columns_are_standardised_inside_the_file() -> None:
     raw = np.random.default_rng(3).normal(50, 9, (20, 4)).astype(np.float32)
     mean, deviation = (50.0, 49.0, 51.0, 50.0), (9.0, 8.0, 7.0, 9.0)
     x = ((raw - mean) / deviation).astype(np.float32)
-    reader = TableReader(columns=("a", "b", "c", "d"), label="y", mean=mean, deviation=deviation)
+    reader = TableSpec(columns=("a", "b", "c", "d"), label="y", mean=mean, deviation=deviation)
     data = Dataset.of(x, labels(20), x, labels(20), names=NAMES, reader=reader)
     module = Flat(4)
 

@@ -15,7 +15,7 @@ from edgefl.errors import BundleError, EdgeflError
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import decode_manifest
-from edgefl_device.round.control import Step
+from edgefl_device.round.control import StepProgress
 from tests.device_runtime import tiny
 from tests.device_runtime.rounds import Device
 from tests.device_runtime.tiny import World
@@ -80,7 +80,7 @@ def _outcome(device: Device) -> str:
     """A round that would go on for ever ends as it does when the server closes it."""
     steps = 0
 
-    def watch(_: Step) -> None:
+    def watch(_: StepProgress) -> None:
         nonlocal steps
         steps += 1
         if steps > 100:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgefl.mirror.blobs import Cache, CachedMirror
+from edgefl.mirror.blobs import Cache, CacheSettings
 from edgefl.wire.blobs import describe
 from edgefl.wire.mirrors import Mirror
 from edgefl_device.store.database import Store
@@ -22,8 +22,8 @@ REF = describe(DATA, 65536)
 MOST = 1 << 21
 
 
-def upstream(url: str, most: int = MOST) -> CachedMirror:
-    return CachedMirror(Mirror.parse(url), most)
+def upstream(url: str, most: int = MOST) -> CacheSettings:
+    return CacheSettings(Mirror.parse(url), most)
 
 
 def good(talk: Talk) -> None:

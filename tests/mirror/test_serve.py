@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from edgefl.errors import MirrorError
-from edgefl.mirror.blobs import CachedMirror
+from edgefl.mirror.blobs import CacheSettings
 from edgefl.mirror.serve import MirrorAddress, MirrorServer
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.limits import Limits
@@ -165,15 +165,15 @@ def test_a_folder_or_a_port_that_cannot_be_used_is_named(folder: Path, tmp_path:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(MirrorError, match=r"the cache's folder .*/file cannot be used"):
         MirrorServer(
-            tmp_path / "file", MirrorAddress(port=0), upstream=CachedMirror(Mirror.parse("http://x"), 1)
+            tmp_path / "file", MirrorAddress(port=0), upstream=CacheSettings(Mirror.parse("http://x"), 1)
         )
     with serving(folder) as server, pytest.raises(MirrorError, match="in use") as caught:
         MirrorServer(folder, MirrorAddress(port=server.port))
     assert caught.value.details["port"] == server.port
-    with serving(tmp_path / "cache", upstream=CachedMirror(Mirror.parse("http://x"), 1)):  # noqa: SIM117
+    with serving(tmp_path / "cache", upstream=CacheSettings(Mirror.parse("http://x"), 1)):  # noqa: SIM117
         with pytest.raises(MirrorError, match=r"is in use \(process"):
             MirrorServer(
-                tmp_path / "cache", MirrorAddress(port=0), upstream=CachedMirror(Mirror.parse("http://x"), 1)
+                tmp_path / "cache", MirrorAddress(port=0), upstream=CacheSettings(Mirror.parse("http://x"), 1)
             )
 
 

@@ -44,7 +44,7 @@ def test_pooling_leaves_units_and_parameters_as_they_are() -> None:
     assert spec.module(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
     capacities = [accounting.capacity(OutputSide(spec, cut)) for cut in (2, 3)]
     capacities += [accounting.capacity(Width(spec, ratio, "floor")) for ratio in (0.45, 0.2)]
-    assert accounting.full(spec) == accounting.TierCount(78_330, 819_520)
+    assert accounting.full(spec) == accounting.TrainedPartCounts(78_330, 819_520)
     assert np.round(capacities, 3).tolist() == [0.410, 0.175, 0.417, 0.175]  # embracingfl.md 9.2
 
 

@@ -22,7 +22,7 @@ from edgefl.wire.update.decode import decode
 from edgefl_device.data import samples as local
 from edgefl_device.data.samples import Batches, LabelSpec
 from edgefl_device.round.trainer import RoundResult
-from edgefl_export.compiler.request import fetched
+from edgefl_export.compiler.request import blobs_to_fetch
 from tests.pairs import FORMATS, by_default, in_both, in_turn
 from tests.parity.coding import federation, silence, spec, submodel  # noqa: F401  silence: a fixture
 from tests.parity.forms import checked, engine_of
@@ -138,7 +138,7 @@ class Tier:
         self.form = form
         self.submodel = kinds.build(spec(), kind, **({} if kind == "output_side" else {"gamma": 0.25}))
         self.algorithm: Algorithm = algorithm_of(federation(codec, options), self.submodel)
-        self.names = fetched(self.submodel, "tier")
+        self.names = blobs_to_fetch(self.submodel, "tier")
         self.bundle: BundleArchive = build_bundle(
             self.algorithm,
             self.names,

@@ -18,7 +18,7 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl_device.data import samples as local
-from edgefl_export.compiler.request import fetched
+from edgefl_export.compiler.request import blobs_to_fetch
 from tests.invariants.fiarse.training import (
     BATCH,
     arrays_of,
@@ -70,7 +70,7 @@ def test_a_round_on_the_device_is_the_round_in_torch(tmp_path: Path, form: str) 
     algorithm = algorithms.build("fedbat", Objective.of(submodel), batch=BATCH, steps=STEPS)
     bundle = build_bundle(
         algorithm,
-        fetched(submodel, "tier"),
+        blobs_to_fetch(submodel, "tier"),
         model=spec.name,
         data=DataSpec(shape=spec.sample.shape, dtype="float32", classes=spec.classes),
         format=form,

@@ -8,13 +8,13 @@ from typing import Any
 from edgefl.wire.mqtt.topics import PublishTraffic
 from edgefl_server.coordinator import fleet, machine
 from edgefl_server.coordinator.states import (
-    Abandon,
+    AbandonRound,
     Answered,
-    Close,
+    CloseRound,
     ModelReady,
-    Open,
-    Reassign,
+    ReassignTasks,
     Rules,
+    StartRound,
     TaskDeclined,
 )
 from edgefl_server.storage.journal import Journal, RunRecord
@@ -57,15 +57,15 @@ class JournaledCoordinator:
         self.state, actions = machine.step(self.rules, self.state, event, self.now)
         for action in actions:
             match action:
-                case Open(round=begun):
+                case StartRound(round=begun):
                     self.journal.open_round("run", begun, b"")
-                case Reassign(over=over, tasks=tasks):
+                case ReassignTasks(over=over, tasks=tasks):
                     self.journal.reassign("run", over, tasks)
-                case Close(round=ended):
+                case CloseRound(round=ended):
                     self.journal.end_round("run", ended.number, state="closed", outcome={})
                     self.check_closed()
                     self._do(ModelReady(f"v{ended.number}"))
-                case Abandon(round=ended, restart=restart):
+                case AbandonRound(round=ended, restart=restart):
                     if restart:
                         self.journal.begin_again("run", ended.number)
                     self.journal.end_round("run", ended.number, state="abandoned", outcome={})

@@ -19,7 +19,7 @@ from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.events import IncomingMessage, Will
 from edgefl.wire.mqtt.session import Session
 from edgefl_server.broker import check_port, mosquitto_command
-from edgefl_server.embedded_broker import QUEUE_BYTES, LeanBroker, _Queue, _Room, run_amqtt
+from edgefl_server.embedded_broker import QUEUE_BYTES, LeanBroker, _MessageMemory, _Queue, run_amqtt
 from tests import needs
 from tests.server.fleet import PATIENCE_S
 from tests.wire.mqtt.events import cut, wait_for, wait_up
@@ -209,7 +209,7 @@ def test_what_is_held_has_limits_for_a_queue_and_in_all() -> None:
             queues[0].add("topic", bytes(QUEUE_BYTES // 2), 1)
         assert len(queues[0].messages) == 1
 
-        broker._room = queues[1]._room = _Room(10_000)
+        broker._room = queues[1]._room = _MessageMemory(10_000)
         for number in range(20):
             await broker.retain_message(None, f"t/{number}", bytes(2000))
             queues[1].add("topic", bytes(2000), 1)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from edgefl.algorithms.baselines.sgd import sgd
-from edgefl.cli.federation.live import View
+from edgefl.cli.federation.live import RunView
 from edgefl.cli.federation.serving import _say
 from edgefl.config import Federation, TierTable, parse
 from edgefl.data.datasets import digits
@@ -113,7 +113,7 @@ def test_bundles_are_compiled_once(plan: RunSpec, tmp_path: Path, monkeypatch: p
 @pytest.mark.usefixtures("compiled")
 def test_the_live_view_says_once_where_bundles_came_from(capsys: pytest.CaptureFixture[str]) -> None:
     event = msgspec.to_builtins(Compiled(compiled=1, reused=2, cache="folder", cache_bytes=3 << 20))
-    with View(federation(), ["weak-1"], {}, live=True) as view:
+    with RunView(federation(), ["weak-1"], {}, live=True) as view:
         for _ in range(2):
             view.take(ServerEvent(event))
     assert capsys.readouterr().out.count("bundles: 2 from the cache, 1 compiled (folder, 3.0 MiB)") == 1
@@ -163,7 +163,7 @@ def test_a_dead_tier_is_shown_by_server_and_live_view(capsys: pytest.CaptureFixt
     _say(warned)
     assert "tier 'weak' is [dead]" in capsys.readouterr().out
     event = msgspec.to_builtins(warned)
-    with View(federation(), ["weak-1"], {}, live=True) as view:
+    with RunView(federation(), ["weak-1"], {}, live=True) as view:
         for _ in range(2):
             view.take(ServerEvent(event))
     assert capsys.readouterr().out.count("tier 'weak' is [dead]") == 1

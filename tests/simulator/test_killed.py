@@ -17,7 +17,7 @@ from tests.support.commands import run_command
 SAVED = "edgefl_server.storage.checkpoints:Checkpoints.save"
 COMMITTED = "edgefl.simulator.carries:CarryStore.commit"
 KEPT = "edgefl.simulator.carries:CarryStore.keep"
-PUBLISHED = "edgefl.simulator.downlink:Downloads.publish"
+PUBLISHED = "edgefl.simulator.downlink:SimulatedDownlink.publish"
 FINISHED = "edgefl_server.storage.checkpoints:Checkpoints.finish"
 OF_STATE: dict[str, dict[str, object]] = {
     "algorithm": {"name": "scaffold"},

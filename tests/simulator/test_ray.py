@@ -10,7 +10,7 @@ import pytest
 
 import edgefl
 from edgefl.errors import ConfigError
-from edgefl.simulator.rounds import Rounds
+from edgefl.simulator.rounds import SimulatedRounds
 from tests.simulator.small import federation
 from tests.simulator.test_workers import CASES, bits, killing
 
@@ -35,7 +35,7 @@ def test_actors_end_with_the_bits_of_one_process(tmp_path: Path, monkeypatch: py
         killed.extend(each.pid for each in found)
         return found
 
-    monkeypatch.setattr(Rounds, "_take", killing(7, victims))
+    monkeypatch.setattr(SimulatedRounds, "_take", killing(7, victims))
     two = edgefl.simulate(CHOSEN, tmp_path / "two", workers=2, ray="")
 
     assert bits(one.history) == bits(here.history)

@@ -17,8 +17,8 @@ import pytest
 import edgefl
 from edgefl.errors import ConfigError, DataError, EdgeflError
 from edgefl.simulator.results import RoundRow
-from edgefl.simulator.rounds import Rounds
-from edgefl.simulator.trainers.local_rounds import Portion
+from edgefl.simulator.rounds import SimulatedRounds
+from edgefl.simulator.trainers.local_rounds import ClientPortion
 from edgefl.simulator.trainers.pool import TrainerPool
 from edgefl.simulator.trainers.worker import Collect, Train, TrainingWorker, WorkerFailure
 from edgefl_server.workers.protocol import Died, Stop
@@ -63,9 +63,9 @@ def nobody_is_left() -> bool:
 
 def killing(after: int, victims: Callable[[], list[psutil.Process]]) -> Callable[..., Any]:
     """Kill ``victims`` as the report of so many clients has come."""
-    real, seen = Rounds._take, []
+    real, seen = SimulatedRounds._take, []
 
-    def take(self: Rounds, *given: Any) -> Any:
+    def take(self: SimulatedRounds, *given: Any) -> Any:
         seen.append(given)
         if len(seen) == after:
             for each in victims():
@@ -104,7 +104,7 @@ def test_a_killed_worker_counts_once(dying: str, tmp_path: Path, monkeypatch: py
         return found
 
     # In the second round, in which clients go on from what they kept.
-    monkeypatch.setattr(Rounds, "_take", killing(7, victims))
+    monkeypatch.setattr(SimulatedRounds, "_take", killing(7, victims))
     other = edgefl.simulate(chosen, tmp_path / "other", workers=2)
 
     assert len(killed) == (1 if dying == "one" else 2)
@@ -192,7 +192,7 @@ class FakeWorkers:
 def test_clients_that_kill_every_worker_are_named(deaths: int) -> None:
     launcher = FakeWorkers(deaths)
     pool = TrainerPool(launcher, 1, setup=None)  # type: ignore[arg-type]
-    trained = pool.train([Portion("all", ("all-1", "all-2"))], lambda _: {})
+    trained = pool.train([ClientPortion("all", ("all-1", "all-2"))], lambda _: {})
     if deaths == 2:
         assert list(trained) == [] and launcher.launched == 3
         return

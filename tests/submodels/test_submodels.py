@@ -21,7 +21,7 @@ from edgefl.setup.model import submodel_of
 from edgefl.setup.tiers import completed, parse_tiers
 from edgefl.submodels import catalog
 from edgefl.submodels.catalog import GAMMAS, Size, sizes
-from edgefl.submodels.cost import NO_WEIGHT, Forwards, cost, entries, macs, macs_by_weight, model_cost
+from edgefl.submodels.cost import NO_WEIGHT, ForwardCostCache, cost, entries, macs, macs_by_weight, model_cost
 from edgefl.submodels.output_side import accounting
 from edgefl.submodels.output_side.submodel import TIERS, OutputSide, _balance, output_side, tiers
 from edgefl.wire import bits, tensors
@@ -233,7 +233,7 @@ def test_a_module_that_is_used_twice_counts_each_time() -> None:
     sample = TensorSpec((2, 8, 8))
 
     assert macs_by_weight(module, sample) == {"2.weight": (64 + 16) * 36, "5.weight": 40}
-    forwards = Forwards(ModelSpec("twice", module, sample, classes=5))
+    forwards = ForwardCostCache(ModelSpec("twice", module, sample, classes=5))
     assert forwards.of(module, sample).macs == macs_by_weight(module, sample)
 
 
@@ -248,7 +248,7 @@ def test_products_without_weights_are_counted_too() -> None:
 def test_forward_passes_that_submodels_share_cost_as_much_as_their_own(model: str, size: Size) -> None:
     spec = build_model(model)
     submodel = size.of(spec)
-    shared, alone = Forwards(spec), Forwards(submodel.spec)
+    shared, alone = ForwardCostCache(spec), ForwardCostCache(submodel.spec)
 
     shared.of(spec.module, spec.sample)
 

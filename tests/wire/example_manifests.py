@@ -7,8 +7,8 @@ import msgspec
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle import manifest
 from edgefl.wire.bundle.archive import BundleArchive
-from edgefl.wire.bundle.manifest import Chunk, DataSpec, Graph, Input, Manifest, PhaseSpec, Port
-from edgefl.wire.bundle.readers import TextReader
+from edgefl.wire.bundle.manifest import DataSpec, FrozenChunk, Graph, Input, Manifest, PhaseSpec, Port
+from edgefl.wire.bundle.readers import TextSpec
 
 GRAPHS = {name: f"graph bytes: {name}".encode() for name in ("start", "train", "finish", "pass", "adapt")}
 
@@ -36,7 +36,7 @@ def example_manifest() -> Manifest:
         parameters=6,
         data=DataSpec(shape=(3,), dtype="float32", classes=2, scale=0.00392156862745098, shift=-0.5),
         batch=4,
-        prefix=(Chunk(units=("stem",), graph="start"),),
+        prefix=(FrozenChunk(units=("stem",), graph="start"),),
         suffix=("head",),
         start="start",
         phases=(PhaseSpec(name="train", graph="train", steps=10),),
@@ -98,7 +98,7 @@ def example_manifest_of_texts() -> Manifest:
         below=300,
         others=(Input(name="attention_mask", shape=(3,), dtype="int64", below=2),),
         names=("bad", "good"),
-        reader=TextReader(tokenizer=describe(b"a tokenizer", 131072), mask="attention_mask", text="review"),
+        reader=TextSpec(tokenizer=describe(b"a tokenizer", 131072), mask="attention_mask", text="review"),
     )
     return msgspec.structs.replace(first, data=data)
 

@@ -24,7 +24,7 @@ from edgefl.wire import enrolment, patches, tensors
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle import manifest, profiles
 from edgefl.wire.bundle.archive import write_bundle
-from edgefl.wire.bundle.readers import ImageReader, Reader, SeriesReader, SoundReader, TableReader, TextReader
+from edgefl.wire.bundle.readers import ImageSpec, Reader, SeriesSpec, SoundSpec, TableSpec, TextSpec
 from edgefl.wire.keys import KeyPair
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.envelope import MessageCounter, MessageSigner
@@ -32,7 +32,7 @@ from edgefl.wire.mqtt.messages import (
     Ack,
     Decline,
     Hello,
-    Live,
+    LiveRound,
     Message,
     Offer,
     Profile,
@@ -139,7 +139,7 @@ LIVE = msgspec.structs.replace(
     round=5,
     base=5,
     live={
-        3: Live(
+        3: LiveRound(
             model_version="7c" * 32, units={"stem": (describe(b"older weights", 131072),)}, hyper={"lr": 0.1}
         )
     },
@@ -264,22 +264,18 @@ def signed(name: str) -> bytes:
 
 
 READERS: dict[str, Reader] = {
-    "reader_image": ImageReader(white=16),
-    "reader_table": TableReader(
+    "reader_image": ImageSpec(white=16),
+    "reader_table": TableSpec(
         columns=("age", "height"),
         label="buys",
         mean=(40.0, 1.7),
         deviation=(10.5, 0.25),
         others={"seen": ("when",)},
     ),
-    "reader_series": SeriesReader(
-        columns=("ax", "ay"), window=128, step=64, label="does", channels_last=True
-    ),
-    "reader_sound": SoundReader(rate=16000, length=16000, features="features"),
-    "reader_log_mel": SoundReader(
-        rate=16000, length=16000, mels=40, window=640, step=320, features="features"
-    ),
-    "reader_text": TextReader(),
+    "reader_series": SeriesSpec(columns=("ax", "ay"), window=128, step=64, label="does", channels_last=True),
+    "reader_sound": SoundSpec(rate=16000, length=16000, features="features"),
+    "reader_log_mel": SoundSpec(rate=16000, length=16000, mels=40, window=640, step=320, features="features"),
+    "reader_text": TextSpec(),
 }
 
 

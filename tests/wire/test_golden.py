@@ -18,7 +18,7 @@ from edgefl.wire.blobs import BlobRef, decompress
 from edgefl.wire.bundle import manifest
 from edgefl.wire.bundle.archive import read_bundle, write_bundle
 from edgefl.wire.bundle.manifest import DataSpec, Graph, Manifest, PhaseSpec, Port
-from edgefl.wire.bundle.readers import ImageReader, Reader, SeriesReader, SoundReader, TableReader
+from edgefl.wire.bundle.readers import ImageSpec, Reader, SeriesSpec, SoundSpec, TableSpec
 from edgefl.wire.bundle.variants import Variant
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.envelope import Envelope, open_message
@@ -116,17 +116,17 @@ def test_a_reader_in_both_directions(name: str) -> None:
         ({"names": ("one",)}, "2 classes and 1 different names for them"),
         ({"names": ("one", "one")}, "2 classes and 1 different names"),
         ({"names": ("one", "\x1b[31mtwo")}, "cannot be shown"),
-        ({"reader": TableReader(columns=(), label="y")}, "columns are none: at least one, each once"),
-        ({"reader": TableReader(columns=("a", "a"), label="y")}, "columns are a, a: at least one, each once"),
+        ({"reader": TableSpec(columns=(), label="y")}, "columns are none: at least one, each once"),
+        ({"reader": TableSpec(columns=("a", "a"), label="y")}, "columns are a, a: at least one, each once"),
         (
-            {"reader": TableReader(columns=("a",), label="y", mean=(1.0, 2.0))},
+            {"reader": TableSpec(columns=("a",), label="y", mean=(1.0, 2.0))},
             "mean has 2 numbers for 1 columns",
         ),
-        ({"reader": TableReader(columns=("a",), label="y", deviation=(0.0,))}, "a deviation is 0"),
-        ({"reader": SeriesReader(columns=("a",), window=0, step=1)}, "window is 0, and at least 1"),
-        ({"reader": SoundReader(rate=0, length=1)}, "rate is 0, and at least 1"),
-        ({"reader": SoundReader(rate=1, length=1, features="mel")}, "graph 'mel' but does not list it"),
-        ({"reader": ImageReader(white=256)}, "white is 256, of 1 to 255"),
+        ({"reader": TableSpec(columns=("a",), label="y", deviation=(0.0,))}, "a deviation is 0"),
+        ({"reader": SeriesSpec(columns=("a",), window=0, step=1)}, "window is 0, and at least 1"),
+        ({"reader": SoundSpec(rate=0, length=1)}, "rate is 0, and at least 1"),
+        ({"reader": SoundSpec(rate=1, length=1, features="mel")}, "graph 'mel' but does not list it"),
+        ({"reader": ImageSpec(white=256)}, "white is 256, of 1 to 255"),
     ],
 )
 def test_data_that_cannot_be_read_are_refused(changes: dict[str, Any], message: str) -> None:

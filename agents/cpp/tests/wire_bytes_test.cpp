@@ -138,7 +138,7 @@ TEST_CASE("manifests") {
   CHECK(phones.graphs[1].planned_bytes == int64_t{70} << 20);
   const Manifest texts = decode_manifest(golden("manifest_of_texts.bin"));
   CHECK(texts.data.names == std::vector<std::string>{"bad", "good"});
-  CHECK(std::get<TextReader>(texts.data.reader).tokenizer.has_value());
+  CHECK(std::get<TextSpec>(texts.data.reader).tokenizer.has_value());
   CHECK_THROWS_WITH_AS(decode_manifest(golden("manifest_of_version_2.bin")),
                        "the manifest has version 2, this runtime reads 1, 3 and 4: install a matching edgefl", BundleError);
   CHECK_THROWS_AS(small.graph("nowhere"), BundleError);

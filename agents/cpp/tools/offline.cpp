@@ -49,7 +49,7 @@ std::string BundleFile::name() const { return manifest_.model + ", " + manifest_
 
 WeightsFile::WeightsFile(const std::string& path, const Manifest& manifest) : file_(path) {
   std::vector<std::string> units = manifest.suffix;
-  for (const Chunk& chunk : manifest.prefix) units.insert(units.end(), chunk.units.begin(), chunk.units.end());
+  for (const FrozenChunk& chunk : manifest.prefix) units.insert(units.end(), chunk.units.begin(), chunk.units.end());
   for (const auto& [name, tensor] : load_tensors(file_.text())) {
     for (const std::string& unit : units) {
       if (starts_with(name, unit + ".")) return;

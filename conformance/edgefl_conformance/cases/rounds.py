@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from edgefl.wire.mqtt.messages import Live, Message, Progress, Round, Task, encode
+from edgefl.wire.mqtt.messages import LiveRound, Message, Progress, Round, Task, encode
 from edgefl_conformance.case import CaseGroup
 from edgefl_conformance.play.harness import Play, RoundHarness, chunk_of
 from edgefl_conformance.play.messages import AgentMessage
@@ -151,7 +151,7 @@ def another_task(harness: RoundHarness) -> None:
 def earlier_round(harness: RoundHarness) -> None:
     play = harness.open(harness.material().with_steps(400))
     own = play.announced
-    live = Live(model_version=own.model_version, units=own.units, hyper=own.hyper)
+    live = LiveRound(model_version=own.model_version, units=own.units, hyper=own.hyper)
     later = msgspec.structs.replace(
         harness.announcement(own.offers[harness.setup.engine], own.units), live={own.round: live}
     )

@@ -31,7 +31,7 @@ from edgefl.wire.mqtt.messages import Offer
 from edgefl_conformance.material.bundles import Material
 from edgefl_conformance.play.broker import Broker
 from edgefl_conformance.play.harness import CampaignState, Play, RoundHarness
-from edgefl_device.profile.measure.inputs import Inputs
+from edgefl_device.profile.measure.inputs import RandomInputs
 
 SAMPLE_S = 0.001
 """Seconds between two readings: a kernel's workspace lives for some milliseconds."""
@@ -130,7 +130,7 @@ class _MemoryHarness(RoundHarness):
     def __init__(self, setup: CampaignState, bundle: BundleArchive) -> None:
         super().__init__(setup, "memory")
         self._bundle = bundle
-        self._inputs = Inputs(bundle.manifest)
+        self._inputs = RandomInputs(bundle.manifest)
         data = self._inputs.samples(ROWS * bundle.manifest.batch)
         arrays: dict[str, Any] = {"x": data.x, "y": data.y, **data.others}
         np.savez(self.folder / "data.npz", **arrays)

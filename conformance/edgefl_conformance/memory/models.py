@@ -12,7 +12,7 @@ from edgefl.api.model import model_spec
 from edgefl.api.training import Training
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import ModelSpec
-from edgefl.objective.carrier import Thresholded
+from edgefl.objective.carrier import ThresholdCarrier
 from edgefl.submodels.submodel import Submodel
 
 _BNECK = (
@@ -213,7 +213,7 @@ class MeasuredModel:
 
     def training(self, submodel: Submodel) -> Training:
         """Return four steps of the training that suits a submodel."""
-        made = TCBGD if isinstance(submodel.carrier, Thresholded) else SGD
+        made = TCBGD if isinstance(submodel.carrier, ThresholdCarrier) else SGD
         return Training(algorithm=made(batch=self.batch, steps=4))
 
 

@@ -12,7 +12,7 @@ from typing import BinaryIO
 import numpy as np
 
 from edgefl.errors import DataError
-from edgefl.wire.bundle.readers import ImageReader, SoundReader
+from edgefl.wire.bundle.readers import ImageSpec, SoundSpec
 from edgefl.wire.images import ImageError, import_pillow, read_pixels
 from edgefl.wire.records import BadRow
 from edgefl.wire.tensors import Array
@@ -30,7 +30,7 @@ _UNKNOWN_BYTES = 0x7FFF0000
 def read_sounds(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
     """Return one sample for each WAV file: its waveform, or the features that a graph of the bundle computes from it."""
     reader = reading.reader
-    assert isinstance(reader, SoundReader)
+    assert isinstance(reader, SoundSpec)
     shape = reading.spec.shape
     if reader.features:
         features = reading.parts.features(reader.features)
@@ -46,7 +46,7 @@ def read_sounds(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples
     return reading.decoded(reading.by_folder(entries), lambda path: wave_of(path, reader), sample)
 
 
-def wave_of(path: Path, reader: SoundReader) -> Array:
+def wave_of(path: Path, reader: SoundSpec) -> Array:
     """Return the waveform of a WAV file as float32 (length,) in [-1, 1], cut or padded with zeros.
 
     Raises:
@@ -66,7 +66,7 @@ def wave_of(path: Path, reader: SoundReader) -> Array:
     return padded
 
 
-def _heard(file: BufferedReader, reader: SoundReader) -> Array:
+def _heard(file: BufferedReader, reader: SoundSpec) -> Array:
     """Return the mean of all channels, float64 in [-1, 1], cut at the reader's length."""
     start = file.read(12)
     if start[:4] != b"RIFF" or start[8:] != b"WAVE":
@@ -155,7 +155,7 @@ _MODES = {1: "L", 3: "RGB"}
 
 def read_images(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
     shape, reader = reading.spec.shape, reading.reader
-    assert isinstance(reader, ImageReader)
+    assert isinstance(reader, ImageSpec)
     if len(shape) != 3 or shape[0] not in _MODES:
         raise DataError(
             f"{reading.source}: images become samples of shape (1, H, W) or (3, H, W), the model takes {shape}: give arrays "

@@ -17,7 +17,7 @@ from typing import IO
 
 from edgefl.errors import DataError
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.bundle.readers import ImageReader, Reader, SeriesReader, SoundReader, TableReader, TextReader
+from edgefl.wire.bundle.readers import ImageSpec, Reader, SeriesSpec, SoundSpec, TableSpec, TextSpec
 from edgefl.wire.images import SUFFIXES, UNREAD, check_library
 from edgefl.wire.records import RECORDS
 from edgefl_device.config import Policy, Source
@@ -43,11 +43,11 @@ _LINES = (*RECORDS, ".tsv", ".txt")
 _SUFFIXES = (".npy", ".wav", *_IMAGES, *_LINES)
 _READ: dict[type, tuple[tuple[str, ...], Callable[[Reading, tuple[FileEntry, ...]], ReadSamples]]] = {
     type(None): ((".npy",), arrays.read_npy_files),
-    ImageReader: (_IMAGES, read_images),
-    TableReader: (RECORDS, read_tables),
-    SeriesReader: (RECORDS, read_series),
-    SoundReader: ((".wav",), read_sounds),
-    TextReader: (_LINES, read_texts),
+    ImageSpec: (_IMAGES, read_images),
+    TableSpec: (RECORDS, read_tables),
+    SeriesSpec: (RECORDS, read_series),
+    SoundSpec: ((".wav",), read_sounds),
+    TextSpec: (_LINES, read_texts),
 }
 """What each reader reads (none: arrays): the endings of files, and how they become samples."""
 _CONVERSIONS = {
@@ -124,7 +124,7 @@ class SampleFiles:
         if key not in self._last:
             fitted = self._read(spec, label, parts)
             self._last.clear()
-            if isinstance(spec.reader, SoundReader) and spec.reader.features:
+            if isinstance(spec.reader, SoundSpec) and spec.reader.features:
                 return fitted  # its rows hold a graph of this round
             self._last[key] = fitted
         return self._last[key]
@@ -158,7 +158,7 @@ class SampleFiles:
         if ".npy" in endings and endings.isdisjoint(_READ[type(spec.reader)][0] if spec.reader else ()):
             return None
         if spec.reader is None and len(spec.shape) == 3 and endings & {*_IMAGES}:
-            return ImageReader()
+            return ImageSpec()
         if spec.reader is None:
             raise DataError(
                 f"{self.source} has {self._found}, and the bundle does not say how they become samples of shape "

@@ -9,7 +9,7 @@ import numpy as np
 
 from edgefl.errors import DataError
 from edgefl.wire.bundle.manifest import Input
-from edgefl.wire.bundle.readers import SeriesReader, TableReader
+from edgefl.wire.bundle.readers import SeriesSpec, TableSpec
 from edgefl.wire.records import BadRow, Checks, field, is_number, numbers, records, rescale
 from edgefl.wire.tensors import Array
 from edgefl_device.data.reading import FileEntry, Reading, ReadSamples
@@ -23,7 +23,7 @@ TOGETHER = 4096
 def read_tables(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
     """Return one sample for each row of tables with the same columns, file after file."""
     reader = reading.reader
-    assert isinstance(reader, TableReader)
+    assert isinstance(reader, TableSpec)
     reading.check_shape((len(reader.columns),))
     columns = {each.name: _columns_of(reader, each) for each in reading.spec.others}
     numeric = [*reader.columns, *(name for names in columns.values() for name in names)]
@@ -60,7 +60,7 @@ def read_tables(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples
     return ReadSamples(arrays.pop("x"), arrays.pop("y"), arrays)
 
 
-def _columns_of(reader: TableReader, wanted: Input) -> tuple[str, ...]:
+def _columns_of(reader: TableSpec, wanted: Input) -> tuple[str, ...]:
     columns = tuple(reader.others.get(wanted.name, (wanted.name,)))
     if len(columns) != int(np.prod(wanted.shape)):
         raise DataError(
@@ -77,7 +77,7 @@ def read_series(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples
     No window contains a bad row or spans two recordings. Long recordings are stored on disk once.
     """
     reader = reading.reader
-    assert isinstance(reader, SeriesReader)
+    assert isinstance(reader, SeriesSpec)
     width, window = len(reader.columns), reader.window
     reading.check_shape((window, width) if reader.channels_last else (width, window))
     if reading.label.shape:
@@ -110,7 +110,7 @@ def read_series(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples
 
 
 def _recordings(
-    reading: Reading, reader: SeriesReader, entries: tuple[FileEntry, ...], kept: Spool
+    reading: Reading, reader: SeriesSpec, entries: tuple[FileEntry, ...], kept: Spool
 ) -> Iterator[tuple[int, Array, Array]]:
     """Append each file's rows to ``kept``; yield (first row in ``kept``, labels (n,), True for each good row (n,))."""
     classes = {} if reader.label else dict(reading.by_folder(entries))
@@ -140,7 +140,7 @@ def _recordings(
         yield begin, np.array(own), np.array(good, bool)
 
 
-def _flush(held: array[float], reader: SeriesReader, kept: Spool) -> array[float]:
+def _flush(held: array[float], reader: SeriesSpec, kept: Spool) -> array[float]:
     """Scale the rows in ``held`` and append them to ``kept``; return an empty array to collect the next ones."""
     kept.extend(rescale(np.array(held, np.float64).reshape(-1, len(reader.columns)), reader))
     return array("d")

@@ -11,7 +11,7 @@ import numpy as np
 
 from edgefl.errors import BundleError, ConfigError, DataError
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.bundle.readers import TextReader
+from edgefl.wire.bundle.readers import TextSpec
 from edgefl.wire.records import NOT_TEXT, RECORDS, BadRow, Record, field, is_text, records, text_of
 from edgefl.wire.tensors import Array
 from edgefl_device.data.reading import FileEntry, Reading, ReadSamples
@@ -27,7 +27,7 @@ def read_texts(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
     The label's shape decides: windows if it equals the sample's shape.
     """
     reader, shape = reading.reader, reading.spec.shape
-    assert isinstance(reader, TextReader)
+    assert isinstance(reader, TextSpec)
     if len(shape) != 1:
         raise DataError(
             f"{reading.source}: texts become samples of shape (tokens,), the model takes {shape}: give arrays (.npz)",
@@ -75,7 +75,7 @@ def _pad(rows: Sequence[Array], length: int) -> tuple[Array, Array]:
 
 
 def _read_labelled(
-    reading: Reading, reader: TextReader, entries: tuple[FileEntry, ...]
+    reading: Reading, reader: TextSpec, entries: tuple[FileEntry, ...]
 ) -> Iterator[tuple[str, str, float]]:
     """Yield (where, text, label): a file in a class folder is one text; lines of other files are ``label<TAB>text`` or
     records.
@@ -104,7 +104,7 @@ def _is_text_of_class(entry: FileEntry) -> bool:
 
 
 def _lines(
-    entry: FileEntry, reader: TextReader, is_label: Callable[[str], bool]
+    entry: FileEntry, reader: TextSpec, is_label: Callable[[str], bool]
 ) -> Iterator[tuple[int, Record]]:
     if entry.path.suffix.lower() in RECORDS:
         yield from records(entry.path, {reader.text: None, reader.label: is_label})
@@ -118,7 +118,7 @@ def _lines(
         raise DataError(f"{entry.path} cannot be read: {error}", path=str(entry.path)) from error
 
 
-def _record(line: str, reader: TextReader) -> Record:
+def _record(line: str, reader: TextSpec) -> Record:
     if not is_text(line):
         return NOT_TEXT
     label, tab, text = line.partition("\t")
@@ -129,7 +129,7 @@ Encode = Callable[[Sequence[str]], Sequence[Array]]
 """Texts as the token numbers of each, (tokens,)."""
 
 
-def encoder(reading: Reading, reader: TextReader) -> Encode:
+def encoder(reading: Reading, reader: TextSpec) -> Encode:
     """Return the function that turns texts into arrays of tokens: the reader's tokenizer, or UTF-8 bytes without one.
 
     Raises:
@@ -187,7 +187,7 @@ class _TextPiece(NamedTuple):
     problem: str = ""
 
 
-def _read_windows(reading: Reading, reader: TextReader, entries: tuple[FileEntry, ...]) -> ReadSamples:
+def _read_windows(reading: Reading, reader: TextSpec, entries: tuple[FileEntry, ...]) -> ReadSamples:
     """Return windows over all texts, concatenated, and the token after each. A text with a problem is left out whole."""
     tokens = Spool(storage_dtype(reading.spec))
     encode = encoder(reading, reader)
@@ -231,7 +231,7 @@ def _blocks(pieces: Iterable[_TextPiece]) -> Iterator[list[_TextPiece]]:
         yield block
 
 
-def _pieces(reader: TextReader, entries: tuple[FileEntry, ...]) -> Iterator[_TextPiece]:
+def _pieces(reader: TextSpec, entries: tuple[FileEntry, ...]) -> Iterator[_TextPiece]:
     for entry in entries:
         if entry.path.suffix.lower() not in RECORDS:
             yield from _of_file(entry)

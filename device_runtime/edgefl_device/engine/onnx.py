@@ -39,7 +39,7 @@ _SLACK = 64
 """Engines may read so far beyond the end of an input, and want its beginning at a multiple of this."""
 
 
-class Pages:
+class PageFile:
     """Disk memory for the values between segments, in a file in ``folder`` (None: the system's folder for temporary
     files).
 
@@ -118,7 +118,7 @@ class SegmentedGraph:
     step.
     """
 
-    def __init__(self, parts: Sequence[tuple[Graph, LoadedSegment]], pages: Pages) -> None:
+    def __init__(self, parts: Sequence[tuple[Graph, LoadedSegment]], pages: PageFile) -> None:
         self._parts = parts
         self._pages = pages
 
@@ -163,7 +163,7 @@ def load_segments(
         )
         parts.append((part, load(part, model)))
     made = [port for segment in graph.segments for port in segment.outputs if port.role == "page"]
-    return SegmentedGraph(parts, Pages(made, folder))
+    return SegmentedGraph(parts, PageFile(made, folder))
 
 
 _DEVICE = "cpu"

@@ -26,7 +26,7 @@ from edgefl_device.profile.measure.graph import kinds
 from edgefl_device.profile.measure.meters import open_meter
 from edgefl_device.profile.measure.round import GRAPH, ROUND, ProcessResult
 from edgefl_device.sandbox.confine import Confinement
-from edgefl_device.sandbox.process import Complaints, command, environment
+from edgefl_device.sandbox.process import StderrTail, command, environment
 
 _ERRORS: dict[int, type[EdgeflError]] = {
     kind.exit_code: kind for kind in (ConfigError, DataError, BundleError)
@@ -158,7 +158,7 @@ def _run_process(
         ) as process,
     ):
         assert process.stderr is not None
-        complaints = Complaints(process.stderr)
+        complaints = StderrTail(process.stderr)
         try:
             process.wait(timeout=settings.limit_s)
         except subprocess.TimeoutExpired as error:

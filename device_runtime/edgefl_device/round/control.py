@@ -19,7 +19,7 @@ _REST_SLICE_S = 0.1
 
 
 @dataclass(frozen=True)
-class Step:
+class StepProgress:
     """Progress of a round after one step.
 
     Attributes:
@@ -40,7 +40,7 @@ class Step:
 class ProgressSink(Protocol):
     """Interface of a receiver of progress reports."""
 
-    def step_done(self, job: Job, step: Step) -> None: ...
+    def step_done(self, job: Job, step: StepProgress) -> None: ...
 
 
 class RoundControl:
@@ -112,7 +112,7 @@ class RoundControl:
         """Record the duration of the last step in milliseconds, for :meth:`check`."""
         self._worked_s = ms / 1e3
 
-    def report(self, step: Step) -> None:
+    def report(self, step: StepProgress) -> None:
         """Pass a finished step to the progress receiver, if there is one."""
         if self._progress is not None and self._job is not None:
             self._progress.step_done(self._job, step)

@@ -21,7 +21,7 @@ from edgefl.wire.mqtt.messages import TOO_MUCH
 from edgefl.wire.tensors import Array
 from edgefl_device.data.samples import FittedData
 from edgefl_device.host import trim_memory
-from edgefl_device.round.control import RoundControl, Step
+from edgefl_device.round.control import RoundControl, StepProgress
 from edgefl_device.round.graph_loader import GraphLoader, RoundStore
 from edgefl_device.round.inputs import other_rows
 from edgefl_device.round.job import Job
@@ -126,7 +126,7 @@ class MultiStepForward:
             done = min(start + group, rows)
             with profiler.timed("write"):
                 record.write(start, result[: done - start])
-            control.report(Step(f"forward {index + 1}", done, rows, float("nan"), 0.0))
+            control.report(StepProgress(f"forward {index + 1}", done, rows, float("nan"), 0.0))
         with profiler.timed("write"):
             record.seal()
         del feeds, graph
@@ -143,7 +143,7 @@ def _only(ports: Sequence[Port], graph: str) -> Port:
     return ports[0]
 
 
-class _Meta(msgspec.Struct, frozen=True):
+class _RecordMeta(msgspec.Struct, frozen=True):
     version: str
     shape: tuple[int, ...]
     dtype: str
@@ -172,7 +172,7 @@ class ActivationRecord:
     The file is read and written, not mapped, because pages around each mapped row would also become resident.
     """
 
-    def __init__(self, path: Path, meta: _Meta) -> None:
+    def __init__(self, path: Path, meta: _RecordMeta) -> None:
         self.path = path
         self._meta = meta
         self._file: FileIO = path.open("r+b", buffering=0)
@@ -190,7 +190,7 @@ class ActivationRecord:
         Raises:
             StoreError: The disk has no room for it.
         """
-        meta = _Meta(version, shape, dtype)
+        meta = _RecordMeta(version, shape, dtype)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             _meta_path(path).unlink(missing_ok=True)
@@ -215,7 +215,7 @@ class ActivationRecord:
             StaleRecordError: It is missing, incomplete, or has another ``version``.
         """
         try:
-            meta = msgspec.msgpack.decode(_meta_path(path).read_bytes(), type=_Meta)
+            meta = msgspec.msgpack.decode(_meta_path(path).read_bytes(), type=_RecordMeta)
             whole = path.stat().st_size == meta.nbytes
         except (OSError, TypeError, ValueError) as error:  # msgspec's errors are ValueErrors
             raise _not_whole(path) from error

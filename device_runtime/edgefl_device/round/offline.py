@@ -22,7 +22,7 @@ from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.data.samples import LabelSpec, LocalSource
 from edgefl_device.engine.base import Engine
 from edgefl_device.round.autotune import Autotuner
-from edgefl_device.round.control import RoundControl, Step
+from edgefl_device.round.control import RoundControl, StepProgress
 from edgefl_device.round.executor import LoadedParts, check_runtime
 from edgefl_device.round.graph_loader import GraphLoader, RoundProfiler
 from edgefl_device.round.job import Job
@@ -68,11 +68,11 @@ class NoCheckpoints:
 class WatchedControl(RoundControl):
     """Control of an offline round, which passes steps to the user's function."""
 
-    def __init__(self, watch: Callable[[Step], None]) -> None:
+    def __init__(self, watch: Callable[[StepProgress], None]) -> None:
         super().__init__()
         self._watch = watch
 
-    def report(self, step: Step) -> None:
+    def report(self, step: StepProgress) -> None:
         """Pass a finished step to the user's function."""
         self._watch(step)
 
@@ -87,7 +87,7 @@ def train_round(
     hyper: Mapping[str, float] | None = None,
     carry: Mapping[str, Array] | None = None,
     samples: int = 0,
-    watch: Callable[[Step], None] = lambda _: None,
+    watch: Callable[[StepProgress], None] = lambda _: None,
     tuner: Autotuner | None = None,
 ) -> RoundResult:
     """Run one round of the bundle's algorithm in this process: the same steps, batches and noise as over a broker.

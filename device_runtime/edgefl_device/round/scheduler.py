@@ -21,7 +21,7 @@ from edgefl_device.link.fetch import Fetcher
 from edgefl_device.link.identity import SignedSession
 from edgefl_device.link.outbox import Outbox
 from edgefl_device.round.carry import drop_abandoned
-from edgefl_device.round.control import RoundControl, Step
+from edgefl_device.round.control import RoundControl, StepProgress
 from edgefl_device.round.executor import RoundExecutor, with_page
 from edgefl_device.round.job import Job, decode_job, encode_job
 from edgefl_device.store.database import DECLINED, PastRound
@@ -420,7 +420,7 @@ class ProgressMessages:
         self._fetcher = fetcher
         self._last = 0.0
 
-    def step_done(self, job: Job, step: Step) -> None:
+    def step_done(self, job: Job, step: StepProgress) -> None:
         """Publish a step if it is time, or if it is the last of its stage and the task sets no slower rate."""
         now = time.monotonic()
         is_paced = job.progress_s > _PROGRESS_PERIOD_S
@@ -431,9 +431,9 @@ class ProgressMessages:
 
     def failed(self, round: int, tier: str, error: Exception) -> None:
         """Publish the code of a failed attempt. The round is tried again while it is open."""
-        self._publish(round, tier, Step(f"{FAILED}{failure_code(error)}", 0, 0, float("nan"), 0.0))
+        self._publish(round, tier, StepProgress(f"{FAILED}{failure_code(error)}", 0, 0, float("nan"), 0.0))
 
-    def _publish(self, round: int, tier: str, step: Step) -> None:
+    def _publish(self, round: int, tier: str, step: StepProgress) -> None:
         progress = Progress(
             round=round,
             tier=tier,

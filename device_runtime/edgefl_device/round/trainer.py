@@ -12,7 +12,7 @@ from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.data.samples import FittedData
 from edgefl_device.engine.base import LoadedGraph, State
 from edgefl_device.host import trim_memory
-from edgefl_device.round.control import RoundControl, Step
+from edgefl_device.round.control import RoundControl, StepProgress
 from edgefl_device.round.forward import MultiStepForward, record_tag
 from edgefl_device.round.graph_loader import GraphLoader, RoundStore, arrays_of_role
 from edgefl_device.round.inputs import RoundInputs, carry_inputs, check_complete
@@ -148,7 +148,7 @@ class LocalTrainer:
                         sums[metric] = sums.get(metric, 0.0) + float(value)
                     made = _steps_made(phase_steps, step + 1)
                     loss = mean_metrics(manifest, sums, made).get("loss", float("nan"))
-                    control.report(Step("train", step + 1, total, loss, step_ms))
+                    control.report(StepProgress("train", step + 1, total, loss, step_ms))
                     state = {**state, **outputs.state}
                     del feeds, outputs  # or the next step's batch is made while they exist
                     if (step + 1) % self._checkpoint_steps == 0 or step + 1 == total:

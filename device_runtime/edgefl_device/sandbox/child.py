@@ -43,7 +43,7 @@ class EngineServer:
                     code, text = 0, f"{type(error).__name__}: {error}"
                     if isinstance(error, EdgeflError):
                         code, text = error.exit_code, error.message
-                    answer, arrays = messages.EngineError(code=code, text=text[:_MOST_TEXT]), []
+                    answer, arrays = messages.RequestFailed(code=code, text=text[:_MOST_TEXT]), []
                 if answer is not None:
                     self._line.send(msgspec.msgpack.encode(answer), arrays)
                 del answer, arrays, word
@@ -61,7 +61,7 @@ class EngineServer:
                 return messages.GraphLoaded(), []
             case messages.RunGraph():
                 return self._run(word)
-            case messages.Read():
+            case messages.ReadState():
                 arrays = self._engine.read_state(self._held(word.state))
                 tensors = tuple(
                     messages.Tensor(name=name, dtype=a.dtype.str, shape=a.shape) for name, a in arrays.items()
@@ -69,8 +69,8 @@ class EngineServer:
                 return messages.Tensors(tensors=tensors), [_contiguous(array) for array in arrays.values()]
             case messages.Tensors():
                 arrays = {each.name: self._line.array(each.dtype, each.shape) for each in word.tensors}
-                return messages.Written(state=self._keep(self._engine.write_state(arrays))), []
-            case messages.Drop():
+                return messages.StateCreated(state=self._keep(self._engine.write_state(arrays))), []
+            case messages.FreeState():
                 for number in word.state:
                     self._state.pop(number, None)
                 for number in word.graphs:
@@ -152,7 +152,7 @@ def main() -> None:
         pages = Path(wanted.pages) if wanted.pages else None
         engine = open_engine(wanted.engine, wanted.threads, pages, wanted.most_threads)
     except EdgeflError as error:
-        line.send(msgspec.msgpack.encode(messages.EngineError(code=error.exit_code, text=error.message)))
+        line.send(msgspec.msgpack.encode(messages.RequestFailed(code=error.exit_code, text=error.message)))
         return
     opened = messages.EngineOpened(
         name=engine.name,

@@ -52,7 +52,7 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     state: dict[str, int]
 
 
-class Read(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class ReadState(msgspec.Struct, frozen=True, kw_only=True, tag="Read"):
     """Request for the content of state tensors."""
 
     state: dict[str, int]
@@ -65,18 +65,18 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tensors(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Descriptions of tensors, whose bytes follow in this order; a request to create state, or the answer to Read."""
+    """Descriptions of tensors, whose bytes follow in this order; a request to create state, or the answer to ReadState."""
 
     tensors: tuple[Tensor, ...]
 
 
-class Written(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class StateCreated(msgspec.Struct, frozen=True, kw_only=True, tag="Written"):
     """Answer with the numbers of newly created state tensors."""
 
     state: dict[str, int]
 
 
-class Drop(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class FreeState(msgspec.Struct, frozen=True, kw_only=True, tag="Drop"):
     """Request to free state tensors and graphs; it has no answer."""
 
     state: tuple[int, ...]
@@ -87,12 +87,12 @@ class GraphLoaded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Answer that a graph was loaded."""
 
 
-class EngineError(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class RequestFailed(msgspec.Struct, frozen=True, kw_only=True, tag="EngineError"):
     """Answer that a request failed. ``code`` is the exit code of an expected error, 0 for one of the engine's own."""
 
     code: int
     text: str
 
 
-EngineRequest = OpenEngine | LoadGraph | RunGraph | Read | Tensors | Drop
-EngineAnswer = EngineOpened | GraphLoaded | Ran | Written | Tensors | EngineError
+EngineRequest = OpenEngine | LoadGraph | RunGraph | ReadState | Tensors | FreeState
+EngineAnswer = EngineOpened | GraphLoaded | Ran | StateCreated | Tensors | RequestFailed

@@ -35,32 +35,23 @@ from edgefl_device.engine.base import Engine, Outputs, State
 from edgefl_device.sandbox.confine import Confinement
 from edgefl_device.sandbox.frames import EnginePipe, PipeClosed, TookTooLong, widen
 from edgefl_device.sandbox.messages import (
-    Drop,
     EngineAnswer,
-    EngineError,
     EngineOpened,
     EngineRequest,
+    FreeState,
     GraphLoaded,
     LoadGraph,
     OpenEngine,
     Ran,
-    Read,
+    ReadState,
+    RequestFailed,
     RunGraph,
+    StateCreated,
     Tensor,
     Tensors,
-    Written,
 )
 
-_KEPT = (
-    "PATH",
-    "PYTHONHOME",
-    "LD_LIBRARY_PATH",
-    "XDG_CACHE_HOME",
-    "HOME",
-    "LANG",
-    "LC_ALL",
-    "SYSTEMROOT",
-)
+_KEPT = ("PATH", "PYTHONHOME", "LD_LIBRARY_PATH", "XDG_CACHE_HOME", "HOME", "LANG", "LC_ALL", "SYSTEMROOT")
 _MOST_WORDS = 300
 _MOST_BYTES = 8192
 _END_S = 1.0
@@ -91,7 +82,7 @@ def environment() -> dict[str, str]:
     return kept | {"PYTHONDONTWRITEBYTECODE": "1"}
 
 
-class Complaints:
+class StderrTail:
     """Last lines of a process's standard error, read by a thread so that the process never blocks."""
 
     def __init__(self, stream: IO[bytes]) -> None:
@@ -210,7 +201,7 @@ class EngineProcess:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         assert self.process.stderr is not None
-        self._complaints = Complaints(self.process.stderr)
+        self._complaints = StderrTail(self.process.stderr)
         read_end, write_end = self.process.stdout.fileno(), self.process.stdin.fileno()
         widen(write_end)
         os.set_blocking(write_end, False)
@@ -246,12 +237,12 @@ class EngineProcess:
             if self._gone or self._gone_graphs:
                 state, graphs = self._gone[:], self._gone_graphs[:]
                 del self._gone[: len(state)], self._gone_graphs[: len(graphs)]
-                self._line.send(msgspec.msgpack.encode(Drop(state=tuple(state), graphs=tuple(graphs))))
+                self._line.send(msgspec.msgpack.encode(FreeState(state=tuple(state), graphs=tuple(graphs))))
             self._line.send(msgspec.msgpack.encode(word), arrays or [])
             answer: EngineAnswer = _decoder.decode(self._line.head())
         except (PipeClosed, TookTooLong, *MALFORMED) as error:
             raise self.stop_after(error) from error
-        if isinstance(answer, EngineError):
+        if isinstance(answer, RequestFailed):
             kind = _ERRORS.get(answer.code)
             raise kind(answer.text) if kind else EngineFailed(answer.text)
         return answer
@@ -290,9 +281,9 @@ class EngineProcess:
         self._graphs += 1
         return self._graphs
 
-    def hold(self, number: int, dtype: str, shape: tuple[int, ...]) -> Remote:
+    def hold(self, number: int, dtype: str, shape: tuple[int, ...]) -> RemoteTensor:
         """Return a handle of state tensor ``number``. When the handle is garbage, the process frees the tensor."""
-        remote = Remote(self, number, np.dtype(dtype).str, tuple(shape))
+        remote = RemoteTensor(self, number, np.dtype(dtype).str, tuple(shape))
         weakref.finalize(remote, self._gone.append, number)
         return remote
 
@@ -322,7 +313,7 @@ class EngineProcess:
 
 
 @dataclass(eq=False)
-class Remote:
+class RemoteTensor:
     """Handle of a state tensor in the engine's process, with the expected dtype (``numpy.dtype.str``) and shape."""
 
     process: EngineProcess
@@ -392,7 +383,7 @@ class SandboxedEngine:
         if not state:
             return {}
         process = next(iter(state.values())).process
-        answer = process.ask(Read(state=_state_numbers(process, state)))
+        answer = process.ask(ReadState(state=_state_numbers(process, state)))
         expected = tuple(value.description(name) for name, value in state.items())
         if not isinstance(answer, Tensors) or answer.tensors != expected:
             raise process.stop_after(ValueError("another answer"))
@@ -405,7 +396,7 @@ class SandboxedEngine:
             tensors=tuple(Tensor(name=name, dtype=a.dtype.str, shape=a.shape) for name, a in made.items())
         )
         answer = process.ask(word, list(made.values()))
-        if not isinstance(answer, Written) or answer.state.keys() != made.keys():
+        if not isinstance(answer, StateCreated) or answer.state.keys() != made.keys():
             raise process.stop_after(ValueError("another answer"))
         return {
             name: process.hold(number, made[name].dtype.str, made[name].shape)

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from edgefl.algorithms.adaptive.schedules import Constant, Decaying, DecayUnit, Steps, Theory, check_positive
+from edgefl.algorithms.adaptive.schedules import (
+    Constant,
+    Decaying,
+    DecayUnit,
+    StepSizePlan,
+    TheorySteps,
+    check_positive,
+)
 from edgefl.algorithms.adaptive.storm import FirstStep, SecondMoment, Storm, check_second_moment
 from edgefl.contract.algorithm import Algorithm
 from edgefl.errors import ConfigError
@@ -85,7 +92,7 @@ def fafed(
             beta=beta,
         )
     if schedule == "theory":
-        made: Steps = _theory(smoothness, devices, steps, batch, rho, h, w)
+        made: StepSizePlan = _theory(smoothness, devices, steps, batch, rho, h, w)
     elif schedule == "decaying":
         made = Decaying(lr, alpha, 1.0 if w is None else w, unit=decay_unit, epoch_steps=epoch_steps)
     else:
@@ -115,7 +122,7 @@ def _theory(
     rho: float,
     h: float | None,
     w: float | None,
-) -> Theory:
+) -> TheorySteps:
     if smoothness is None or devices is None:
         raise ConfigError(
             "fafed: the schedule 'theory' needs smoothness (L, a bound on the curvature) and devices (N); give both, or "
@@ -123,4 +130,4 @@ def _theory(
             smoothness=smoothness,
             devices=devices,
         )
-    return Theory(smoothness, devices, steps, batch, rho, h, 1.5 if w is None else w)
+    return TheorySteps(smoothness, devices, steps, batch, rho, h, 1.5 if w is None else w)

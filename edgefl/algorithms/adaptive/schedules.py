@@ -16,7 +16,7 @@ from edgefl.errors import ConfigError
 DecayUnit = Literal["iteration", "epoch"]
 
 
-class Steps(Protocol):
+class StepSizePlan(Protocol):
     """Interface of a schedule of eta_t and alpha_t."""
 
     def eta(self, t: int) -> float: ...
@@ -88,7 +88,7 @@ class Decaying:
 
 
 @dataclass(frozen=True)
-class Theory:
+class TheorySteps:
     """FAFED's schedule of Theorem 2, with the corrections of fafed.md 8.7.
 
     ::

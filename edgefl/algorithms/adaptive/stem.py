@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from edgefl.algorithms.adaptive.schedules import Constant, Decaying, DecayUnit, Steps
+from edgefl.algorithms.adaptive.schedules import Constant, Decaying, DecayUnit, StepSizePlan
 from edgefl.algorithms.adaptive.storm import Storm
 from edgefl.contract.algorithm import Algorithm
 from edgefl.errors import ConfigError
@@ -65,7 +65,7 @@ def stem(
         raise ConfigError(
             "stem: the schedule 'original' has alpha = c eta^2 and needs c; give it, or take 'decaying'"
         )
-    made: Steps
+    made: StepSizePlan
     if schedule == "constant":
         made = Constant(lr, alpha)
     else:

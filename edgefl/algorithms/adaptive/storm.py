@@ -22,7 +22,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from edgefl.algorithms.adaptive.schedules import Steps, check_positive
+from edgefl.algorithms.adaptive.schedules import StepSizePlan, check_positive
 from edgefl.algorithms.baselines.steps import clip_gradients, trained_specs, weight_ports
 from edgefl.contract.algorithm import Algorithm, CarryRule, Function, Phase
 from edgefl.contract.server import Scalars, ServerOpt, beside, state_of
@@ -301,7 +301,7 @@ class Storm:
 
     name: str
     objective: Objective
-    schedule: Steps
+    schedule: StepSizePlan
     batch: int
     steps: int
     opening_steps: int | None = None

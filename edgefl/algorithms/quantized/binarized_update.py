@@ -111,7 +111,7 @@ class BinarizedUpdate:
 
 
 @dataclass(frozen=True, eq=False)
-class Upload:
+class FedBATFinish:
     """Function ``finish`` of FedBAT, with its ports and form.
 
     It sends the signs of one draw with their step sizes, other trained tensors as float32, and moving statistics.

@@ -14,7 +14,7 @@ from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors
 from edgefl.errors import ModelError
 from edgefl.facts.combinations import combination_hint
-from edgefl.objective.carrier import Carrier, Specs, Thresholded
+from edgefl.objective.carrier import Carrier, Specs, ThresholdCarrier
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import inference
 
@@ -72,7 +72,7 @@ def binarize(objective: Objective, *, clip: bool = False) -> Objective:
         ModelError: The submodel is chosen by importance, or has no trained kernel.
     """
     carrier = objective.carrier
-    if isinstance(carrier, Thresholded):
+    if isinstance(carrier, ThresholdCarrier):
         raise ModelError(
             "binary weights have one magnitude per tensor, so importance has nothing to choose by: train this "
             "submodel by sgd or tcbgd, or choose a kind that cuts by position, such as width "

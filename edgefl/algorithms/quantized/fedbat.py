@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from edgefl.algorithms.baselines.steps import weight_ports
-from edgefl.algorithms.quantized.binarized_update import BinarizedUpdate, Upload, UploadMode
+from edgefl.algorithms.quantized.binarized_update import BinarizedUpdate, FedBATFinish, UploadMode
 from edgefl.codecs.binarize import Granularity, StepGroups, draw, is_inside, pack_signs, slope
 from edgefl.codecs.codec import STATISTICS_BITS, Codec
 from edgefl.codecs.packing import UpdateParts
@@ -89,7 +89,7 @@ def fedbat(
     learned = step_size == "learned"
     groups = StepGroups.of(parts.coded, granularity)
     binarized = BinarizedUpdate(objective, parts, groups, learned, _bounds(alpha_range))
-    upload = Upload(binarized, Codec("fedbat"), upload_mode, statistics)
+    upload = FedBATFinish(binarized, Codec("fedbat"), upload_mode, statistics)
     training = _FedBATSteps(binarized, batch, momentum, weight_decay, keeps_draw=upload.last_draw)
     phases = (
         Phase("warmup", Function("warmup", training.warm_up, training.ports), warmup),

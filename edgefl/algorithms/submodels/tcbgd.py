@@ -9,7 +9,7 @@ from edgefl.algorithms.baselines.adamw import adamw as local_adamw
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.algorithm import Algorithm
 from edgefl.errors import ConfigError
-from edgefl.objective.carrier import Thresholded
+from edgefl.objective.carrier import ThresholdCarrier
 from edgefl.objective.objective import Objective
 
 BETA1, BETA2 = 0.9, 0.95
@@ -55,7 +55,7 @@ def tcbgd(
         ConfigError: Both ``adamw`` and ``momentum`` are set.
     """
     carrier = objective.carrier
-    if isinstance(carrier, Thresholded):
+    if isinstance(carrier, ThresholdCarrier):
         switched = carrier.with_switches(remask=remask, bias=bias, freeze_dropped=freeze_dropped)
         objective = replace(objective, carried=switched)
     if masked_loss:

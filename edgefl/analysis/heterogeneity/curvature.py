@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from edgefl.analysis.heterogeneity.losses import Losses, Shard, ShardBatch, batches
+from edgefl.analysis.heterogeneity.losses import FlatLoss, Shard, ShardBatch, batches
 
 PROBES = 4
 """Random directions of Hutchinson's estimate."""
@@ -55,7 +55,7 @@ Operator = Callable[[Tensor], Tensor]
 
 
 def curvature_report(
-    losses: Losses, users: Sequence[ExaminedUser], alpha: float, on_progress: Progress = lambda _: None
+    losses: FlatLoss, users: Sequence[ExaminedUser], alpha: float, on_progress: Progress = lambda _: None
 ) -> CurvatureReport:
     """Measure the curvature of users by Lanczos iterations.
 
@@ -94,7 +94,7 @@ def curvature_report(
     return CurvatureReport(tuple(user.number for user in users), tuple(spectra), apart, rho, noise)
 
 
-def _hessian(losses: Losses, user: ExaminedUser, at: Tensor) -> Operator:
+def _hessian(losses: FlatLoss, user: ExaminedUser, at: Tensor) -> Operator:
     """Return v -> H_i(at) v, on all the user's samples in one batch."""
     whole = ShardBatch(0, *user.shard)
     return lambda vector: losses.product(at, vector, whole)
@@ -104,7 +104,7 @@ def _change(before: Operator, after: Operator) -> Operator:
     return lambda vector: after(vector) - before(vector)
 
 
-def hessian_variance(losses: Losses, parts: Sequence[ShardBatch]) -> float:
+def hessian_variance(losses: FlatLoss, parts: Sequence[ShardBatch]) -> float:
     """Estimate E||Hess l - H||_F^2 over a user's samples: E over signs z of E||(Hess l - H) z||^2 (Hutchinson).
 
     For K batches of b_k samples, sum_k b_k ||H_k z - Hbar z||^2 / (K - 1) estimates the inner mean without bias.
@@ -229,7 +229,7 @@ class UserGradient:
     samples: int
 
 
-def user_gradient(losses: Losses, at: Tensor, parts: Sequence[ShardBatch]) -> UserGradient:
+def user_gradient(losses: FlatLoss, at: Tensor, parts: Sequence[ShardBatch]) -> UserGradient:
     """Average the gradients of a user's batches.
 
     For K batches of b_k samples, sum_k b_k ||g_k - gbar||^2 / (K - 1) is an unbiased estimate of s_i^2, and s_i^2 itself for
@@ -264,7 +264,7 @@ def user_gradient(losses: Losses, at: Tensor, parts: Sequence[ShardBatch]) -> Us
 
 
 @dataclass(frozen=True)
-class GradientReport:
+class GradientDissimilarity:
     """Dissimilarity of n users' gradients g_i at one point.
 
     Attributes:
@@ -308,9 +308,9 @@ class GradientAccumulator:
         self._variance = max(self._variance, found.variance)
         self._norms.append(float(found.mean.norm()))
 
-    def report(self) -> GradientReport:
+    def report(self) -> GradientDissimilarity:
         count = max(len(self._norms), 1)
-        return GradientReport(
+        return GradientDissimilarity(
             plug_in=self._whole.value,
             noise_floor=(1 - 1 / count) * self._noise / count,
             unbiased=self._halves.value,
@@ -348,7 +348,7 @@ class AdaptedUser:
     norm: float
 
 
-def adapt_user(losses: Losses, own: Tensor, parts: Sequence[ShardBatch], alpha: float) -> AdaptedUser:
+def adapt_user(losses: FlatLoss, own: Tensor, parts: Sequence[ShardBatch], alpha: float) -> AdaptedUser:
     """Compute a user's meta-gradient and kappa (eq. 5).
 
     Args:

@@ -118,7 +118,7 @@ def batches(shard: Shard, user: int) -> list[ShardBatch]:
 
 
 @dataclass(frozen=True, eq=False)
-class Losses:
+class FlatLoss:
     """Training loss f(w) of an objective as a function of a flat vector w (d,) of its trainable tensors.
 
     Attributes:

@@ -16,7 +16,7 @@ from edgefl.analysis.heterogeneity.curvature import (
     CurvatureReport,
     ExaminedUser,
     GradientAccumulator,
-    GradientReport,
+    GradientDissimilarity,
     Progress,
     adapt_user,
     curvature_report,
@@ -30,7 +30,7 @@ from edgefl.analysis.heterogeneity.labels import (
     label_report,
     majority_levels,
 )
-from edgefl.analysis.heterogeneity.losses import Losses, Shard, batches
+from edgefl.analysis.heterogeneity.losses import FlatLoss, Shard, batches
 from edgefl.data.dataset import Array
 
 CURVED, CURVED_ROWS = 5, 256
@@ -45,7 +45,7 @@ class HeterogeneityReport:
     counts: Array
     labels: LabelReport
     features: FeatureReport
-    gradients: GradientReport
+    gradients: GradientDissimilarity
     adaptation: AdaptationSummary
     curvature: CurvatureReport
 
@@ -81,7 +81,7 @@ class HeterogeneityReport:
 
 
 def examine(
-    losses: Losses,
+    losses: FlatLoss,
     shards: Sequence[Shard],
     counts: Array,
     setting: theory.TrainingSetting,

@@ -1,9 +1,9 @@
 """Metrics of every user before and after a few steps on the user's own data (per_fedavg.md 2.6).
 
-An adapter computes the steps for each user::
+An AdaptableModel computes the steps for each user::
 
     users = [User.of(0, train=(x, y), test=(x, y))]
-    setting, adapter = EvaluationSetting(alpha=0.03), Adapter(algorithm, weights)
+    setting, adapter = EvaluationSetting(alpha=0.03), AdaptableModel(algorithm, weights)
 
 The report has the means over all users. ::
 
@@ -110,7 +110,7 @@ class User:
 
 
 @dataclass(frozen=True, eq=False)
-class Adapter:
+class AdaptableModel:
     """Model to adapt for single users.
 
     Steps return new tensors and leave ``weights`` unchanged.
@@ -151,7 +151,7 @@ class Adapter:
         return {"x": x, "y": user.y[rows], **others}
 
 
-def evaluate_user(adapter: Adapter, user: User, setting: EvaluationSetting) -> UserReport:
+def evaluate_user(adapter: AdaptableModel, user: User, setting: EvaluationSetting) -> UserReport:
     """Evaluate one user along the curve of steps.
 
     Args:
@@ -196,7 +196,7 @@ def evaluate_user(adapter: Adapter, user: User, setting: EvaluationSetting) -> U
 class _SupportBatches:
     """Inputs of the adaptation steps of a user: batches of its ``support``, noise and scalars."""
 
-    adapter: Adapter
+    adapter: AdaptableModel
     user: int
     support: Rows
     setting: EvaluationSetting

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from edgefl.algorithms.personal.personalize import ALPHA, STEP, add_personalize
-from edgefl.analysis.personal.evaluate import Adapter, User, evaluate_user
+from edgefl.analysis.personal.evaluate import AdaptableModel, User, evaluate_user
 from edgefl.analysis.personal.report import EvaluationSetting, PersonalReport, UserReport, summarize
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
@@ -119,7 +119,7 @@ class FinishedRun:
         """Return labels in the shape of the loss's labels."""
         return torch.from_numpy(y.reshape(len(y), *self.spec.label.shape))
 
-    def adapter(self, tier: str) -> Adapter:
+    def adapter(self, tier: str) -> AdaptableModel:
         """Return the model of a tier to adapt. An algorithm without ``personalize`` gets the plain gradient step."""
         made = tier_of(self.federation, self.spec, tier)
         algorithm, submodel = made.algorithm, made.submodel
@@ -128,10 +128,10 @@ class FinishedRun:
         arrays = {name: array for name, array in self.weights.items() if name in self.spec.weights}
         payload = submodel.place(arrays, FIRST_ROUND).payload or arrays
         weights = {name: torch.from_numpy(array.copy()) for name, array in payload.items()}
-        return Adapter(algorithm, weights, [part.forward for part in made.prefix])
+        return AdaptableModel(algorithm, weights, [part.forward for part in made.prefix])
 
     @cached_property
-    def adapters(self) -> Mapping[str, Adapter]:
+    def adapters(self) -> Mapping[str, AdaptableModel]:
         return {tier: self.adapter(tier) for tier, table in self.federation.tiers.items() if table.count}
 
     @property

@@ -230,11 +230,11 @@ def mirror(
       edgefl mirror /var/cache/edgefl --upstream https://weights.example.org --most 20GiB --host 0.0.0.0
     """
 
-    from edgefl.mirror.blobs import CachedMirror
+    from edgefl.mirror.blobs import CacheSettings
     from edgefl.mirror.serve import MirrorAddress, MirrorServer
 
     cached = (
-        CachedMirror(Mirror.parse(upstream), parse_bytes(most, "--most"), upstream_ca_file)
+        CacheSettings(Mirror.parse(upstream), parse_bytes(most, "--most"), upstream_ca_file)
         if upstream
         else None
     )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edgefl.wire.update.form import UpdateSize
 
 
-class View:
+class RunView:
     """View of a run: the newest state of each device and round.
 
     Args:
@@ -54,7 +54,7 @@ class View:
         self._repeats = None if self._live else Repeats()  # the live view shows the last rounds alone
         self._lines = None if self._live else console if live else errors
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> RunView:
         if self._live:
             self._live.start()
         return self

@@ -28,7 +28,7 @@ from edgefl.cli.output import console, errors, print_json
 from edgefl.wire.text import metric_text
 
 if TYPE_CHECKING:
-    from edgefl.api.run import News, Prepared
+    from edgefl.api.run import News, PreparedRun
 
 METHOD, MACHINE = "Method", "Broker, data and agents"
 Downlink = StrEnum("Downlink", ["float32", "float16", "int8"])
@@ -218,7 +218,7 @@ def run(
         _watch(prepared, as_json)
 
 
-def _browsers(page: WebOptions, prepared: Prepared, as_json: bool) -> AbstractContextManager[None]:
+def _browsers(page: WebOptions, prepared: PreparedRun, as_json: bool) -> AbstractContextManager[None]:
     """Return a context that serves the page for browsers if --web is given."""
     if not page.listen:
         return nullcontext()
@@ -226,11 +226,11 @@ def _browsers(page: WebOptions, prepared: Prepared, as_json: bool) -> AbstractCo
     return web_beside(page, lab.folder, prepared.federation, lab.address, lab.public_key, code=not as_json)
 
 
-def _watch(prepared: Prepared, as_json: bool) -> None:
-    from edgefl.cli.federation.live import View
+def _watch(prepared: PreparedRun, as_json: bool) -> None:
+    from edgefl.cli.federation.live import RunView
 
     lab = prepared.lab
-    view = View(lab.federation, lab.devices, prepared.updates, live=not as_json)
+    view = RunView(lab.federation, lab.devices, prepared.updates, live=not as_json)
 
     def take(news: News) -> None:
         round_row = view.take(news)

@@ -14,7 +14,7 @@ from edgefl.cli.options import Processor, ProcessorOption, Seed, writable_folder
 from edgefl.cli.output import console, errors, print_json, print_table
 
 if TYPE_CHECKING:
-    from edgefl.api.simulate import Simulated
+    from edgefl.api.simulate import PreparedSimulation
     from edgefl.simulator.results import RoundRow
 
 
@@ -113,7 +113,7 @@ def simulate(
         raise typer.Exit(interrupts.EXIT_CODE) from None
 
 
-def _watch(simulated: Simulated) -> None:
+def _watch(simulated: PreparedSimulation) -> None:
     made = simulated.federation
     console.print(
         f"[bold]{made.federation.name}[/]: {made.model.name} on {simulated.dataset.name}, "

@@ -306,9 +306,9 @@ def planned(
 
 def suited(federation: Federation, submodel: Submodel) -> Federation:
     """Return the federation with algorithm ``tcbgd`` if it names none and the submodel has thresholds, else unchanged."""
-    from edgefl.objective.carrier import Thresholded
+    from edgefl.objective.carrier import ThresholdCarrier
 
-    if "name" in federation.algorithm.model_fields_set or not isinstance(submodel.carrier, Thresholded):
+    if "name" in federation.algorithm.model_fields_set or not isinstance(submodel.carrier, ThresholdCarrier):
         return federation
     return federation.model_copy(
         update={"algorithm": federation.algorithm.model_copy(update={"name": "tcbgd"})}

@@ -316,7 +316,7 @@ def _measure_by_agent(words: Sequence[str], bundle: Bundle, options: ProfileOpti
     """Start the agent of the command, and return its report."""
     from edgefl.lab.profiled_agent import AgentProfiling, profiled
     from edgefl.wire.mqtt.topics import checked_name
-    from edgefl_device.profile.measure.inputs import Inputs
+    from edgefl_device.profile.measure.inputs import RandomInputs
     from edgefl_server.profiling.fleet import FleetProfiler
 
     def stopped_by_signals(profiler: FleetProfiler) -> None:
@@ -325,7 +325,7 @@ def _measure_by_agent(words: Sequence[str], bundle: Bundle, options: ProfileOpti
 
     with _signals_as_before(), tempfile.TemporaryDirectory(prefix="edgefl-profile-") as name, shown() as tell:
         folder = Path(name)
-        data = Inputs(bundle.manifest).samples(_ROWS)
+        data = RandomInputs(bundle.manifest).samples(_ROWS)
         np.savez(folder / "data.npz", x=data.x, y=data.y, **data.others)  # type: ignore[arg-type]
         how = AgentProfiling(
             device=checked_name("device", options.devices[0] if options.devices else AGENT),

@@ -1,7 +1,7 @@
 """Initial values drawn from a seed: He normal for convolutions, Glorot uniform for dense layers, as in Keras.
 
 The paper's experiments ran on TensorFlow, so they probably used its defaults (embracingfl.md 2.7). A module with other
-tensors, or other initial values, sets them itself (:class:`SelfFilling`). The values come from a separate generator:
+tensors, or other initial values, sets them itself (:class:`SelfInitializing`). The values come from a separate generator:
 torch's global random state is neither read nor changed.
 """
 
@@ -19,7 +19,7 @@ from edgefl.models.layers.recurrent import BiLstm
 
 
 @runtime_checkable
-class SelfFilling(Protocol):
+class SelfInitializing(Protocol):
     """Interface of a module that sets its own initial values, such as positions or scales."""
 
     def fill(self, generator: torch.Generator) -> None:
@@ -40,7 +40,7 @@ def initialize(build: Callable[[], nn.Sequential], seed: int) -> nn.Sequential:
     module.to_empty(device="cpu")
     generator = torch.Generator().manual_seed(seed)
     for part in module.modules():
-        if isinstance(part, SelfFilling):
+        if isinstance(part, SelfInitializing):
             part.fill(generator)
         elif isinstance(part, nn.Conv2d):
             fan_in = part.weight[0].numel()

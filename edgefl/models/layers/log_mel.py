@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.errors import ConfigError
-from edgefl.wire.bundle.readers import SoundReader
+from edgefl.wire.bundle.readers import SoundSpec
 
 FLOOR = 1e-6
 """Added to the power before the logarithm, so that silence becomes log(1e-6)."""
@@ -49,7 +49,7 @@ class LogMel(nn.Module):
         self.register_buffer("bank", _triangles(rate, window, mels).float(), persistent=False)
 
     @classmethod
-    def of(cls, reader: SoundReader) -> LogMel:
+    def of(cls, reader: SoundSpec) -> LogMel:
         """Return the layer with the settings of a sound reader."""
         return cls(
             rate=reader.rate, length=reader.length, mels=reader.mels, window=reader.window, step=reader.step

@@ -13,10 +13,10 @@ from torch.nn import functional as F
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.losses.loss import (
+    ClassificationLoss,
     Loss,
-    Measured,
-    OfClasses,
-    WholeBatch,
+    LossWithMetrics,
+    WholeBatchLoss,
     among,
     batch_mean,
     is_separable,
@@ -57,7 +57,7 @@ class ExitLoss:
             return
         if weight < 0.0:
             raise ModelError(f"kd_weight is 0 or more, found {weight}", kd_weight=weight)
-        if weight and not isinstance(self.base, OfClasses):
+        if weight and not isinstance(self.base, ClassificationLoss):
             raise ModelError(
                 f"distillation between exits compares probabilities of classes, and {type(self.base).__name__} has "
                 "none; leave kd_weight at 0",
@@ -80,7 +80,7 @@ class ExitLoss:
 
     def batch_loss(self, out: Tensor, y: Tensor) -> Tensor:
         """Return the value that training minimises for a batch, ()."""
-        if not isinstance(self.base, WholeBatch):
+        if not isinstance(self.base, WholeBatchLoss):
             return batch_mean(self, self.each(out, y), y)
         if out.dim() == self.rank:
             return training_loss(self.base, out, y)
@@ -120,7 +120,7 @@ class ExitLoss:
         without distillation.
         """
         off = not isinstance(self.kd_weight, Tensor) and not self.kd_weight
-        if off or not isinstance(self.base, OfClasses):
+        if off or not isinstance(self.base, ClassificationLoss):
             return 0.0
         return self.kd_weight * divergence(self.base.logits(last).detach(), self.base.logits(early))
 
@@ -140,7 +140,7 @@ class ExitLoss:
         return metrics_of(self.base, out)
 
     def sums(self, out: Tensor, y: Tensor) -> Tensors:
-        return self.base.sums(self._last(out), y) if isinstance(self.base, Measured) else {}
+        return self.base.sums(self._last(out), y) if isinstance(self.base, LossWithMetrics) else {}
 
     def _last(self, out: Tensor) -> Tensor:
         """Return the output of the last exit."""

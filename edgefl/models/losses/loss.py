@@ -1,9 +1,9 @@
 """Interfaces of losses: one value per sample, the form of a label, and the metrics of a model.
 
 One value per sample can be averaged in training and masked in evaluation. A loss that reduces a batch itself is a
-:class:`WholeBatch`. A loss also defines the label port of every algorithm: its shape, dtype and bounds. Features of
-only some losses are separate protocols: :class:`Weighted`, :class:`OfBatch`, :class:`OfClasses`, :class:`OfRounds`,
-:class:`Measured`.
+:class:`WholeBatchLoss`. A loss also defines the label port of every algorithm: its shape, dtype and bounds. Features of
+only some losses are separate protocols: :class:`WeightedLoss`, :class:`CrossSampleLoss`, :class:`ClassificationLoss`,
+:class:`RoundScalarsLoss`, :class:`LossWithMetrics`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Loss(Protocol):
 
 
 @runtime_checkable
-class Weighted(Protocol):
+class WeightedLoss(Protocol):
     """Interface of a loss that weights the samples of a batch, such as by the number of tokens that count."""
 
     def weight(self, y: Tensor) -> Tensor | None:
@@ -45,7 +45,7 @@ class Weighted(Protocol):
 
 
 @runtime_checkable
-class WholeBatch(Protocol):
+class WholeBatchLoss(Protocol):
     """Interface of a loss that computes the training value of a batch itself. :meth:`Loss.each` is then only for
     evaluation.
     """
@@ -58,7 +58,7 @@ class WholeBatch(Protocol):
 
 
 @runtime_checkable
-class OfBatch(Protocol):
+class CrossSampleLoss(Protocol):
     """Interface of a loss that compares the samples of a batch with each other."""
 
     def among(self, mask: Tensor) -> Loss:
@@ -66,7 +66,7 @@ class OfBatch(Protocol):
 
 
 @runtime_checkable
-class OfClasses(Protocol):
+class ClassificationLoss(Protocol):
     """Interface of a loss whose labels are class numbers and whose outputs are their logits."""
 
     def logits(self, out: Tensor) -> Tensor:
@@ -77,7 +77,7 @@ class OfClasses(Protocol):
 
 
 @runtime_checkable
-class OfRounds(Protocol):
+class RoundScalarsLoss(Protocol):
     """Interface of a loss with scalars that the server announces for each round."""
 
     @property
@@ -89,7 +89,7 @@ class OfRounds(Protocol):
 
 
 @runtime_checkable
-class Measured(Protocol):
+class LossWithMetrics(Protocol):
     """Interface of a loss that defines its own metrics (:mod:`edgefl.wire.metrics`)."""
 
     def metrics(self, out: TensorSpec) -> tuple[str, ...]:
@@ -107,7 +107,7 @@ class Measured(Protocol):
 
 def sample_weights(loss: Loss, y: Tensor) -> Tensor | None:
     """Return the weight of each sample in its batch, (B,), or None for equal weights."""
-    return loss.weight(y) if isinstance(loss, Weighted) else None
+    return loss.weight(y) if isinstance(loss, WeightedLoss) else None
 
 
 def batch_mean(loss: Loss, values: Tensor, y: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def batch_mean(loss: Loss, values: Tensor, y: Tensor) -> Tensor:
 
 def training_loss(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
     """Return the value, (), that training minimises for a batch."""
-    if isinstance(loss, WholeBatch):
+    if isinstance(loss, WholeBatchLoss):
         return loss.batch_loss(out, y)
     return batch_mean(loss, loss.each(out, y), y)
 
@@ -141,7 +141,7 @@ def is_separable(loss: Loss, out: TensorSpec) -> bool:
         loss: Loss.
         out: Output of one sample.
     """
-    return not isinstance(loss, WholeBatch) or loss.is_separable(out)
+    return not isinstance(loss, WholeBatchLoss) or loss.is_separable(out)
 
 
 def check_separable(loss: Loss, out: TensorSpec, what: str) -> None:
@@ -169,12 +169,12 @@ def among(loss: Loss, mask: Tensor) -> Loss:
     """Return ``loss`` restricted to the samples whose ``mask`` (B,) is 1. Returns ``loss`` itself if its samples are
     independent.
     """
-    return loss.among(mask) if isinstance(loss, OfBatch) else loss
+    return loss.among(mask) if isinstance(loss, CrossSampleLoss) else loss
 
 
 def metrics_of(loss: Loss, out: TensorSpec) -> tuple[str, ...]:
     """Return the names of a loss's metrics, the main one first. A loss that defines none has ``accuracy``."""
-    return loss.metrics(out) if isinstance(loss, Measured) else ("accuracy",)
+    return loss.metrics(out) if isinstance(loss, LossWithMetrics) else ("accuracy",)
 
 
 def sums_of(loss: Loss, out: Tensor, y: Tensor, mask: Tensor) -> Tensors:
@@ -189,13 +189,13 @@ def sums_of(loss: Loss, out: Tensor, y: Tensor, mask: Tensor) -> Tensors:
     Returns:
         Sums by name: ``loss_sum`` and ``correct``, (), and ``count``, the number of samples. If the loss weights
         samples, also ``weight``, ``weighted_loss`` and ``weighted_correct``. Then the loss's own sums
-        (:meth:`Measured.sums`).
+        (:meth:`LossWithMetrics.sums`).
     """
     present = among(loss, mask)
     losses, correct = present.each(out, y), present.correct(out, y)
     rows = {"loss_sum": losses, "correct": correct}
     weight = sample_weights(loss, y)
-    own = present.sums(out, y) if isinstance(present, Measured) else {}
+    own = present.sums(out, y) if isinstance(present, LossWithMetrics) else {}
     if weight is not None:
         own = own | {"weight": weight, "weighted_loss": losses * weight, "weighted_correct": correct * weight}
     return {
@@ -210,7 +210,7 @@ def _masked_sum(each: Tensor, mask: Tensor) -> Tensor:
     return (each * mask).sum() if each.dim() == 1 else (each * mask.unsqueeze(1)).sum(dim=0)
 
 
-def without_absent(loss: OfClasses, out: Tensor, counts: Tensor) -> Tensor:
+def without_absent(loss: ClassificationLoss, out: Tensor, counts: Tensor) -> Tensor:
     """Set the logits of classes without local samples to 0, so that they get no gradient (HeteroFL).
 
     Args:

@@ -23,18 +23,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edgefl.models.python_state.spaces import (
-    ArraySpace,
-    CellSpace,
-    ClassSpace,
-    ContextSpace,
-    DefaultsSpace,
-    DictSpace,
-    IteratorSpace,
-    SequenceSpace,
-    SetSpace,
-    SlotSpace,
-    Space,
+from edgefl.models.python_state.items import (
+    ArrayEntries,
+    ClassAttributes,
+    ClosureValue,
+    Container,
+    ContextVariableValue,
+    DefaultArguments,
+    DictItems,
+    IteratorPosition,
+    SequenceItems,
+    SetItems,
+    SlotAttributes,
     is_iterator,
     iterated_values,
     slots_of,
@@ -70,13 +70,13 @@ class StateSearch:
         others: Further objects to search, with their path in error texts.
 
     Attributes:
-        spaces: Containers of values.
+        containers: Containers of values.
         tensors: Tensors with their paths, parameters and buffers included.
         caches: Functions with an ``lru_cache``.
     """
 
     def __init__(self, root: object, others: Iterable[tuple[str, object]] = ()) -> None:
-        self.spaces: list[Space] = []
+        self.containers: list[Container] = []
         self.tensors: list[tuple[str, Tensor]] = []
         self.caches: list[LruCache[Any]] = []
         # The objects themselves, because the id of a collected object can be reused.
@@ -93,9 +93,9 @@ class StateSearch:
         while self._queue:
             self._visit(*self._queue.popleft())
 
-    def path(self, space: Space, key: object) -> str:
-        """Return the path of the value ``key`` in ``space`` for error texts, such as ``args.step`` or ``seen[0]``."""
-        prefix, suffix = self._affixes[id(space)]
+    def path(self, container: Container, key: object) -> str:
+        """Return the path of the value ``key`` in ``container`` for error texts, such as ``args.step`` or ``seen[0]``."""
+        prefix, suffix = self._affixes[id(container)]
         return f"{prefix}{key!r}{suffix}" if suffix else f"{prefix}{key}".removesuffix(".")
 
     def _visit(self, path: str, value: Any, depth: int) -> None:
@@ -125,7 +125,7 @@ class StateSearch:
             self._visit_container(path, value, depth)
         elif is_iterator(value):
             if id(value) not in self._movable:
-                self._note(IteratorSpace(None, value), path)
+                self._note(IteratorPosition(None, value), path)
             self._add(((path, each) for each in iterated_values(value)), depth)
         elif not issubclass(kind, ModuleType | random.Random):
             self._visit_object(path, value, depth)
@@ -142,7 +142,7 @@ class StateSearch:
                 self._add([(_join_path(path, "self"), value.__self__)], depth)
         elif isinstance(value, functools.partial):
             self._add([(path, value.func), (f"{path}.args", value.args)], depth)
-            self._hold(DictSpace(value.keywords), depth, f"{path}.keywords[", "]")
+            self._hold(DictItems(value.keywords), depth, f"{path}.keywords[", "]")
         else:
             self._add([(path, value.fget if isinstance(value, property) else value.__func__)], depth)
 
@@ -150,25 +150,25 @@ class StateSearch:
         if isinstance(value, np.ndarray):
             if value.nbytes <= _BYTES and value.flags.writeable:
                 affixes = (f"{path}[", "]") if value.dtype.hasobject else (path,)
-                self._hold(ArraySpace(value), depth, *affixes)
+                self._hold(ArrayEntries(value), depth, *affixes)
         elif len(value) > _ENTRIES:
             return
         elif isinstance(value, dict):
-            self._hold(DictSpace(value), depth, f"{path}[", "]")
+            self._hold(DictItems(value), depth, f"{path}[", "]")
         elif isinstance(value, set):
-            self._hold(SetSpace(value), depth, f"{path}[", "]")
+            self._hold(SetItems(value), depth, f"{path}[", "]")
         elif isinstance(value, tuple):
             self._add(((f"{path}[{place}]", each) for place, each in enumerate(value)), depth)
         else:
-            self._hold(SequenceSpace(value), depth, f"{path}[", "]")
+            self._hold(SequenceItems(value), depth, f"{path}[", "]")
 
     def _visit_tensor(self, path: str, value: Tensor, depth: int) -> None:
         self.tensors.append((path, value))
         if type(value) in (Tensor, nn.Parameter):
             for name in _TENSOR_HOOKS:
                 if hooks := getattr(value, name, None):
-                    self._hold(DictSpace(hooks), depth, f"{path}.{name}[", "]")
-            self._hold(DictSpace(value.__dict__), depth, f"{path}.")
+                    self._hold(DictItems(hooks), depth, f"{path}.{name}[", "]")
+            self._hold(DictItems(value.__dict__), depth, f"{path}.")
 
     def _visit_object(self, path: str, value: Any, depth: int) -> None:
         kind, prefix = type(value), _join_path(path, "")
@@ -178,18 +178,18 @@ class StateSearch:
             if array is not None:
                 self._visit_container(path, array, depth)
             elif isinstance(value, ContextVar):
-                self._hold(ContextSpace(value), depth, path)
+                self._hold(ContextVariableValue(value), depth, path)
             if _is_machinery(kind.__module__) and not isinstance(value, _READABLE):
                 return
         if slots_of(kind):
-            self._hold(SlotSpace(value), depth, prefix)
+            self._hold(SlotAttributes(value), depth, prefix)
         names = getattr(value, "__dict__", None)
         if type(names) is dict:
-            self._hold(DictSpace(names, hidden=_OWN if is_module else frozenset()), depth, prefix)
+            self._hold(DictItems(names, hidden=_OWN if is_module else frozenset()), depth, prefix)
         if is_module:
-            self._hold(DictSpace(value._buffers), depth, prefix)
+            self._hold(DictItems(value._buffers), depth, prefix)
             self._hold(
-                SetSpace(value._non_persistent_buffers_set),
+                SetItems(value._non_persistent_buffers_set),
                 depth,
                 f"{prefix}_non_persistent_buffers_set[",
                 "]",
@@ -198,7 +198,7 @@ class StateSearch:
                 self._add(((_join_path(path, name), each) for name, each in held.items()), depth)
             for name in _HOOKS:  # code may add hooks in its first forward pass
                 if isinstance(hooks := value.__dict__.get(name), dict):
-                    self._hold(DictSpace(hooks), depth, f"{prefix}{name}[", "]")
+                    self._hold(DictItems(hooks), depth, f"{prefix}{name}[", "]")
         if is_module or _is_followed(kind):
             self._add([(kind.__name__, kind)], 0 if is_module else depth)
 
@@ -207,7 +207,7 @@ class StateSearch:
             if not _is_followed(each) or (each is not kind and id(each) in self._seen):
                 continue
             self._seen[id(each)] = each
-            self._note(ClassSpace(each), f"{each.__name__}.")
+            self._note(ClassAttributes(each), f"{each.__name__}.")
             for name, value in vars(each).items():
                 named = f"{each.__name__}.{name}", value
                 if not _is_code(value) or name in self._mentioned or _is_implicit(name, each):
@@ -222,12 +222,12 @@ class StateSearch:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if id(cell) not in self._seen:
                 self._seen[id(cell)] = cell
-                self._hold(CellSpace(cell), depth, "" if name == "self" else name)
+                self._hold(ClosureValue(cell), depth, "" if name == "self" else name)
         if function.__defaults__:
-            self._hold(DefaultsSpace(function), depth, f"{function.__name__}.__defaults__[", "]")
+            self._hold(DefaultArguments(function), depth, f"{function.__name__}.__defaults__[", "]")
         if function.__kwdefaults__:
-            self._hold(DictSpace(function.__kwdefaults__), depth, f"{function.__name__}.__kwdefaults__[", "]")
-        self._hold(DictSpace(function.__dict__), depth, f"{function.__name__}.")
+            self._hold(DictItems(function.__kwdefaults__), depth, f"{function.__name__}.__kwdefaults__[", "]")
+        self._hold(DictItems(function.__dict__), depth, f"{function.__name__}.")
         mentioned = _names(function.__code__)
         # Also names that are not there yet: the code may make them.
         self._globals_of(names).update(mentioned)
@@ -249,25 +249,25 @@ class StateSearch:
         """Return the set of names that are read in the globals ``names``. The caller adds names to it."""
         if id(names) not in self._globals:
             self._globals[id(names)] = set()
-            self._note(DictSpace(names, names=self._globals[id(names)]), "")
+            self._note(DictItems(names, names=self._globals[id(names)]), "")
         return self._globals[id(names)]
 
-    def _note(self, space: Space, prefix: str, suffix: str = "") -> Mapping[Any, Any]:
-        """Add a space, and one for each iterator in it. Return the values of the space."""
-        self.spaces.append(space)
-        self._affixes[id(space)] = prefix, suffix
-        values = space.read()
+    def _note(self, container: Container, prefix: str, suffix: str = "") -> Mapping[Any, Any]:
+        """Add a container, and one for each iterator in it. Return the values of the container."""
+        self.containers.append(container)
+        self._affixes[id(container)] = prefix, suffix
+        values = container.read()
         for key, value in values.items():
             if is_iterator(value):
                 self._movable[id(value)] = value
-                self.spaces.append(iterator := IteratorSpace(space, key))
-                self._affixes[id(iterator)] = self.path(space, key), ""
+                self.containers.append(iterator := IteratorPosition(container, key))
+                self._affixes[id(iterator)] = self.path(container, key), ""
         return values
 
-    def _hold(self, space: Space, depth: int, prefix: str, suffix: str = "") -> None:
-        """Add a space, and queue its values."""
-        values = self._note(space, prefix, suffix)
-        self._add(((self.path(space, key), value) for key, value in values.items()), depth)
+    def _hold(self, container: Container, depth: int, prefix: str, suffix: str = "") -> None:
+        """Add a container, and queue its values."""
+        values = self._note(container, prefix, suffix)
+        self._add(((self.path(container, key), value) for key, value in values.items()), depth)
 
     def _add(self, values: Iterable[tuple[str, object]], depth: int) -> None:
         """Queue values with their paths for the search, one level deeper."""

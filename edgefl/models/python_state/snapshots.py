@@ -10,14 +10,14 @@ from typing import Any
 
 from torch import Generator, Tensor, nn
 
+from edgefl.models.python_state.items import Container, DictItems, SequenceItems, SetItems, bytes_of, is_equal
 from edgefl.models.python_state.references import LruCache, StateSearch
-from edgefl.models.python_state.spaces import DictSpace, SequenceSpace, SetSpace, Space, bytes_of, is_equal
 
 # Depth to which the result of a cached function is searched for tensors.
 _LEVELS = 4
 _PLAIN = (dict, list, tuple, set, frozenset)
 _NOT_BRANCHED_ON = (Tensor, type(None))
-Held = tuple[Space, dict[Any, Any]]
+Held = tuple[Container, dict[Any, Any]]
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def restored_state(module: nn.Module) -> Iterator[list[Held]]:
         Each container with the values that it had before.
     """
     found = StateSearch(module)
-    before = [(space, space.read()) for space in found.spaces]
+    before = [(container, container.read()) for container in found.containers]
     held = (each for _, values in before for each in values.values())
     states = [(each, each.get_state()) for each in held if isinstance(each, Generator)]
     _clear(found.caches)
@@ -45,8 +45,8 @@ def restored_state(module: nn.Module) -> Iterator[list[Held]]:
     finally:
         for generator, state in states:
             generator.set_state(state)
-        for space, values in before:
-            space.restore(values)
+        for container, values in before:
+            container.restore(values)
         _clear(found.caches)
 
 
@@ -56,21 +56,21 @@ class StateChange:
 
     Attributes:
         path: Path of the value for error texts.
-        space: Container of the value. None if the entries of a tensor changed.
+        container: Container of the value. None if the entries of a tensor changed.
         key: Key of the value in the container.
         tensor: Tensor whose entries changed, or None.
         steers: True if the value can decide a branch in Python. False for tensors.
     """
 
     path: str
-    space: Space | None = None
+    container: Container | None = None
     key: object = None
     tensor: Tensor | None = None
     steers: bool = True
 
     def value(self) -> object:
         """Return the current value."""
-        return self.tensor if self.space is None else self.space.read().get(self.key)
+        return self.tensor if self.container is None else self.container.read().get(self.key)
 
 
 class Snapshot:
@@ -91,9 +91,9 @@ class Snapshot:
         own = {id(each) for part in parts for each in (*part._parameters.values(), *part._buffers.values())}
         buffers = {id(part._buffers): part._buffers for part in parts}
         self._held = [
-            (space, space.read())
-            for space in references.spaces
-            if not (isinstance(space, DictSpace) and space.is_in(buffers))
+            (container, container.read())
+            for container in references.containers
+            if not (isinstance(container, DictItems) and container.is_in(buffers))
         ]
         self._tensors = [
             (path, each, each.data, each.detach().clone(), each.grad, each.requires_grad)
@@ -108,25 +108,25 @@ class Snapshot:
             for path, each, _, values, *_ in self._tensors
             if not is_equal(each.detach(), values)
         ]
-        for space, before in self._held:
-            now = space.read()
+        for container, before in self._held:
+            now = container.read()
             for key in {**before, **now}:
                 known = key in before and key in now
                 if not _is_managed(key) and not (known and is_equal(before[key], now[key])):
-                    path = self._path(space, key)
+                    path = self._path(container, key)
                     # The list changed, not an item.
-                    if not known and isinstance(space, SequenceSpace | SetSpace):
+                    if not known and isinstance(container, SequenceItems | SetItems):
                         path = path.rpartition("[")[0]
                     plain = isinstance(before.get(key), _NOT_BRANCHED_ON) and isinstance(
                         now.get(key), _NOT_BRANCHED_ON
                     )
-                    found.append(StateChange(path, space, key, steers=not (known and plain)))
+                    found.append(StateChange(path, container, key, steers=not (known and plain)))
         return found
 
     def restore(self) -> None:
         """Restore all values in place."""
-        for space, before in self._held:
-            space.restore(before)
+        for container, before in self._held:
+            container.restore(before)
         for _, each, data, values, gradient, learns in self._tensors:
             each.grad = gradient
             if each.requires_grad != learns:
@@ -183,10 +183,10 @@ def move_to_meta(held: list[Held]) -> list[tuple[Tensor, Tensor]]:
             moved[id(value)] = value.detach().to("meta"), value
         return moved[id(value)][0]
 
-    for space, values in held:
+    for container, values in held:
         for key, value in values.items():
             if (replaced := on_meta(value)) is not value:
-                space.write(key, replaced)
+                container.write(key, replaced)
     return list(moved.values())
 
 

@@ -99,7 +99,7 @@ class ConstantValues:
             if written and self._values:
                 self._forget(_tensors(args, kwargs))
             return
-        with _plain_torch(), torch.no_grad(), _NoDraws():  # type: ignore[no-untyped-call]
+        with _plain_torch(), torch.no_grad(), _NoRandomOpsMode():  # type: ignore[no-untyped-call]
             try:
                 outputs = pytree.tree_leaves(func(*inputs[0], **inputs[1]))
             except Exception:  # a device without values, or a random number
@@ -163,7 +163,7 @@ class ConstantValues:
         return values
 
 
-class _NoDraws(TorchDispatchMode):
+class _NoRandomOpsMode(TorchDispatchMode):
     """Mode that raises at random operations. Their results are no constants, because each step draws other numbers."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -210,19 +210,19 @@ def patched_generators(module: nn.Module) -> Iterator[None]:
     """
     with functions_patch():
         replaced = [
-            (space, key, value, replacement)
-            for space in StateSearch(module).spaces
-            for key, value in space.read().items()
+            (container, key, value, replacement)
+            for container in StateSearch(module).containers
+            for key, value in container.read().items()
             if (replacement := _replacement_of(value)) is not value
         ]
         try:
-            for space, key, _, replacement in replaced:
-                space.write(key, replacement)
+            for container, key, _, replacement in replaced:
+                container.write(key, replacement)
             yield
         finally:
-            for space, key, value, replacement in replaced:
-                if space.read().get(key) is replacement:
-                    space.write(key, value)
+            for container, key, value, replacement in replaced:
+                if container.read().get(key) is replacement:
+                    container.write(key, value)
 
 
 def _replacement_of(value: Any) -> Any:

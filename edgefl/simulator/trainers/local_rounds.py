@@ -36,7 +36,7 @@ from edgefl_server.rounds import FixedDownlink, RoundModel
 from edgefl_server.run_spec import RunSpec
 
 ReadCarry = Callable[[int], Arrays]
-"""Function that reads a carry by the number in :class:`Portion`."""
+"""Function that reads a carry by the number in :class:`ClientPortion`."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class RoundTask:
 
 
 @dataclass(frozen=True)
-class Portion:
+class ClientPortion:
     """Clients of a tier that one trainer trains at a time. ``kept``: number of each client's carry, if it has one.
 
     The division into portions does not depend on the trainers, because the clients of a portion are trained together.
@@ -117,7 +117,7 @@ class Trainers(Protocol):
     def begin(self, task: RoundTask, active: RoundAggregation) -> None:
         """Begin a round. Updates are added to the sums ``active``."""
 
-    def train(self, portions: Sequence[Portion], read: ReadCarry) -> Iterator[Report]:
+    def train(self, portions: Sequence[ClientPortion], read: ReadCarry) -> Iterator[Report]:
         """Train ``portions`` and yield the report of every client once, in any order.
 
         After the last report, all updates are in the sums. An error of data or bundles is raised for the first such
@@ -184,11 +184,7 @@ class LocalRounds:
     """Local rounds of clients. ``functions`` implement ``spec``, by tier and index of the exchange."""
 
     def __init__(
-        self,
-        spec: RunSpec,
-        functions: Mapping[tuple[str, int], Functions],
-        data: ClientData,
-        together: int,
+        self, spec: RunSpec, functions: Mapping[tuple[str, int], Functions], data: ClientData, together: int
     ) -> None:
         self._spec = spec
         self._functions = functions
@@ -202,7 +198,7 @@ class LocalRounds:
         self._inputs = {}
 
     def train(
-        self, active: RoundAggregation, portion: Portion, carries: Mapping[str, Arrays]
+        self, active: RoundAggregation, portion: ClientPortion, carries: Mapping[str, Arrays]
     ) -> list[Report]:
         """Train the clients of ``portion``, add their updates to ``active``, and return their reports. Call
         :meth:`begin` before.

@@ -22,8 +22,8 @@ from edgefl.setup.runs import code_of
 from edgefl.simulator.clients import ClientData
 from edgefl.simulator.functions import SimulationPlan
 from edgefl.simulator.trainers.local_rounds import (
+    ClientPortion,
     LocalRounds,
-    Portion,
     ReadCarry,
     Report,
     RoundTask,
@@ -94,7 +94,7 @@ class _PortionBatch:
     """
 
     number: int
-    portions: Sequence[Portion]
+    portions: Sequence[ClientPortion]
     tries: int = 0
 
 
@@ -147,7 +147,7 @@ class TrainerPool:
         for member in self._members:
             member.handle.send(self._task)
 
-    def train(self, portions: Sequence[Portion], read: ReadCarry) -> Iterator[Report]:
+    def train(self, portions: Sequence[ClientPortion], read: ReadCarry) -> Iterator[Report]:
         queue = deque(self._deals(portions))
         reported: set[str] = set()
         failed: dict[int, Exception] = {}
@@ -166,7 +166,7 @@ class TrainerPool:
             member.handle.kill()
         self._launcher.close()
 
-    def _deals(self, portions: Sequence[Portion]) -> Iterator[_PortionBatch]:
+    def _deals(self, portions: Sequence[ClientPortion]) -> Iterator[_PortionBatch]:
         """Yield deals of several portions if there are many, to save messages, but small enough for short waits at the
         end.
         """
@@ -255,7 +255,7 @@ class InProcessTrainer:
         self.rounds.begin(task)
         self._active = active
 
-    def train(self, portions: Sequence[Portion], read: ReadCarry) -> Iterator[Report]:
+    def train(self, portions: Sequence[ClientPortion], read: ReadCarry) -> Iterator[Report]:
         assert self._active is not None, "begin() comes first"
         for portion in portions:
             yield from self.rounds.train(self._active, portion, portion.carries(read))

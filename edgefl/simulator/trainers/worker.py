@@ -16,7 +16,7 @@ from edgefl.errors import ConfigError, EdgeflError
 from edgefl.setup.runs import code_of
 from edgefl.simulator.clients import ClientData
 from edgefl.simulator.functions import SimulationPlan
-from edgefl.simulator.trainers.local_rounds import LocalRounds, Portion, Report, RoundTask
+from edgefl.simulator.trainers.local_rounds import ClientPortion, LocalRounds, Report, RoundTask
 from edgefl.wire.mqtt.events import EventSink
 from edgefl.wire.tensors import Arrays
 from edgefl_server.aggregate.accumulator import Accumulator
@@ -48,7 +48,7 @@ class Train:
     """Command to train portions, each with the carries of its clients. ``number`` identifies the command."""
 
     number: int
-    portions: Sequence[tuple[Portion, Mapping[str, Arrays]]]
+    portions: Sequence[tuple[ClientPortion, Mapping[str, Arrays]]]
 
 
 @dataclass(frozen=True)

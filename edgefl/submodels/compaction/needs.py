@@ -34,7 +34,7 @@ def find_needs(graph: fx.GraphModule, known: KnownValues, result: Tensor) -> Nee
         known: Its known values.
         result: Needed entries of its output, bool.
     """
-    return _Walk(graph, known).back(result)
+    return _NeedsPass(graph, known).back(result)
 
 
 def foldable_constants(node: fx.Node, known: KnownValues) -> Tensor:
@@ -79,7 +79,7 @@ def _is_alone(weight: fx.Node) -> bool:
 
 
 @dataclass(eq=False)
-class _Walk:
+class _NeedsPass:
     """Backward pass through one graph that marks needed entries."""
 
     graph: fx.GraphModule

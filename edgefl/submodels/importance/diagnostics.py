@@ -34,7 +34,7 @@ class RoundExploration:
     difference: Mapping[float, Mapping[int, float]]
 
 
-class Exploration:
+class MaskExploration:
     """Accumulator of the masks of each round.
 
     Stores one bit per entry, size and round, back to the longest of ``lags``.

@@ -24,7 +24,7 @@ _MIN_KEEPS = (16, 256, 4096)
 
 
 @dataclass(frozen=True)
-class Liveness:
+class LearnabilityReport:
     """Result of invariant 31 for one submodel. ``kept`` is the kept fraction of each tensor, by name."""
 
     kept: Mapping[str, float]
@@ -70,7 +70,7 @@ class Liveness:
 
 def check_liveness(
     spec: ModelSpec, submodel: ImportanceCut, weights: Mapping[str, Array] | None = None, *, seed: int = 0
-) -> Liveness:
+) -> LearnabilityReport:
     """Check whether ``submodel`` can learn, on random inputs and labels.
 
     It runs as in training, without dropout. Weights do not change, and torch's generator is not used.
@@ -91,7 +91,7 @@ def check_liveness(
         reads_input = not torch.equal(_logits(module, tensors, first), _logits(module, tensors, second))
     classifier = _classifier(spec, submodel)
     below = [name for name in submodel.masks if layer_of(name) != layer_of(classifier)]
-    return Liveness(
+    return LearnabilityReport(
         kept=submodel.fractions,
         classifier=classifier,
         guards=submodel.guards,

@@ -100,7 +100,7 @@ LSTM_VALUES, GRU_VALUES = 10, 7
 
 
 @dataclass(frozen=True)
-class TierCount:
+class TrainedPartCounts:
     """Trained parameters ``p`` and counted activations ``a`` of a trained part."""
 
     p: int
@@ -112,10 +112,10 @@ class TierCount:
         return 2 * self.p + 2 * self.a
 
 
-def count(module: nn.Sequential, sample: TensorSpec, batch: int) -> TierCount:
+def count(module: nn.Sequential, sample: TensorSpec, batch: int) -> TrainedPartCounts:
     """Return p and a of a trained part for ``batch`` rows of ``sample``."""
     p = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
-    return TierCount(p, batch * activations(module, sample))
+    return TrainedPartCounts(p, batch * activations(module, sample))
 
 
 def activations(module: nn.Sequential, sample: TensorSpec) -> int:
@@ -156,12 +156,12 @@ def _count_values(part: nn.Module, out: Any) -> int:
     return 0 if isinstance(part, nn.Linear) and per_sample == 1 else per_sample
 
 
-def full(spec: ModelSpec) -> TierCount:
+def full(spec: ModelSpec) -> TrainedPartCounts:
     """Return the count of the whole model, with its accounting batch."""
     return count(spec.module, spec.sample, spec.accounting_batch)
 
 
-def tier(submodel: Submodel) -> TierCount:
+def tier(submodel: Submodel) -> TrainedPartCounts:
     """Return the count of a submodel, with the accounting batch of its model."""
     return count(submodel.suffix, submodel.boundary, submodel.spec.accounting_batch)
 

@@ -22,7 +22,7 @@ from edgefl.errors import BundleError
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.formats import FormatName, numbers_of
 from edgefl.wire.bundle.graphs import Fault, Graph, Port, Role, check_graph
-from edgefl.wire.bundle.readers import Reader, SoundReader, TextReader, find_problem
+from edgefl.wire.bundle.readers import Reader, SoundSpec, TextSpec, find_problem
 from edgefl.wire.mqtt.messages import MALFORMED, VERSION, Message
 
 __all__ = [
@@ -31,9 +31,9 @@ __all__ = [
     "SAMPLE",
     "SEGMENTED",
     "Bucket",
-    "Chunk",
     "DataSpec",
     "Draws",
+    "FrozenChunk",
     "Graph",
     "Input",
     "Manifest",
@@ -62,7 +62,7 @@ Draws = Literal["walk", "draw", "length"]
 """Method by which a device chooses the rows of a batch (docs/protocol.md, Running a round)."""
 
 
-class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+class FrozenChunk(msgspec.Struct, frozen=True, kw_only=True):
     """Consecutive frozen units that are fetched, run forward by one graph, and dropped together."""
 
     units: tuple[str, ...]
@@ -143,7 +143,7 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def tokenizer(self) -> BlobRef | None:
         """Blob of the text reader's tokenizer, or None."""
-        return self.reader.tokenizer if isinstance(self.reader, TextReader) else None
+        return self.reader.tokenizer if isinstance(self.reader, TextSpec) else None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,7 +183,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     parameters: int
     data: DataSpec
     batch: int
-    prefix: tuple[Chunk, ...]
+    prefix: tuple[FrozenChunk, ...]
     suffix: tuple[str, ...]
     start: str
     phases: tuple[PhaseSpec, ...]
@@ -309,7 +309,7 @@ def _check(manifest: Manifest) -> None:
     used += [name for phase in manifest.phases for name in _graphs_of(phase)]
     used += [manifest.personalize] if manifest.personalize else []
     reader = manifest.data.reader
-    used += [reader.features] if isinstance(reader, SoundReader) and reader.features else []
+    used += [reader.features] if isinstance(reader, SoundSpec) and reader.features else []
     for name in used:
         manifest.graph(name)
     for problem, details in _faults(manifest):

@@ -11,9 +11,7 @@ import msgspec
 from edgefl.wire.blobs import BlobRef
 
 
-class ImageReader(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="image"
-):
+class ImageSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="image"):
     """Reader of PNG and JPEG files as uint8 (C, H, W), grey (C = 1) or RGB (C = 3).
 
     Images are rotated by their EXIF orientation and stretched bilinearly to H x W. It is the default reader for samples
@@ -26,9 +24,7 @@ class ImageReader(
     white: int = 255
 
 
-class TableReader(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="table"
-):
+class TableSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="table"):
     """Reader of records in CSV or JSON lines.
 
     Attributes:
@@ -47,7 +43,7 @@ class TableReader(
     others: dict[str, tuple[str, ...]] = {}
 
 
-class SeriesReader(
+class SeriesSpec(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="series"
 ):
     """Reader of sensor series: one CSV or JSON-lines file per recording, cut into windows.
@@ -72,9 +68,7 @@ class SeriesReader(
     channels_last: bool = False
 
 
-class SoundReader(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="sound"
-):
+class SoundSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="sound"):
     """Reader of WAV files. Channels are averaged, to values in [-1, 1).
 
     Without ``mels``, ``x`` is the waveform, of shape (length,) or (1, length). With ``mels``, ``x`` is log-mel features
@@ -98,7 +92,7 @@ class SoundReader(
     features: str = ""
 
 
-class TextReader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="text"):
+class TextSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="text"):
     """Reader of texts as token numbers of shape (length,), padded with zeros.
 
     Attributes:
@@ -115,33 +109,33 @@ class TextReader(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     label: str = "label"
 
 
-Reader = ImageReader | TableReader | SeriesReader | SoundReader | TextReader
+Reader = ImageSpec | TableSpec | SeriesSpec | SoundSpec | TextSpec
 
 
 def find_problem(reader: Reader) -> str:
     """Return the reason for which the settings of a reader are invalid, or "" if they are valid."""
-    if isinstance(reader, ImageReader):
+    if isinstance(reader, ImageSpec):
         return "" if 0 < reader.white <= 255 else f"white is {reader.white}, of 1 to 255"
-    if isinstance(reader, SoundReader):
+    if isinstance(reader, SoundSpec):
         counts = {"rate": reader.rate, "length": reader.length}
         counts |= {"window": reader.window, "step": reader.step} if reader.mels else {}
         if reader.mels < 0 or (reader.mels and reader.window > reader.length):
             return (
                 f"mels {reader.mels} of a window of {reader.window} in {reader.length} samples cannot be made"
             )
-    elif isinstance(reader, SeriesReader):
+    elif isinstance(reader, SeriesSpec):
         counts = {"window": reader.window, "step": reader.step}
     else:
         counts = {}
     for name, value in counts.items():
         if value < 1:
             return f"{name} is {value}, and at least 1"
-    if isinstance(reader, TableReader | SeriesReader):
+    if isinstance(reader, TableSpec | SeriesSpec):
         return _problem_of_columns(reader)
     return ""
 
 
-def _problem_of_columns(reader: TableReader | SeriesReader) -> str:
+def _problem_of_columns(reader: TableSpec | SeriesSpec) -> str:
     if not reader.columns or len({*reader.columns}) < len(reader.columns):
         return f"columns are {', '.join(reader.columns) or 'none'}: at least one, each once"
     for name in ("mean", "deviation"):

@@ -21,9 +21,9 @@ Phase = Literal["forward", "backward", "update"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "update")
 
 
-class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
-    """Encoded form of a :class:`Node`: ``phase`` is an index in :data:`PHASES`, ``module`` an index in
-    ``Sources.modules``.
+class OriginRow(msgspec.Struct, frozen=True, array_like=True):
+    """Encoded form of a :class:`OpOrigin`: ``phase`` is an index in :data:`PHASES`, ``module`` an index in
+    ``OriginTable.modules``.
     """
 
     name: str
@@ -34,7 +34,7 @@ class NodeRecord(msgspec.Struct, frozen=True, array_like=True):
     nbytes: int
 
 
-class Sources(msgspec.Struct, frozen=True, kw_only=True):
+class OriginTable(msgspec.Struct, frozen=True, kw_only=True):
     """Encoded form of the nodes of all graphs.
 
     Attributes:
@@ -43,18 +43,18 @@ class Sources(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     modules: tuple[str, ...]
-    graphs: dict[str, tuple[NodeRecord, ...]]
+    graphs: dict[str, tuple[OriginRow, ...]]
 
-    def nodes(self, graph: str) -> dict[str, Node]:
+    def nodes(self, graph: str) -> dict[str, OpOrigin]:
         """Return the nodes of a graph by name, in the order of the artifact. Empty for an unknown graph."""
         return {
-            row.name: Node(row.op, PHASES[row.phase], self.modules[row.module], row.macs, row.nbytes)
+            row.name: OpOrigin(row.op, PHASES[row.phase], self.modules[row.module], row.macs, row.nbytes)
             for row in self.graphs.get(graph, ())
         }
 
 
 @dataclass(frozen=True)
-class Node:
+class OpOrigin:
     """Origin and cost of one node of a graph.
 
     Attributes:
@@ -72,7 +72,7 @@ class Node:
     nbytes: int
 
 
-def make_sources(graphs: Mapping[str, Mapping[str, Node]]) -> Sources:
+def make_sources(graphs: Mapping[str, Mapping[str, OpOrigin]]) -> OriginTable:
     """Return the encoded form of nodes.
 
     Args:
@@ -80,11 +80,11 @@ def make_sources(graphs: Mapping[str, Mapping[str, Node]]) -> Sources:
     """
     modules = sorted({node.module for nodes in graphs.values() for node in nodes.values()})
     number = {module: index for index, module in enumerate(modules)}
-    return Sources(
+    return OriginTable(
         modules=tuple(modules),
         graphs={
             graph: tuple(
-                NodeRecord(name, n.op, PHASES.index(n.phase), number[n.module], n.macs, n.nbytes)
+                OriginRow(name, n.op, PHASES.index(n.phase), number[n.module], n.macs, n.nbytes)
                 for name, n in nodes.items()
             )
             for graph, nodes in graphs.items()
@@ -92,19 +92,19 @@ def make_sources(graphs: Mapping[str, Mapping[str, Node]]) -> Sources:
     )
 
 
-def encode(sources: Sources) -> bytes:
+def encode(sources: OriginTable) -> bytes:
     """Return the msgpack bytes of ``sources``. Equal sources give equal bytes."""
     return msgspec.msgpack.encode(sources, order="deterministic")
 
 
-def decode(data: bytes) -> Sources:
+def decode(data: bytes) -> OriginTable:
     """Return the sources in ``data``.
 
     Raises:
         BundleError: The bytes are malformed.
     """
     try:
-        sources = msgspec.msgpack.decode(data, type=Sources)
+        sources = msgspec.msgpack.decode(data, type=OriginTable)
     except MALFORMED as error:
         raise BundleError(
             f"the sources of a bundle are malformed: {error}; export the bundle again"

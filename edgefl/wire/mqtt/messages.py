@@ -93,7 +93,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     signatures: dict[str, bytes] = {}
 
 
-class Live(msgspec.Struct, frozen=True, kw_only=True):
+class LiveRound(msgspec.Struct, frozen=True, kw_only=True):
     """Earlier round that still accepts updates. Its fields have the same meaning as in :class:`Round`."""
 
     model_version: str
@@ -136,7 +136,7 @@ class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
     mirrors: tuple[str, ...] = ()
     mirrors_only: bool = False
     pages: BlobRef | None = None
-    live: dict[int, Live] = {}
+    live: dict[int, LiveRound] = {}
 
     def at(self, number: int) -> Round | None:
         """Return the announcement of round ``number``, or None if that round does not accept updates."""

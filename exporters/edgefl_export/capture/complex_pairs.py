@@ -29,7 +29,7 @@ from edgefl_export.decompositions.complex_numbers import (
     halves,
     join_parts,
 )
-from edgefl_export.operators import named
+from edgefl_export.operators import aten_ops
 
 _aten = torch.ops.aten
 _WRITTEN_OUT = (
@@ -201,7 +201,7 @@ def _convert(value: Operand, like: Operand) -> Operand:
 _DIMENSIONS = frozenset({"dim", "dims", "dim0", "dim1"})
 _SIZES = {"size": 2, "shape": 2, "input_sizes": 2, "self_sizes": 2, "repeats": 1}
 
-_MOVING = named(
+_MOVING = aten_ops(
     "alias cat clone constant_pad_nd cumsum detach empty.memory_format empty_like expand flip "
     "index.Tensor index_add index_put index_select lift_fresh lift_fresh_copy mean.dim neg new_empty "
     "new_zeros permute repeat reshape resolve_conj resolve_neg select.int select_backward slice.Tensor "

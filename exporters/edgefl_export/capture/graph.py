@@ -25,7 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.torch_functions.layouts import META, ListKey, from_key, layout_key
-from edgefl_export.operators import named
+from edgefl_export.operators import aten_ops
 
 Table = Mapping[OpOverload, Callable[..., object]]
 """Replacement function of each op, called with the arguments of the op. If it returns NotImplemented, the op stays."""
@@ -39,7 +39,7 @@ _BY_DEVICE = frozenset(
     {_aten.native_batch_norm, _aten._native_batch_norm_legit, _aten._native_batch_norm_legit_no_training}
 )
 # Products, which take nearly all of a run's time. Nothing reads what they give for one example; its layout is known.
-_PRODUCTS = named("convolution convolution_backward mm addmm bmm baddbmm")
+_PRODUCTS = aten_ops("convolution convolution_backward mm addmm bmm baddbmm")
 _LAYOUT = frozenset({_aten.size.default, _aten.stride.default, _aten.storage_offset.default})
 
 

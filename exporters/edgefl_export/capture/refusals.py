@@ -18,7 +18,7 @@ from edgefl.models.user_code import cause_of, user_line_of
 from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.capture.locate import is_compiler, locate, locate_type, refusal
 from edgefl_export.capture.nodes import schema_arguments
-from edgefl_export.operators import AFTER, named
+from edgefl_export.operators import AFTER, aten_ops
 
 # Replacements to suggest for ops that no engine can run: the last sentence of a refusal.
 
@@ -95,7 +95,7 @@ MAX_INTEGER_CONSTANT_ELEMENTS = 2**20
 
 _aten = torch.ops.aten
 _READS = frozenset({_aten.index.Tensor})
-_ADDS = named("index_put index_put_ _unsafe_index_put _index_put_impl_")
+_ADDS = aten_ops("index_put index_put_ _unsafe_index_put _index_put_impl_")
 
 
 def check_ops(function: Function, joint: fx.GraphModule) -> None:

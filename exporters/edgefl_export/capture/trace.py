@@ -48,7 +48,7 @@ from edgefl_export.capture.refusals import (
 )
 from edgefl_export.capture.rewrites import rewrite_gradients
 from edgefl_export.decompositions import core_table, first_table
-from edgefl_export.operators import named
+from edgefl_export.operators import aten_ops
 
 _aten = torch.ops.aten
 
@@ -96,7 +96,7 @@ def _bounds(clamp: fx.Node) -> tuple[float, float] | None:
     return None
 
 
-_SAME_VALUE = named("alias clone detach detach_ lift_fresh lift_fresh_copy")
+_SAME_VALUE = aten_ops("alias clone detach detach_ lift_fresh lift_fresh_copy")
 _FLOAT = 0.5
 
 _Flat = Callable[..., tuple[Tensor, ...]]

@@ -12,8 +12,8 @@ from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.formats import FORMATS, Outputs
 from edgefl.wire.bundle.manifest import Graph
-from edgefl.wire.bundle.readers import TextReader
-from edgefl.wire.bundle.sources import Node
+from edgefl.wire.bundle.readers import TextSpec
+from edgefl.wire.bundle.sources import OpOrigin
 from edgefl.wire.bundle.variants import compress
 from edgefl_export.artifact import Artifact
 from edgefl_export.capture.graph import LoweredGraph, TracedFunction
@@ -40,7 +40,7 @@ class CompiledGraph:
 
     entry: Graph
     blobs: Mapping[str, bytes]
-    nodes: Mapping[str, Node]
+    nodes: Mapping[str, OpOrigin]
 
 
 class Compiler:
@@ -94,7 +94,7 @@ class Compiler:
         )
         blobs[sources.sha256] = listing
         tokenizer = None
-        if request.tokenizer and isinstance(request.data.reader, TextReader):
+        if request.tokenizer and isinstance(request.data.reader, TextSpec):
             tokenizer = describe(request.tokenizer, request.chunk_bytes)
             blobs[tokenizer.sha256] = request.tokenizer
         manifest = build_manifest(request, [graph.entry for graph in graphs], sources, tokenizer)

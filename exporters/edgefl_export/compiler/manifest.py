@@ -19,15 +19,15 @@ from edgefl.wire.bundle.manifest import (
     SAMPLE,
     SEGMENTED,
     Bucket,
-    Chunk,
     DataSpec,
+    FrozenChunk,
     Graph,
     Input,
     Manifest,
     PhaseSpec,
     Port,
 )
-from edgefl.wire.bundle.readers import SoundReader, TextReader
+from edgefl.wire.bundle.readers import SoundSpec, TextSpec
 from edgefl.wire.mqtt.messages import VERSION
 from edgefl_export.artifact import Artifact
 from edgefl_export.compiler.request import FEATURES, CompileRequest
@@ -61,7 +61,7 @@ def build_manifest(
         data=_complete_reader(request.data, {graph.name for graph in graphs}, tokenizer),
         batch=batch_size(algorithm),
         prefix=tuple(
-            Chunk(units=chunk.units, graph=f"forward.{number}")
+            FrozenChunk(units=chunk.units, graph=f"forward.{number}")
             for number, chunk in enumerate(request.prefix, 1)
         ),
         suffix=request.units,
@@ -95,9 +95,9 @@ def build_manifest(
 def _complete_reader(data: DataSpec, names: set[str], tokenizer: BlobRef | None) -> DataSpec:
     """Return ``data`` with its reader completed by the name of the features graph or the reference to the tokenizer."""
     reader = data.reader
-    if isinstance(reader, SoundReader) and FEATURES in names:
+    if isinstance(reader, SoundSpec) and FEATURES in names:
         return msgspec.structs.replace(data, reader=msgspec.structs.replace(reader, features=FEATURES))
-    if isinstance(reader, TextReader) and tokenizer is not None:
+    if isinstance(reader, TextSpec) and tokenizer is not None:
         return msgspec.structs.replace(data, reader=msgspec.structs.replace(reader, tokenizer=tokenizer))
     return data
 

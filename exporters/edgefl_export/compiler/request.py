@@ -20,7 +20,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.structs import digest_of
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.bundle.readers import SoundReader
+from edgefl.wire.bundle.readers import SoundSpec
 from edgefl.wire.limits import Limits
 from edgefl_export.capture.trace import TraceCache
 from edgefl_export.compiler.algorithm import state_read
@@ -97,9 +97,9 @@ class TierTraining:
             for chunk in self.submodel.prefix
         )
 
-    def fetched(self, exchange: Exchange) -> tuple[str, ...]:
-        """Return the names of the blobs that devices of this tier download to train ``exchange`` (:func:`fetched`)."""
-        return fetched(self.submodel, self.name, exchange.reads)
+    def blobs_to_fetch(self, exchange: Exchange) -> tuple[str, ...]:
+        """Return the names of the blobs that devices of this tier download for ``exchange`` (:func:`blobs_to_fetch`)."""
+        return blobs_to_fetch(self.submodel, self.name, exchange.reads)
 
     def request(
         self,
@@ -116,7 +116,7 @@ class TierTraining:
             model=model,
             tier=self.name,
             algorithm=exchange.algorithm,
-            units=self.fetched(exchange),
+            units=self.blobs_to_fetch(exchange),
             data=data,
             prefix=self.prefix,
             exchange=exchange.name,
@@ -134,7 +134,7 @@ class CompileRequest:
         model: name of the model; only readers of the manifest need it.
         tier: name of the tier.
         algorithm: functions of the exchange.
-        units: names of the blobs that devices download to train (:func:`fetched`).
+        units: names of the blobs that devices download to train (:func:`blobs_to_fetch`).
         data: shape, dtype and reader of the samples.
         prefix: chunks of frozen units before the trained units.
         exchange: name of the exchange; empty for the main one.
@@ -242,7 +242,7 @@ def features_of(data: DataSpec) -> Function | None:
         ExportError: if the features have another shape than samples of ``data``.
     """
     reader = data.reader
-    if not isinstance(reader, SoundReader) or not reader.mels:
+    if not isinstance(reader, SoundSpec) or not reader.mels:
         return None
     layer = LogMel.of(reader)
 
@@ -283,7 +283,7 @@ def _numbered(word: str, count: int) -> list[str]:
     return [word] if count == 1 else [f"{word}-{number}" for number in range(1, count + 1)]
 
 
-def fetched(submodel: Submodel, tier: str, reads: tuple[str, ...] = ()) -> tuple[str, ...]:
+def blobs_to_fetch(submodel: Submodel, tier: str, reads: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the names of the blobs that a device downloads to train: its weights, then the server states.
 
     Args:

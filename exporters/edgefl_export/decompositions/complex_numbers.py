@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from edgefl_export.operators import named
+from edgefl_export.operators import aten_ops
 
 _aten = torch.ops.aten
 
@@ -319,14 +319,14 @@ RULES: dict[Any, Callable[..., Any]] = {
     _aten.complex.default: join_parts,
     _aten.polar.default: _polar,
     _aten._to_copy.default: _convert,
-    **dict.fromkeys(named("_conj conj_physical _conj_physical"), _conjugate),
+    **dict.fromkeys(aten_ops("_conj conj_physical _conj_physical"), _conjugate),
     _aten._neg_view.default: lambda x: _scale(x, -1.0),
     _aten.scalar_tensor.default: lambda value, **_: complex(value),
-    **dict.fromkeys(named("add.Tensor add.Scalar"), _add),
-    **dict.fromkeys(named("sub.Tensor sub.Scalar"), lambda x, y, *, alpha=1: _add(x, y, alpha=-alpha)),
-    **dict.fromkeys(named("rsub.Tensor rsub.Scalar"), lambda x, y, alpha=1: _add(y, x, alpha=-alpha)),
-    **dict.fromkeys(named("mul.Tensor mul.Scalar"), _multiply),
-    **dict.fromkeys(named("div.Tensor div.Scalar"), _divide),
+    **dict.fromkeys(aten_ops("add.Tensor add.Scalar"), _add),
+    **dict.fromkeys(aten_ops("sub.Tensor sub.Scalar"), lambda x, y, *, alpha=1: _add(x, y, alpha=-alpha)),
+    **dict.fromkeys(aten_ops("rsub.Tensor rsub.Scalar"), lambda x, y, alpha=1: _add(y, x, alpha=-alpha)),
+    **dict.fromkeys(aten_ops("mul.Tensor mul.Scalar"), _multiply),
+    **dict.fromkeys(aten_ops("div.Tensor div.Scalar"), _divide),
     _aten.reciprocal.default: _reciprocal,
     _aten.abs.default: _magnitude,
     _aten.sgn.default: _sign,
@@ -335,11 +335,11 @@ RULES: dict[Any, Callable[..., Any]] = {
     _aten.log.default: _logarithm,
     _aten.pow.Tensor_Scalar: _power,
     _aten.pow.Scalar: _power_of_number,
-    **dict.fromkeys(named("eq.Tensor eq.Scalar"), _same),
-    **{op: _product(op) for op in named("mm bmm mv")},
+    **dict.fromkeys(aten_ops("eq.Tensor eq.Scalar"), _same),
+    **{op: _product(op) for op in aten_ops("mm bmm mv")},
     _aten.where.self: _select,
-    **dict.fromkeys(named("masked_fill.Scalar masked_fill.Tensor"), _fill_masked),
-    **dict.fromkeys(named("fill.Scalar fill.Tensor"), _fill),
+    **dict.fromkeys(aten_ops("masked_fill.Scalar masked_fill.Tensor"), _fill_masked),
+    **dict.fromkeys(aten_ops("fill.Scalar fill.Tensor"), _fill),
     _aten.full.default: _full,
     _aten.ones.default: lambda size, **options: _full(size, 1.0, **options),
     _aten.full_like.default: _full_like,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from edgefl_export.decompositions.indexing import slice_scatter
-from edgefl_export.operators import DECLINED, Rules, named
+from edgefl_export.operators import DECLINED, Rules, aten_ops
 
 _aten = torch.ops.aten
 
@@ -234,14 +234,14 @@ RULES: Rules = {
     _aten.squeeze.dims: squeeze_dims,
     _aten.t.default: transpose_matrix,
     _aten.view.default: view,
-    **dict.fromkeys(named("reflection_pad1d reflection_pad2d reflection_pad3d"), _kept),
-    **dict.fromkeys(named("replication_pad1d replication_pad2d replication_pad3d"), _kept),
+    **dict.fromkeys(aten_ops("reflection_pad1d reflection_pad2d reflection_pad3d"), _kept),
+    **dict.fromkeys(aten_ops("replication_pad1d replication_pad2d replication_pad3d"), _kept),
     **dict.fromkeys(
-        named("reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward"),
+        aten_ops("reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward"),
         reflection_pad_backward,
     ),
     **dict.fromkeys(
-        named("replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward"),
+        aten_ops("replication_pad1d_backward replication_pad2d_backward replication_pad3d_backward"),
         replication_pad_backward,
     ),
     _aten.as_strided.default: as_strided,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from edgefl_export.decompositions.pooling import along, taps
-from edgefl_export.operators import DECLINED, Rules, named
+from edgefl_export.operators import DECLINED, Rules, aten_ops
 
 _aten = torch.ops.aten
 
@@ -97,7 +97,7 @@ class Interpolation(ABC):
         return _adjoint(grad, size, steps, partial(self.row, align_corners=align_corners))
 
 
-class Linear(Interpolation):
+class LinearInterpolation(Interpolation):
     """Linear interpolation between the two neighbours of a position."""
 
     copied = True
@@ -108,7 +108,7 @@ class Linear(Interpolation):
         return [(left, 1 - (at - left)), (left + 1, at - left)]
 
 
-class Cubic(Interpolation):
+class CubicInterpolation(Interpolation):
     """Cubic convolution over the four neighbours of a position (Keys 1981, a = -0.75)."""
 
     copied = False
@@ -185,17 +185,17 @@ def _cubic(d: float) -> float:
     return ((d - 5) * d + 8) * d * CUBIC - 4 * CUBIC
 
 
-LINEAR, KEYS = Linear(), Cubic()
+LINEAR, KEYS = LinearInterpolation(), CubicInterpolation()
 
 RULES: Rules = {
-    **dict.fromkeys(named("upsample_nearest1d upsample_nearest2d upsample_nearest3d"), nearest),
+    **dict.fromkeys(aten_ops("upsample_nearest1d upsample_nearest2d upsample_nearest3d"), nearest),
     **dict.fromkeys(
-        named("upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward"),
+        aten_ops("upsample_nearest1d_backward upsample_nearest2d_backward upsample_nearest3d_backward"),
         nearest_backward,
     ),
-    **dict.fromkeys(named("upsample_linear1d upsample_bilinear2d upsample_trilinear3d"), LINEAR.forward),
+    **dict.fromkeys(aten_ops("upsample_linear1d upsample_bilinear2d upsample_trilinear3d"), LINEAR.forward),
     **dict.fromkeys(
-        named("upsample_linear1d_backward upsample_bilinear2d_backward upsample_trilinear3d_backward"),
+        aten_ops("upsample_linear1d_backward upsample_bilinear2d_backward upsample_trilinear3d_backward"),
         LINEAR.backward,
     ),
     _aten.upsample_bicubic2d.default: KEYS.forward,

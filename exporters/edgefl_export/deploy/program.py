@@ -19,7 +19,7 @@ from edgefl.models.inputs import call_with_inputs
 from edgefl.models.layers.log_mel import LogMel
 from edgefl.models.torch_functions.recurrent import recurring
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.bundle.readers import ImageReader, SeriesReader, SoundReader, TableReader
+from edgefl.wire.bundle.readers import ImageSpec, SeriesSpec, SoundSpec, TableSpec
 from edgefl_export.deploy.target import DeployTarget
 
 
@@ -64,7 +64,7 @@ class PixelLayer(nn.Module):
         super().__init__()
         channels, self.height, self.width = data.shape
         self.scale, self.shift, self.resize = data.scale, data.shift, resize
-        self.white = data.reader.white if isinstance(data.reader, ImageReader) else 255
+        self.white = data.reader.white if isinstance(data.reader, ImageSpec) else 255
         side = (2 * self.height + 1, 2 * self.width + 3) if resize else (self.height, self.width)
         self.example = torch.zeros((*side, channels), dtype=torch.uint8)
         self.dynamic: tuple[int, ...] = (0, 1) if resize else ()
@@ -95,7 +95,7 @@ class SoundLayer(nn.Module):
     dynamic: tuple[int, ...] = ()
     invertible = False
 
-    def __init__(self, reader: SoundReader) -> None:
+    def __init__(self, reader: SoundSpec) -> None:
         super().__init__()
         self.features = LogMel.of(reader)
         self.example = torch.zeros(reader.length)
@@ -119,10 +119,10 @@ class ColumnLayer(nn.Module):
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self, data: DataSpec, reader: TableReader | SeriesReader) -> None:
+    def __init__(self, data: DataSpec, reader: TableSpec | SeriesSpec) -> None:
         super().__init__()
         count = len(reader.columns)
-        across = isinstance(reader, SeriesReader) and not reader.channels_last
+        across = isinstance(reader, SeriesSpec) and not reader.channels_last
         shape = (count, 1) if across else (count,)
         for name, numbers in (
             ("mean", reader.mean or [0.0] * count),
@@ -149,15 +149,11 @@ def preprocessing_of(data: DataSpec, *, pixels: bool, resize: bool) -> Preproces
         resize: true if the operators of the format can resize images of any size.
     """
     reader = data.reader
-    if pixels and (reader is None or isinstance(reader, ImageReader)):
+    if pixels and (reader is None or isinstance(reader, ImageSpec)):
         return PixelLayer(data, resize=resize)
-    if isinstance(reader, SoundReader) and reader.mels:
+    if isinstance(reader, SoundSpec) and reader.mels:
         return SoundLayer(reader)
-    if (
-        isinstance(reader, TableReader | SeriesReader)
-        and (reader.mean or reader.deviation)
-        and not data.below
-    ):
+    if isinstance(reader, TableSpec | SeriesSpec) and (reader.mean or reader.deviation) and not data.below:
         return ColumnLayer(data, reader)
     return None
 

@@ -23,18 +23,18 @@ from edgefl_export.capture.nodes import (
 )
 from edgefl_export.capture.rewrites import merge_nodes
 from edgefl_export.memory.usage import is_pointwise
-from edgefl_export.operators import AFTER, named
+from edgefl_export.operators import AFTER, aten_ops
 
 _aten = torch.ops.aten
 
 
-SAME = named("alias clone detach lift_fresh_copy") | {AFTER}
+SAME = aten_ops("alias clone detach lift_fresh_copy") | {AFTER}
 """Ops whose result is their first argument; every value is contiguous here."""
 
-VIEWS = named("view _unsafe_view reshape unsqueeze squeeze.dim squeeze.dims squeeze")
+VIEWS = aten_ops("view _unsafe_view reshape unsqueeze squeeze.dim squeeze.dims squeeze")
 """Ops whose result has the bytes of their first argument in the same order: another name for the same memory."""
 
-_PERHAPS_NOTHING = named("expand _to_copy slice.Tensor constant_pad_nd")
+_PERHAPS_NOTHING = aten_ops("expand _to_copy slice.Tensor constant_pad_nd")
 
 
 def base_of(node: fx.Node) -> fx.Node:
@@ -160,7 +160,7 @@ def _fold(module: fx.GraphModule) -> None:
 # product needs its left factor transposed.
 
 _TRACED_VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default})
-_REDUCTIONS = named("sum.dim_IntList mean.dim amax amin any.dim")
+_REDUCTIONS = aten_ops("sum.dim_IntList mean.dim amax amin any.dim")
 # Operands that have at most this share of the result's entries are turned without counting.
 SMALL = 8
 

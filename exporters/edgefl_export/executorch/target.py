@@ -51,7 +51,7 @@ _COMPARISONS = {
 }
 
 
-class StepMasks(SelectToMultiply):
+class XnnpackMaskPass(SelectToMultiply):
     """Pass with masks for single comparisons: x > c -> ceil(clamp(x - c, 0, 1)), because XNNPACK has no comparisons."""
 
     def mask(self, condition: fx.Node, negated: bool, writer: NodeWriter) -> fx.Node | None:
@@ -103,7 +103,7 @@ class ExecuTorchTarget(Target):
     """
 
     name = "executorch"
-    passes = (StepMasks(), move_transpositions, store_early)
+    passes = (XnnpackMaskPass(), move_transpositions, store_early)
 
     def __init__(self, outputs: Outputs = "caller") -> None:
         self._runner: IsolatedRunner | None = None

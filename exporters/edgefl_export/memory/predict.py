@@ -25,7 +25,7 @@ from edgefl_export.artifact import is_page
 from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.capture.nodes import fake_value, int_argument, ints_argument
 from edgefl_export.memory.usage import PRODUCTS, constants, has_many, rewritable, size, timeline, workspace
-from edgefl_export.operators import POSITIVE, named
+from edgefl_export.operators import POSITIVE, aten_ops
 
 # onnxruntime's memory arena, run on sizes alone.
 #
@@ -112,11 +112,11 @@ _aten = torch.ops.aten
 _REPLACED = frozenset({_aten.mm.default, _aten.addmm.default})
 _SUM = _aten.add.Tensor
 # Those that onnxruntime's kernels compute in place; its arithmetic does not, nor do Exp, Log and their like.
-_IN_PLACE = named("relu sigmoid tanh softplus leaky_relu elu hardsigmoid clamp _softmax _log_softmax") | {
+_IN_PLACE = aten_ops("relu sigmoid tanh softplus leaky_relu elu hardsigmoid clamp _softmax _log_softmax") | {
     POSITIVE
 }
 # onnxruntime copies the places that these write to.
-_SCATTERED = named("scatter.src scatter.value scatter_add scatter_reduce.two index_put _unsafe_index_put")
+_SCATTERED = aten_ops("scatter.src scatter.value scatter_add scatter_reduce.two index_put _unsafe_index_put")
 _CELLS = "edgefl"
 """Namespace of the operators of recurrent layers (:mod:`edgefl.models.layers.cells`)."""
 # What onnxruntime's convolution copies windows into, for each thread: 128 x 128 numbers.

@@ -42,7 +42,7 @@ from edgefl_export.memory.usage import (
     timeline,
     unordered_readers,
 )
-from edgefl_export.operators import AFTER, named
+from edgefl_export.operators import AFTER, aten_ops
 
 RUNTIME_BYTES = 36 * 2**20
 """Bytes that onnxruntime itself needs for a training graph, above the idle process; the rest of a budget is for tensors.
@@ -102,7 +102,7 @@ class Budget:
 _EXPENSIVE_FLOPS_PER_BYTE = 2.0
 _aten = torch.ops.aten
 # Computed as a series or by a loop over an axis: several times the time of arithmetic.
-_SLOW = named(
+_SLOW = aten_ops(
     "exp log erf tanh sigmoid pow.Tensor_Scalar pow.Tensor_Tensor sin cos _softmax _log_softmax cumsum sort"
 )
 

@@ -13,20 +13,20 @@ from torch import Tensor, fx
 from edgefl.contract.tensors import role_of
 from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.capture.nodes import node_argument, results
-from edgefl_export.operators import AFTER, named
+from edgefl_export.operators import AFTER, aten_ops
 
 _aten = torch.ops.aten
 
 # Same memory, another shape.
-_VIEWS = named("view _unsafe_view reshape unsqueeze squeeze.dim squeeze.dims") | {AFTER}
+_VIEWS = aten_ops("view _unsafe_view reshape unsqueeze squeeze.dim squeeze.dims") | {AFTER}
 
 _SLICE = _aten.slice.Tensor
-PRODUCTS = named("mm addmm bmm")
-_MOVES = named("permute transpose.int t clone")
-_FACTORS = named("mul.Tensor mul.Scalar div.Tensor div.Scalar")
-_ARITHMETIC = _FACTORS | named("add.Tensor add.Scalar sub.Tensor sub.Scalar where.self")
+PRODUCTS = aten_ops("mm addmm bmm")
+_MOVES = aten_ops("permute transpose.int t clone")
+_FACTORS = aten_ops("mul.Tensor mul.Scalar div.Tensor div.Scalar")
+_ARITHMETIC = _FACTORS | aten_ops("add.Tensor add.Scalar sub.Tensor sub.Scalar where.self")
 # They read the shape of their first argument, which the file holds.
-_SHAPED = named("full_like empty_like zeros_like ones_like new_zeros new_ones new_full new_empty")
+_SHAPED = aten_ops("full_like empty_like zeros_like ones_like new_zeros new_ones new_full new_empty")
 
 SMALL_BYTES = 32 * 2**10
 """Size in bytes below which a value is never computed twice: it saves little memory, and may be a sum that took long."""

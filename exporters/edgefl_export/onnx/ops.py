@@ -17,7 +17,7 @@ from onnxscript import opset18 as op
 from edgefl_export.decompositions import recurrent
 from edgefl_export.decompositions.convolution import per_axis
 from edgefl_export.decompositions.pooling import end_padding
-from edgefl_export.operators import AFTER, POSITIVE, named
+from edgefl_export.operators import AFTER, POSITIVE, aten_ops
 
 OPSET = 18
 
@@ -256,7 +256,7 @@ def expm1(x: Value) -> Value:
 
 
 TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
-    **dict.fromkeys(named("view _unsafe_view reshape"), view),
+    **dict.fromkeys(aten_ops("view _unsafe_view reshape"), view),
     _aten.expand.default: expand,
     _aten.slice.Tensor: slice_,
     _aten.select.int: select,
@@ -273,9 +273,9 @@ TRANSLATIONS: dict[Callable[..., Any], Callable[..., Any]] = {
     _aten.div.Tensor_mode: divide,
     _aten.log1p.default: log1p,
     _aten.expm1.default: expm1,
-    **dict.fromkeys(named("as_strided as_strided_scatter special_log_ndtr"), refused),
-    **dict.fromkeys(named("reflection_pad1d reflection_pad2d reflection_pad3d"), reflection_pad),
-    **dict.fromkeys(named("replication_pad1d replication_pad2d replication_pad3d"), replication_pad),
+    **dict.fromkeys(aten_ops("as_strided as_strided_scatter special_log_ndtr"), refused),
+    **dict.fromkeys(aten_ops("reflection_pad1d reflection_pad2d reflection_pad3d"), reflection_pad),
+    **dict.fromkeys(aten_ops("replication_pad1d replication_pad2d replication_pad3d"), replication_pad),
     torch.ops.prims.prod.default: prod,
     _aten._native_batch_norm_legit.no_stats: batch_norm,
     _aten._native_batch_norm_legit_no_training.default: frozen_batch_norm,

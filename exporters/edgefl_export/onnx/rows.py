@@ -27,7 +27,7 @@ from edgefl_export.onnx.values import (
     BY_ENTRY,
     LAYOUT,
     VIEWS,
-    ConstantSizes,
+    ConstantInts,
     GraphValues,
     Shape,
     attributes,
@@ -323,7 +323,7 @@ _NUMBER_BYTES = 4
 
 
 @dataclass(frozen=True)
-class Chain:
+class NodeChain:
     """Nodes that one loop replaces.
 
     Attributes:
@@ -343,7 +343,7 @@ class Chain:
     views: tuple[tuple[str, str], ...]
 
 
-def chains(values: GraphValues) -> list[Chain]:
+def chains(values: GraphValues) -> list[NodeChain]:
     """Return all chains of nodes that are worth a loop, in order."""
     rows = _rows(values)
     found = [_chain(values, members, rows) for members in _grow_groups(values, rows)]
@@ -398,7 +398,7 @@ def _divisor(values: GraphValues, names: Iterable[str]) -> int:
     return math.gcd(*(values.shapes[name][0] if values.shapes[name] else 1 for name in names))
 
 
-def _chain(values: GraphValues, places: Sequence[int], rows: Mapping[int, Sequence[str]]) -> Chain | None:
+def _chain(values: GraphValues, places: Sequence[int], rows: Mapping[int, Sequence[str]]) -> NodeChain | None:
     """Return the chain of the nodes at ``places``, or None if the loop would avoid no large value in memory."""
     own, nodes = {*places}, values.graph.node
     result = {place: nodes[place].output[0] for place in places}
@@ -420,7 +420,7 @@ def _chain(values: GraphValues, places: Sequence[int], rows: Mapping[int, Sequen
     made = [result[place] for place in kept]
     turns = _turns(_divisor(values, (*inputs, *made)), max(map(values.count, (*inputs, *made))))
     views = tuple((name, origin) for name, origin in viewed if name != origin)
-    return Chain(tuple(places), tuple(kept), tuple(inputs), tuple(outputs), turns, views)
+    return NodeChain(tuple(places), tuple(kept), tuple(inputs), tuple(outputs), turns, views)
 
 
 def _resolve_view(values: GraphValues, name: str, own: set[int]) -> str:
@@ -443,9 +443,9 @@ def _turns(divisor: int, count: int) -> int:
 # Chains written as loops.
 
 
-def write(values: GraphValues, chains: Sequence[Chain]) -> None:
+def write(values: GraphValues, chains: Sequence[NodeChain]) -> None:
     """Replace each chain in the graph by a loop at the position of its last node."""
-    sizes = ConstantSizes(values.graph, "tile_size")
+    sizes = ConstantInts(values.graph, "tile_size")
     gone = {place for chain in chains for place in chain.places}
     loops = {chain.places[-1]: chain for chain in chains}
     nodes = list[NodeProto]()
@@ -457,7 +457,7 @@ def write(values: GraphValues, chains: Sequence[Chain]) -> None:
     replace_entries((values.graph.node, nodes))
 
 
-def _loop(values: GraphValues, chain: Chain, sizes: ConstantSizes, name: str) -> Iterator[NodeProto]:
+def _loop(values: GraphValues, chain: NodeChain, sizes: ConstantInts, name: str) -> Iterator[NodeProto]:
     """Yield the nodes of a loop: views of its inputs by tiles, the Scan, and its outputs in their own shapes."""
 
     def tile(value: str) -> Shape:

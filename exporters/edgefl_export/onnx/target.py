@@ -41,7 +41,7 @@ BLOCKED, ROWS = "blocked", "rows"
 :mod:`edgefl_export.onnx.rows`."""
 
 
-class MultiplyMasks(SelectToMultiply):
+class OnnxMaskPass(SelectToMultiply):
     """Pass with masks that onnxruntime computes fastest: one op on the distance from the bound of a comparison.
 
     Comparisons and casts of onnxruntime run on one thread whatever the session has. If another core's cache holds half of
@@ -109,7 +109,7 @@ class OnnxTarget(Target):
 
     name = "onnx"
     # Halves are stored before equal nodes are merged: each pass that reads one restores it for itself.
-    passes = (MultiplyMasks(), store_early, merge_equal)
+    passes = (OnnxMaskPass(), store_early, merge_equal)
 
     def emit(self, lowered: LoweredGraph, budget: Budget | None = None) -> Artifact:
         if budget is None:

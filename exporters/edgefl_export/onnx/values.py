@@ -204,7 +204,7 @@ def replace_entries(*fields: tuple[Any, Sequence[Any]]) -> None:
         field.extend(copies)
 
 
-class ConstantSizes:
+class ConstantInts:
     """Store of integer constants of a graph: each is added once, with a name that begins with ``prefix``.
 
     A call returns the name.

@@ -17,7 +17,7 @@ from edgefl.errors import ExportError
 from edgefl.wire.bundle.graphs import RowRange, parse_rows
 from edgefl.wire.bundle.variants import differ
 from edgefl_export.artifact import REWRITTEN, artifacts_in, is_page
-from edgefl_export.verify.rounding import Array, Rounding, distance, judge_wide, wide_example
+from edgefl_export.verify.rounding import Array, ReferenceResults, distance, judge_wide, wide_example
 
 # Float32 sums in another order differ by about 1e-6 of the largest entry; a wrong formula by far more.
 RELATIVE = 1e-4
@@ -177,7 +177,7 @@ def _compare_examples(
 
 def _judge_example(function: Function, run: Run, seed: int, *, double: bool, proven: bool) -> Verification:
     example = function.example(seed)
-    yardstick = Rounding(function, example, double=double, proven=proven)
+    yardstick = ReferenceResults(function, example, double=double, proven=proven)
     expected = yardstick.plain
     outputs = order_outputs(run({name: value.numpy() for name, value in example.items()}), expected)
     if len(outputs) != len(expected):
@@ -389,7 +389,7 @@ def _runtime_error(function: Function, verb: str, error: Exception) -> ExportErr
 
 
 def _judge(
-    function: Function, name: str, expected: Array, found: Array, yardstick: Rounding
+    function: Function, name: str, expected: Array, found: Array, yardstick: ReferenceResults
 ) -> tuple[float, float | None]:
     """Compare an output with torch and return (relative error, relative error of torch's float32).
 
@@ -423,7 +423,7 @@ def _judge(
 
 
 def _judge_whole(
-    function: Function, name: str, expected: Array, found: Array, yardstick: Rounding
+    function: Function, name: str, expected: Array, found: Array, yardstick: ReferenceResults
 ) -> tuple[float, float | None]:
     """Compare an integer output with torch and return (share that differs, share that differs between runs of torch).
 

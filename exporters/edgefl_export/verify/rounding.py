@@ -29,7 +29,7 @@ PROBES = 8
 Array = NDArray[np.generic]
 
 
-class Rounding:
+class ReferenceResults:
     """Reference results of one function on one example. Each is computed when it is first read.
 
     Args:
@@ -204,7 +204,7 @@ COARSE = 5e-2
 """Accepted error, relative to the largest entry of an output."""
 
 
-def wide_example(function: Function, seed: int) -> tuple[Tensors, Rounding] | None:
+def wide_example(function: Function, seed: int) -> tuple[Tensors, ReferenceResults] | None:
     """Return an example with samples of several magnitudes and torch's reference results on it.
 
     Return None if the function has no such example or fails on it, as it may if an integer is a position or a length.
@@ -212,14 +212,14 @@ def wide_example(function: Function, seed: int) -> tuple[Tensors, Rounding] | No
     example = function.wide_example(seed)
     if example is None:
         return None
-    yardstick = Rounding(function, example, double=False, proven=True)
+    yardstick = ReferenceResults(function, example, double=False, proven=True)
     try:
         return (example, yardstick) if yardstick.plain else None
     except Exception:  # any function may come
         return None
 
 
-def judge_wide(function: Function, name: str, found: Array, yardstick: Rounding) -> None:
+def judge_wide(function: Function, name: str, found: Array, yardstick: ReferenceResults) -> None:
     """Check one output of a runtime on a wide example. Entries that are not finite in torch are ignored.
 
     Args:

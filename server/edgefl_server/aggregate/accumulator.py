@@ -36,8 +36,8 @@ from edgefl_server.aggregate.scatter import (
     Floats,
     Integers,
     Layout,
-    Pieces,
     SectionBlocks,
+    TierBlocks,
     stretch,
 )
 
@@ -87,7 +87,7 @@ one. The part begins at a multiple of :data:`edgefl_server.aggregate.scatter.PAR
 
 
 @dataclass(frozen=True)
-class Renewal:
+class ModelStep:
     """Computation of a new model from the old model and the sums of a round.
 
     The object must live until its calls have finished, because they hold only the memory address of the old model.
@@ -125,7 +125,7 @@ class Accumulator(Protocol):
     size: int
     spare: ArrayPool
 
-    def add(self, pieces: Pieces, updates: Sequence[CheckedArrays], factors: Factors) -> None:
+    def add(self, pieces: TierBlocks, updates: Sequence[CheckedArrays], factors: Factors) -> None:
         """Add ``rint(float64(value) * factor)`` for each entry of ``updates``.
 
         Args:
@@ -134,7 +134,7 @@ class Accumulator(Protocol):
             factors: Factor of each update, float64 [updates].
         """
 
-    def by_parts(self, pieces: Pieces) -> bool:
+    def by_parts(self, pieces: TierBlocks) -> bool:
         """Return True if updates of this layout can be passed to :meth:`sum_parts` unadded; if False, :meth:`add` them
         first.
         """
@@ -147,7 +147,7 @@ class Accumulator(Protocol):
         """
 
     def plan_renewal(
-        self, batches: Sequence[UpdateBatch], renewal: Renewal, weights: Integers, scale: float
+        self, batches: Sequence[UpdateBatch], renewal: ModelStep, weights: Integers, scale: float
     ) -> list[Call]:
         """Return calls that add ``batches`` and write the new model in one pass, or an empty list if that is not
         possible.
@@ -183,21 +183,21 @@ class CpuAccumulator:
         self._empty = True
         self._threads = threads or cores()
 
-    def add(self, pieces: Pieces, updates: Sequence[CheckedArrays], factors: Factors) -> None:
+    def add(self, pieces: TierBlocks, updates: Sequence[CheckedArrays], factors: Factors) -> None:
         if not pieces.covering:
             self._clear_fresh()
         sink = _sink(pieces.index, pieces.model, self._fresh, self._sums)
         run_in_threads(self._calls(UpdateBatch(pieces, updates, factors), sink), self._threads)
         self._fresh = self._empty = False
 
-    def by_parts(self, pieces: Pieces) -> bool:
+    def by_parts(self, pieces: TierBlocks) -> bool:
         return pieces.by_parts
 
     def sum_parts(self, batches: Sequence[UpdateBatch]) -> PartSums:
         return _PartSums(None if self._fresh else self._sums, batches)
 
     def plan_renewal(
-        self, batches: Sequence[UpdateBatch], renewal: Renewal, weights: Integers, scale: float
+        self, batches: Sequence[UpdateBatch], renewal: ModelStep, weights: Integers, scale: float
     ) -> list[Call]:
         whole = len(batches) == 1 and batches[0].pieces.covering
         if not (whole and self._empty and renewal.new.dtype == np.float32):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from edgefl.wire.tensors import Array
 from edgefl.wire.update.decode import widen
 from edgefl.wire.update.form import Codes, FloatValues, Sparse
-from edgefl_server.aggregate.scatter import FIRST, LENGTH, Integers, Pieces, SectionBlocks
+from edgefl_server.aggregate.scatter import FIRST, LENGTH, Integers, SectionBlocks, TierBlocks
 
 Factors = npt.NDArray[np.float64]
 
@@ -32,7 +32,7 @@ class CheckedArrays:
     magnitude of its floats.
     """
 
-    pieces: Pieces
+    pieces: TierBlocks
     arrays: tuple[Array, ...]
     largest: float = np.inf
 
@@ -68,7 +68,7 @@ def addresses_of(arrays: Sequence[Array]) -> npt.NDArray[np.uint64]:
 class UpdateBatch:
     """Updates of one layout (``pieces``) that are added together. ``factors``, float64 [updates], multiply their values."""
 
-    pieces: Pieces
+    pieces: TierBlocks
     updates: Sequence[CheckedArrays]
     factors: Factors
 
@@ -101,7 +101,7 @@ def loop_of(batch: UpdateBatch, work: SectionBlocks) -> Chosen:
 
 
 def code_values(
-    pieces: Pieces, work: SectionBlocks, updates: Sequence[CheckedArrays], factors: Factors
+    pieces: TierBlocks, work: SectionBlocks, updates: Sequence[CheckedArrays], factors: Factors
 ) -> Integers:
     """Return the fixed-point integer that each code of a section adds, int64 [updates, rows, 2**bits].
 
@@ -119,7 +119,7 @@ def code_values(
     return np.rint(values, out=values).astype(np.int64)
 
 
-def _starts(pieces: Pieces, work: SectionBlocks, updates: Sequence[CheckedArrays]) -> Integers:
+def _starts(pieces: TierBlocks, work: SectionBlocks, updates: Sequence[CheckedArrays]) -> Integers:
     """Return the index in ``values`` at which each block of a sparse section begins, int64 [updates, blocks].
 
     It is the section's first index plus the number of mask bits set before the block.

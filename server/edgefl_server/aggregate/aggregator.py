@@ -25,12 +25,12 @@ from edgefl.wire.regions import Region, extract
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.decode import decode
 from edgefl.wire.update.form import CHANGE_LIMIT, DENSE, VALUE_LIMIT, Form
-from edgefl_server.aggregate.accumulator import Accumulator, CpuAccumulator, Renewal, run_in_threads
+from edgefl_server.aggregate.accumulator import Accumulator, CpuAccumulator, ModelStep, run_in_threads
 from edgefl_server.aggregate.adders import CheckedArrays
 from edgefl_server.aggregate.averaging import Average, ChangeMean, HolderMean, PartialAverage, RobustAverage
 from edgefl_server.aggregate.checks import check_arrays
-from edgefl_server.aggregate.robust import MEAN, MeanRule, change_norm, clip_factor
-from edgefl_server.aggregate.scatter import Floats, Layout, Pieces, compile_pieces, flatten, layout_of
+from edgefl_server.aggregate.robust import MEAN, RobustRule, change_norm, clip_factor
+from edgefl_server.aggregate.scatter import Floats, Layout, TierBlocks, compile_pieces, flatten, layout_of
 from edgefl_server.aggregate.statistics import StatisticsBounds, without_negative_variances
 
 __all__ = ["Aggregator", "CheckedArrays", "NormClip", "PartialSum", "layout_of"]
@@ -110,7 +110,7 @@ class Aggregator:
         device: str = "auto",
         threads: int = 0,
         base: Mapping[str, Array] | None = None,
-        rule: MeanRule = MEAN,
+        rule: RobustRule = MEAN,
         clip: NormClip | None = None,
         statistics: StatisticsBounds | None = None,
         sums: Accumulator | None = None,
@@ -135,7 +135,7 @@ class Aggregator:
         self._change = False
         self._released = False
         self._average: Average | None = None
-        self._compiled: dict[tuple[int, int], tuple[Mapping[str, Region], Form, Pieces]] = {}
+        self._compiled: dict[tuple[int, int], tuple[Mapping[str, Region], Form, TierBlocks]] = {}
 
     @property
     def fraction_bits(self) -> int:
@@ -146,7 +146,7 @@ class Aggregator:
         largest = CHANGE_LIMIT if self._change else VALUE_LIMIT
         return _SUM_BITS - int(math.log2(largest)) - (self.weight_limit - 1).bit_length()
 
-    def pieces(self, regions: Mapping[str, Region], form: Form = DENSE) -> Pieces:
+    def pieces(self, regions: Mapping[str, Region], form: Form = DENSE) -> TierBlocks:
         """Return the compiled layout of updates that hold ``regions`` in ``form``. It is cached by the identity of both."""
         key = id(regions), id(form)
         known = self._compiled.get(key)
@@ -249,7 +249,7 @@ class Aggregator:
         new = self._empty_model(
             np.float32 if all(old[name].dtype == np.float32 for name in names) else np.float64
         )
-        renewal = Renewal(self.layout, old, new, self._change)
+        renewal = ModelStep(self.layout, old, new, self._change)
         run_in_threads(self._average.plan_renewal(renewal), self._threads)
         arrays = {
             name: new[at : at + old[name].size].reshape(old[name].shape).astype(old[name].dtype, copy=False)
@@ -323,7 +323,7 @@ class Aggregator:
         arrays = decode(pieces.form, update.named, pieces.regions, self.layout.shapes)
         return self._dense(arrays, pieces)
 
-    def _dense(self, arrays: Mapping[str, Array], like: Pieces) -> CheckedArrays:
+    def _dense(self, arrays: Mapping[str, Array], like: TierBlocks) -> CheckedArrays:
         """Return the decoded ``arrays`` as a checked update with the regions of ``like``."""
         pieces = self.pieces(like.regions, _CHANGES if like.form.change else DENSE)
         return CheckedArrays(

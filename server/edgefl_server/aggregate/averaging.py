@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.wire.tensors import Array
-from edgefl_server.aggregate.accumulator import Accumulator, Call, Renewal
+from edgefl_server.aggregate.accumulator import Accumulator, Call, ModelStep
 from edgefl_server.aggregate.adders import CheckedArrays, UpdateBatch
-from edgefl_server.aggregate.robust import BLOCK, MeanRule, combine
-from edgefl_server.aggregate.scatter import LENGTH, TARGET, Floats, Integers, Layout, Pieces
+from edgefl_server.aggregate.robust import BLOCK, RobustRule, combine
+from edgefl_server.aggregate.scatter import LENGTH, TARGET, Floats, Integers, Layout, TierBlocks
 
 # Multi-Krum: whole updates are left out, by how far they lie from their nearest neighbours.
 #
@@ -37,7 +37,7 @@ Mask = npt.NDArray[np.bool_]
 Distances = npt.NDArray[np.float64]
 
 
-def select_rows(rows: Sequence[Row], rule: MeanRule, counted: Mask | None = None) -> list[Row]:
+def select_rows(rows: Sequence[Row], rule: RobustRule, counted: Mask | None = None) -> list[Row]:
     """Return the rows that multi-Krum selects, apart for each set of rows with the same entries. The order does not
     matter.
 
@@ -52,7 +52,7 @@ def select_rows(rows: Sequence[Row], rule: MeanRule, counted: Mask | None = None
     return [row for alike in apart.values() for row in _select_equal(alike, rule, counted)]
 
 
-def _select_equal(rows: list[Row], rule: MeanRule, counted: Mask | None) -> list[Row]:
+def _select_equal(rows: list[Row], rule: RobustRule, counted: Mask | None) -> list[Row]:
     """Return the rows that multi-Krum selects among updates that hold the same entries."""
     bad = rule.left_out(len(rows))
     if not bad:
@@ -136,7 +136,7 @@ class Average(Protocol):
     def take(self, added: PartialAverage) -> None:
         """Add the :meth:`added` sums of another average."""
 
-    def plan_renewal(self, renewal: Renewal) -> list[Call]:
+    def plan_renewal(self, renewal: ModelStep) -> list[Call]:
         """Return calls that write the new model into ``renewal.new``. They may run on any threads.
 
         An entry becomes the average (plus the old value for changes), or keeps the old value if no update holds it.
@@ -153,7 +153,7 @@ class HolderMean:
         self._sums = sums
         self._scale = scale
         self._size = layout.size
-        self._held: dict[int, tuple[Pieces, int]] = {}
+        self._held: dict[int, tuple[TierBlocks, int]] = {}
         self._waiting: dict[int, list[tuple[CheckedArrays, float]]] = {}
         self._waiting_bytes = 0
         self._most_bytes = max(_ROOM, _WAITING * layout.size)
@@ -190,7 +190,7 @@ class HolderMean:
             for batch in self._waiting.values()
         ]
 
-    def plan_renewal(self, renewal: Renewal) -> list[Call]:
+    def plan_renewal(self, renewal: ModelStep) -> list[Call]:
         if not all(self._sums.by_parts(batch[0][0].pieces) for batch in self._waiting.values()):
             self.flush()
         batches, weights = self._batches(), self._total_weights()
@@ -255,7 +255,7 @@ class ChangeMean:
         self._sums += added.sums
         self._weights += added.weights
 
-    def plan_renewal(self, renewal: Renewal) -> list[Call]:
+    def plan_renewal(self, renewal: ModelStep) -> list[Call]:
         def merge(part: slice, old: Floats, new: Floats) -> None:
             _mean(self._sums[part], self._weights[part], self._scale, old, renewal, new)
 
@@ -271,7 +271,7 @@ class RobustAverage:
     packed = False
 
     def __init__(
-        self, layout: Layout, rule: MeanRule, scale: float, counted: npt.NDArray[np.bool_] | None = None
+        self, layout: Layout, rule: RobustRule, scale: float, counted: npt.NDArray[np.bool_] | None = None
     ) -> None:
         self._size = layout.size
         self._rule = rule
@@ -299,7 +299,7 @@ class RobustAverage:
     def take(self, added: PartialAverage) -> None:
         self._rows.extend(added.rows)
 
-    def plan_renewal(self, renewal: Renewal) -> list[Call]:
+    def plan_renewal(self, renewal: ModelStep) -> list[Call]:
         if self._rule.name == "multi_krum":
             self._rows = select_rows(self._rows, self._rule, self._counted)
         return renewal.by_parts(partial(self._merge, renewal.change))
@@ -317,7 +317,7 @@ class RobustAverage:
 
 
 def _mean(
-    sums: Integers, weights: Integers, scale: float, old: Floats, renewal: Renewal, new: Floats
+    sums: Integers, weights: Integers, scale: float, old: Floats, renewal: ModelStep, new: Floats
 ) -> None:
     from edgefl_server.aggregate import blocks
 

@@ -15,7 +15,7 @@ from edgefl.wire.update.decode import widen
 from edgefl.wire.update.form import Codes, Form
 from edgefl_server.aggregate.accumulator import run_in_threads
 from edgefl_server.aggregate.adders import CheckedArrays, readable
-from edgefl_server.aggregate.scatter import Integers, Pieces, Stretches, reach
+from edgefl_server.aggregate.scatter import Integers, Stretches, TierBlocks, reach
 
 _FEW = 8
 """Number of stretches of values below which one thread is faster than several."""
@@ -24,7 +24,7 @@ _FETCH = "fetch the tier's bundle again"
 _DIVERGED = f"{DIVERGED}; lower the learning rate"
 
 
-def check_arrays(arrays: Mapping[str, Array], pieces: Pieces, threads: int = 1) -> CheckedArrays:
+def check_arrays(arrays: Mapping[str, Array], pieces: TierBlocks, threads: int = 1) -> CheckedArrays:
     """Validate an update's arrays against ``pieces`` and return them, ready to add.
 
     Args:
@@ -157,7 +157,7 @@ def _check_scales(update: CheckedArrays) -> None:
                 raise _too_large(f"a scale of the update allows values up to {largest:.6g},", pieces.form)
 
 
-def _check_mask(mask: npt.NDArray[np.uint8], pieces: Pieces) -> None:
+def _check_mask(mask: npt.NDArray[np.uint8], pieces: TierBlocks) -> None:
     """Raise UpdateRejected unless the mask sets, for each tensor, the number of bits that the form keeps, and none
     beyond.
     """

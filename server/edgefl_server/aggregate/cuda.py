@@ -22,7 +22,7 @@ import torch
 
 from edgefl.errors import ConfigError
 from edgefl.wire.update.form import Codes, FloatValues, Sparse
-from edgefl_server.aggregate.accumulator import ArrayPool, Call, PartSums, Renewal
+from edgefl_server.aggregate.accumulator import ArrayPool, Call, ModelStep, PartSums
 from edgefl_server.aggregate.adders import CheckedArrays, UpdateBatch, code_values
 from edgefl_server.aggregate.scatter import (
     BLOCK,
@@ -32,8 +32,8 @@ from edgefl_server.aggregate.scatter import (
     SOURCE,
     TARGET,
     Integers,
-    Pieces,
     SectionBlocks,
+    TierBlocks,
 )
 
 # Updates on a torch device, decoded a slab of entries at a time: every form, with torch alone.
@@ -91,7 +91,7 @@ def slabs(work: SectionBlocks, batch: DeviceBatch) -> Iterator[EntrySlab]:
 class DeviceBatch:
     """Encoded arrays of updates of one layout. Each array is copied to the device when it is first used."""
 
-    def __init__(self, pieces: Pieces, updates: Sequence[CheckedArrays], device: torch.device) -> None:
+    def __init__(self, pieces: TierBlocks, updates: Sequence[CheckedArrays], device: torch.device) -> None:
         self.pieces = pieces
         self.updates = updates
         self.device = device
@@ -222,7 +222,9 @@ class TorchAccumulator:
         self._sums = torch.zeros(size, dtype=torch.int64, device=device)
         self._triton = triton_kernels is not None and device.type == "cuda" if triton is None else triton
 
-    def add(self, pieces: Pieces, updates: Sequence[CheckedArrays], factors: npt.NDArray[np.float64]) -> None:
+    def add(
+        self, pieces: TierBlocks, updates: Sequence[CheckedArrays], factors: npt.NDArray[np.float64]
+    ) -> None:
         batch = DeviceBatch(pieces, updates, self._device)
         for work in pieces.works:
             if not len(work.blocks):
@@ -243,7 +245,7 @@ class TorchAccumulator:
                     part += reader.fixed(k, slab)
                 self._sums[slab.target] += part  # regions name no entry twice
 
-    def by_parts(self, pieces: Pieces) -> bool:
+    def by_parts(self, pieces: TierBlocks) -> bool:
         """Return False: one kernel launch per part would cost more than it saves."""
         return False
 
@@ -251,7 +253,7 @@ class TorchAccumulator:
         return self.sums().__getitem__
 
     def plan_renewal(
-        self, batches: Sequence[UpdateBatch], renewal: Renewal, weights: Integers, scale: float
+        self, batches: Sequence[UpdateBatch], renewal: ModelStep, weights: Integers, scale: float
     ) -> list[Call]:
         return []
 

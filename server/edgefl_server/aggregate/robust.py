@@ -48,7 +48,7 @@ twelve numbers for each entry."""
 
 
 @dataclass(frozen=True)
-class MeanRule:
+class RobustRule:
     """Rule that combines the updates of an entry into one number.
 
     Attributes:
@@ -102,10 +102,10 @@ class MeanRule:
         return max(0, min(share, most))
 
 
-MEAN = MeanRule()
+MEAN = RobustRule()
 
 
-def combine(values: Floats, held: Held, rule: MeanRule = MEAN) -> tuple[npt.NDArray[np.float64], Held]:
+def combine(values: Floats, held: Held, rule: RobustRule = MEAN) -> tuple[npt.NDArray[np.float64], Held]:
     """Combine K updates entry by entry.
 
     Of the h holders of an entry
@@ -144,7 +144,7 @@ def combine(values: Floats, held: Held, rule: MeanRule = MEAN) -> tuple[npt.NDAr
     return result, anyone
 
 
-def _combine(values: Floats, held: Held, rule: MeanRule) -> npt.NDArray[np.float64]:
+def _combine(values: Floats, held: Held, rule: RobustRule) -> npt.NDArray[np.float64]:
     """Combine one block of entries.
 
     Rows are sorted by value, with infinity at the places of updates that do not hold the entry, so these come last.
@@ -175,7 +175,7 @@ def _mean_between(
     return np.clip(total / (stop - first), lowest, highest)
 
 
-def unprotected(rule: MeanRule, holders: int) -> bool:
+def unprotected(rule: RobustRule, holders: int) -> bool:
     """Return True if a robust ``rule`` cannot drop any of the ``holders`` of an entry.
 
     A single bad update can then move the result without bound. For the plain mean the result is False.

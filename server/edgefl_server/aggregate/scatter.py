@@ -123,7 +123,7 @@ class SectionBlocks:
 
 
 @dataclass(frozen=True, eq=False)
-class Pieces:
+class TierBlocks:
     """Compiled layout of a tier's updates.
 
     Attributes:
@@ -241,7 +241,7 @@ class Pieces:
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
-def compile_pieces(layout: Layout, regions: Mapping[str, Region], form: Form = DENSE) -> Pieces:
+def compile_pieces(layout: Layout, regions: Mapping[str, Region], form: Form = DENSE) -> TierBlocks:
     """Return the compiled layout of updates that hold ``regions`` in ``form``.
 
     Raises:
@@ -253,7 +253,7 @@ def compile_pieces(layout: Layout, regions: Mapping[str, Region], form: Form = D
     regions = form.held(regions)
     shapes = {name: local_shape(name, regions[name], layout.shapes) for name in sorted(regions)}
     entries = {name: math.prod(shape) for name, shape in shapes.items()}
-    cutter = _Cutter(layout, regions)
+    cutter = _RunConverter(layout, regions)
     if form.sections:
         sources = tuple(form.arrays(entries))
         works = tuple(_works(form, entries, sources, cutter))
@@ -261,7 +261,7 @@ def compile_pieces(layout: Layout, regions: Mapping[str, Region], form: Form = D
         sources = tuple(shapes)
         runs = [run for source, name in enumerate(sources) for run in cutter.runs(name, 0, 1, source)]
         works = (SectionBlocks(FloatValues(), _blocks(runs, 1, layout.size)),)
-    return Pieces(form, regions, shapes, sources, works, cutter.index, sum(entries.values()), layout.size)
+    return TierBlocks(form, regions, shapes, sources, works, cutter.index, sum(entries.values()), layout.size)
 
 
 def reach(codes: Codes, scale: float) -> float:
@@ -287,7 +287,7 @@ def _check_codes(encoding: Encoding, form: Form) -> None:
 
 
 def _works(
-    form: Form, entries: Mapping[str, int], sources: tuple[str, ...], cutter: _Cutter
+    form: Form, entries: Mapping[str, int], sources: tuple[str, ...], cutter: _RunConverter
 ) -> Iterator[SectionBlocks]:
     """Yield the blocks of each section. A section's data follow those of the section before in the same encoded array."""
     used = dict.fromkeys(("codes", "scales", "values", "halves", "mask"), 0)
@@ -318,7 +318,7 @@ _Runs = tuple[int, int, int, int, int] | Integers
 """One run, or several as int64 [runs, 5], with the columns of a block."""
 
 
-class _Cutter:
+class _RunConverter:
     """Converter of tensors into runs, which have the columns of a block and any length. Collects scattered positions."""
 
     def __init__(self, layout: Layout, regions: Mapping[str, Region]) -> None:

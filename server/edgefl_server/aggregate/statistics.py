@@ -32,7 +32,7 @@ from edgefl.wire.regions import Entries, Region, local_shape, spans
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.decode import decode, read, split, widen
 from edgefl.wire.update.form import Codes, FloatValues, Form, Section, Sparse
-from edgefl_server.aggregate.robust import MeanRule, combine
+from edgefl_server.aggregate.robust import RobustRule, combine
 
 # The entries of a few tensors out of an update, read at once: where they lie is worked out once for a tier's form.
 #
@@ -267,7 +267,7 @@ class StatisticsBounds:
         if not rows:
             return {}
         values = np.stack(rows)
-        found, held = combine(values, ~np.isnan(values), MeanRule("median"))
+        found, held = combine(values, ~np.isnan(values), RobustRule("median"))
         new, start = {}, 0
         for name in self.base:
             part, before = slice(start, start + old[name].size), old[name].reshape(-1)

@@ -47,19 +47,19 @@ def perform(actions: Actions, backend: RoundBackend) -> None:
     """
     for action in actions:
         match action:
-            case states.Open(round=opened):
+            case states.StartRound(round=opened):
                 backend.open_round(opened)
             case states.SendTask(assignment=assignment):
                 backend.send_task(assignment)
-            case states.Reassign(over=over, tasks=tasks):
+            case states.ReassignTasks(over=over, tasks=tasks):
                 backend.reassign(over, tasks)
-            case states.Close(round=ended):
+            case states.CloseRound(round=ended):
                 backend.close_round(ended)
-            case states.Abandon(round=ended, text=text, restart=restart):
+            case states.AbandonRound(round=ended, text=text, restart=restart):
                 backend.abandon_round(ended, text, restart=restart)
             case states.Warn(text=text):
                 backend.warn(text)
-            case states.Refuse():
+            case states.RefuseRun():
                 backend.refuse(action.error)
-            case states.Finish():
+            case states.FinishRun():
                 backend.finish()

@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from edgefl_server.coordinator import attendance, claims, roster, selection
 from edgefl_server.coordinator.fleet import Assignment, Assignments
-from edgefl_server.coordinator.states import Actions, Open, OpenRound, Reassign, Rules, State
+from edgefl_server.coordinator.states import Actions, OpenRound, ReassignTasks, Rules, StartRound, State
 
 
 def open_round(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
@@ -55,15 +55,15 @@ def open_round(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
         opened, weight_cap=claims.weight_cap(rules, opened), deadline=_next_end(rules, opened, now)
     )
     after = replace(state, phase="open", round=opened, carried=Assignments({}), versions={})
-    over = (Reassign(tuple(stale), ()),) if stale else ()
-    return after, (*over, Open(opened))
+    over = (ReassignTasks(tuple(stale), ()),) if stale else ()
+    return after, (*over, StartRound(opened))
 
 
 def continue_round(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
     """End expired tasks of an asynchronous round, and draw new tasks for free places.
 
     Returns:
-        The new state, and a Reassign action, or no action if no task changed.
+        The new state, and a ReassignTasks action, or no action if no task changed.
     """
     over = tuple(_find_expired(rules, state, current, now))
     tasks = current.assignments
@@ -74,7 +74,7 @@ def continue_round(rules: Rules, state: State, current: OpenRound, now: float) -
         return state, ()
     after = replace(current, assignments=tasks.with_tasks(new), drawn=current.drawn + len(new))
     after = replace(after, deadline=_next_end(rules, after, now))
-    return replace(state, round=after), (Reassign(over, new),) if over or new else ()
+    return replace(state, round=after), (ReassignTasks(over, new),) if over or new else ()
 
 
 def wake_at(rules: Rules, state: State, current: OpenRound) -> float:

@@ -124,13 +124,13 @@ def _hello(
     if (
         state.phase != "open"
         or state.round is None
-        or any(isinstance(action, states.Open) for action in actions)
+        or any(isinstance(action, states.StartRound) for action in actions)
     ):
         return state, actions  # opening a round sends every task
     assignment = state.round.assignments.get(event.device)
     if assignment is None or assignment.status != "open" or event.again:
         return state, actions
-    if any(isinstance(action, states.Reassign) and assignment in action.tasks for action in actions):
+    if any(isinstance(action, states.ReassignTasks) and assignment in action.tasks for action in actions):
         return state, actions  # a new task is sent anyway
     return state, (*actions, states.SendTask(assignment))
 
@@ -202,7 +202,9 @@ def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> 
         if accepted < current.goal:
             lacking = attendance.find_lacking(rules, state, current, now)
             return _end_incomplete(rules, state, current, lacking, now) if lacking else (state, ())
-        return replace(record_participation(state, current, now), phase="closing"), (states.Close(current),)
+        return replace(record_participation(state, current, now), phase="closing"), (
+            states.CloseRound(current),
+        )
     given_up = attendance.given_up_at(rules, state, current)
     until = current.deadline if given_up is None else min(given_up, current.deadline)
     if accepted < current.goal and now < until and current.count("open"):
@@ -213,7 +215,7 @@ def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> 
     )
     left_out = _warn_suspended(before, state)
     if accepted >= max(1, rules.min_reports):
-        closing = (*_warn_incomplete(rules, state, current, now), states.Close(current))
+        closing = (*_warn_incomplete(rules, state, current, now), states.CloseRound(current))
         return replace(state, phase="closing"), (*left_out, *closing)
     after, actions = _end_with_too_few(rules, state, current, now)
     return after, (*left_out, *actions)
@@ -231,7 +233,7 @@ def _end_with_too_few(rules: Rules, state: State, current: OpenRound, now: float
         after = replace(
             _between_rounds(state, current, now), refused=refused, declined=round_texts.all_declined(current)
         )
-        return after, (states.Abandon(current, text),)
+        return after, (states.AbandonRound(current, text),)
     return _refuse_run(state, current, text, round_texts.DIVERGED_RUN, now)
 
 
@@ -245,7 +247,7 @@ def _maybe_finish(rules: Rules, state: State, current: OpenRound, now: float) ->
             )
         return buffered.continue_round(rules, state, current, now)
     after = record_participation(suspension.count_strikes(rules, state, current, now), current, now)
-    return replace(after, phase="closing"), (*_warn_suspended(state, after), states.Close(current))
+    return replace(after, phase="closing"), (*_warn_suspended(state, after), states.CloseRound(current))
 
 
 def _warn_suspended(before: State, after: State) -> Actions:
@@ -289,7 +291,7 @@ def _end_incomplete(
             return _refuse_run(state, current, text, _OF_NO_USE, now)
         again = f"{text}; the exchange is tried again as soon as all of them are there"
         return replace(_between_rounds(state, current, now), refused=refused), (
-            states.Abandon(current, again),
+            states.AbandonRound(current, again),
         )
     if _may_begin_again(rules, current):
         return _begin_again(state, current, lost, now)
@@ -314,7 +316,7 @@ def _begin_again(
         "model, with its opening exchange and whatever devices are there"
     )
     after = replace(_between_rounds(state, current, now), position=0, members=())
-    return after, (states.Abandon(current, text, restart=True), states.Warn(text))
+    return after, (states.AbandonRound(current, text, restart=True), states.Warn(text))
 
 
 def _refuse_run(
@@ -322,8 +324,8 @@ def _refuse_run(
 ) -> tuple[State, Actions]:
     ended = replace(_between_rounds(state, current, now), phase="done")
     return ended, (
-        states.Abandon(current, text),
-        states.Refuse(f"{text}; {remedy}", round_texts.all_diverged(current)),
+        states.AbandonRound(current, text),
+        states.RefuseRun(f"{text}; {remedy}", round_texts.all_diverged(current)),
     )
 
 
@@ -342,7 +344,7 @@ def _fail_round(
     """
     after = replace(_between_rounds(state, current, now), refused=0 if ready.undone else state.refused + 1)
     if after.refused == MOST_REFUSED:
-        return replace(after, phase="done"), (states.Refuse(f"{ready.failed}; {_NO_MODEL}"),)
+        return replace(after, phase="done"), (states.RefuseRun(f"{ready.failed}; {_NO_MODEL}"),)
     return _settle(rules, after, now)
 
 
@@ -369,7 +371,7 @@ def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]
             return done, (
                 round_texts.refuse_untrained(rules, diverged=state.refused > 0, declined=state.declined),
             )
-        return done, (states.Finish(),)
+        return done, (states.FinishRun(),)
     if state.held:
         return state, ()
     there = attendance.presence(rules, state, now)
@@ -385,7 +387,7 @@ def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]
         )
     opened = _new_round(rules, state, names, now)
     members = tuple(names) if rules.all_needed else ()
-    return replace(state, phase="open", round=opened, members=members), (states.Open(opened),)
+    return replace(state, phase="open", round=opened, members=members), (states.StartRound(opened),)
 
 
 def _new_round(rules: Rules, state: State, names: list[str], now: float) -> OpenRound:

@@ -13,7 +13,7 @@ from edgefl.wire.mqtt.reasons import TEXTS
 from edgefl_server.coordinator import attendance
 from edgefl_server.coordinator.fleet import Assignments
 from edgefl_server.coordinator.record import record_round, turnout_of
-from edgefl_server.coordinator.states import OpenRound, Refuse, Rules, State
+from edgefl_server.coordinator.states import OpenRound, RefuseRun, Rules, State
 
 # What a round that takes no more updates leaves in the record of its devices. Pure functions over the coordinator's
 # state.
@@ -87,7 +87,7 @@ def all_declined(current: OpenRound) -> dict[str, str]:
     return {each.device: each.reason for each in current.with_status("declined")}
 
 
-def refuse_untrained(rules: Rules, *, diverged: bool, declined: Mapping[str, str]) -> Refuse:
+def refuse_untrained(rules: Rules, *, diverged: bool, declined: Mapping[str, str]) -> RefuseRun:
     """Return the action that ends a run in which no round trained the model; its text names the cause and the remedy.
 
     Args:
@@ -96,18 +96,18 @@ def refuse_untrained(rules: Rules, *, diverged: bool, declined: Mapping[str, str
         declined: Reason codes of the devices that declined the last round, by device.
     """
     if diverged:
-        return Refuse(f"none of {rules.rounds} rounds has trained the model: {DIVERGED_RUN}", diverged)
+        return RefuseRun(f"none of {rules.rounds} rounds has trained the model: {DIVERGED_RUN}", diverged)
     if declined:
         reasons = {code: TEXTS.get(code, "") for code in dict.fromkeys(declined.values())}
         meant = "; ".join(f"{code}: {text}" for code, text in reasons.items() if text)
         repair = _REPAIR if WRONG_DATA in reasons else ""
-        return Refuse(
+        return RefuseRun(
             f"none of {rules.rounds} rounds has trained the model: no device sent an update. The last round was declined "
             f"by {attendance.format_devices(declined)}; {meant + '; ' if meant else ''}{repair}then start over in another "
             "`out`"
         )
     begins = f"the first {rules.opening} of them only begin the method; " if rules.opening else ""
-    return Refuse(
+    return RefuseRun(
         f"all {rules.rounds} rounds are over, tries that were abandoned included, and none has trained the model: {begins}"
         "start over in another `out` with more rounds, or with what the abandoned ones lacked"
     )
@@ -124,11 +124,11 @@ def left_out(benched: Mapping[str, int]) -> str:
     )
 
 
-def lost(state: State, gone: dict[str, str]) -> Refuse:
+def lost(state: State, gone: dict[str, str]) -> RefuseRun:
     """Return the action that ends a run because members are missing for longer than the grace. ``gone``: reason by
     device.
     """
-    return Refuse(
+    return RefuseRun(
         f"round {state.next_round} cannot open: the algorithm needs all {len(state.members)} devices in every round, and "
         f"lacks {attendance.format_devices(gone)}; {COME_BACK}"
     )

@@ -363,7 +363,7 @@ Event = (
 # -- actions ---------------------------------------------------------------------------------------------------
 
 
-class Open(msgspec.Struct, frozen=True):
+class StartRound(msgspec.Struct, frozen=True):
     """Action: journal the round, publish its weights, announce it and send its tasks."""
 
     round: OpenRound
@@ -375,20 +375,20 @@ class SendTask(msgspec.Struct, frozen=True):
     assignment: Assignment
 
 
-class Reassign(msgspec.Struct, frozen=True):
+class ReassignTasks(msgspec.Struct, frozen=True):
     """Action: journal the end of the tasks ``over``, whose updates are refused from now on, and send the new ``tasks``."""
 
     over: tuple[Assignment, ...]
     tasks: tuple[Assignment, ...]
 
 
-class Close(msgspec.Struct, frozen=True):
+class CloseRound(msgspec.Struct, frozen=True):
     """Action: compute the new model from the accepted updates, then report ModelReady."""
 
     round: OpenRound
 
 
-class Abandon(msgspec.Struct, frozen=True):
+class AbandonRound(msgspec.Struct, frozen=True):
     """Action: end the round without a new model. ``restart``: the algorithm begins again with the next round."""
 
     round: OpenRound
@@ -402,7 +402,7 @@ class Warn(msgspec.Struct, frozen=True):
     text: str
 
 
-class Refuse(msgspec.Struct, frozen=True):
+class RefuseRun(msgspec.Struct, frozen=True):
     """Action: end the run early. ``diverged``: no update of the last round was finite."""
 
     text: str
@@ -414,9 +414,9 @@ class Refuse(msgspec.Struct, frozen=True):
         return (DivergedError if self.diverged else ParticipationError)(self.text)
 
 
-class Finish(msgspec.Struct, frozen=True):
+class FinishRun(msgspec.Struct, frozen=True):
     """Action: end the run after its last round."""
 
 
-Action = Open | SendTask | Reassign | Close | Abandon | Warn | Refuse | Finish
+Action = StartRound | SendTask | ReassignTasks | CloseRound | AbandonRound | Warn | RefuseRun | FinishRun
 Actions = tuple[Action, ...]

@@ -41,7 +41,7 @@ from edgefl.wire.mqtt.reasons import reason_text
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl.wire.text import printable
-from edgefl_server.profiling.reports import DeviceReport, FleetReport, Offered, ProfileRow, tier_for
+from edgefl_server.profiling.reports import DeviceProfileState, DeviceReport, FleetReport, Offered, tier_for
 
 _POLL_S = 0.2
 _FAREWELL_S = 5.0
@@ -105,7 +105,7 @@ class FleetProfiler:
         # An asker begins anew each time, and lives by the clock.
         self._seal = MessageSigner(signer.keys, MessageCounter()).seal if signer else unsigned
         self._keys: dict[str, bytes] = {}
-        self._rows: dict[str, ProfileRow] = {}
+        self._rows: dict[str, DeviceProfileState] = {}
         self._blobs: dict[str, tuple[BlobRef, bytes]] = {}
         self._refs: dict[str, dict[str, BlobRef]] = {
             tier: {kind: self._add(bundle.encoded) for kind, bundle in bundles.items()}
@@ -218,7 +218,7 @@ class FleetProfiler:
         settled = now - self._up_since > self._options.settle_s
         return settled and all(self._is_settled(name, row, now) for name, row in self._rows.items())
 
-    def _is_settled(self, name: str, row: ProfileRow, now: float) -> bool:
+    def _is_settled(self, name: str, row: DeviceProfileState, now: float) -> bool:
         """Return True if no more messages are expected from a device.
 
         A device that the options name may still come online, so it is not settled while offline.
@@ -259,10 +259,10 @@ class FleetProfiler:
             raise IdentityError("wrong-key", f"two keys speak for {device}", device=device)
         return opened.message
 
-    def _row(self, device: str) -> ProfileRow:
-        return self._rows.setdefault(device, ProfileRow(DeviceReport(device=device)))
+    def _row(self, device: str) -> DeviceProfileState:
+        return self._rows.setdefault(device, DeviceProfileState(DeviceReport(device=device)))
 
-    def _status(self, row: ProfileRow, online: bool) -> None:
+    def _status(self, row: DeviceProfileState, online: bool) -> None:
         if row.online and not online:
             row.offline_since = self._clock()
         if online and not row.online:
@@ -282,7 +282,7 @@ class FleetProfiler:
         if row.asked_first is None and not row.final:
             self._choose(device, row, hello)
 
-    def _choose(self, device: str, row: ProfileRow, hello: Hello) -> None:
+    def _choose(self, device: str, row: DeviceProfileState, hello: Hello) -> None:
         tier = tier_for(self._options.offered, device, hello)
         if tier:
             row.update(tier=tier)
@@ -293,7 +293,7 @@ class FleetProfiler:
             state="skipped", reason="no-tier", text=f"{request}, offered are {offered}: name one by `tier`"
         )
 
-    def _answer(self, row: ProfileRow, answer: ProfileAnswer) -> None:
+    def _answer(self, row: DeviceProfileState, answer: ProfileAnswer) -> None:
         if answer.nonce != self._nonce or row.final:
             return
         row.has_answered = row.online = True
@@ -308,7 +308,7 @@ class FleetProfiler:
         else:
             self._store_profile(row, answer.profile)
 
-    def _store_profile(self, row: ProfileRow, data: bytes) -> None:
+    def _store_profile(self, row: DeviceProfileState, data: bytes) -> None:
         """Store a profile. If it is malformed, or of a bundle that was not requested, store the device as declined."""
         try:
             profile = profiles.decode(data)
@@ -334,7 +334,7 @@ class FleetProfiler:
 
     # -- asking, and leaving ---------------------------------------------------------------------------------
 
-    def _ask_if_due(self, device: str, row: ProfileRow) -> None:
+    def _ask_if_due(self, device: str, row: DeviceProfileState) -> None:
         now, ready = self._clock(), row.has_hello and row.online and self._session.connected
         if not ready or row.final or not row.report.tier:
             return

@@ -58,7 +58,7 @@ class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass
-class ProfileRow:
+class DeviceProfileState:
     """State of one device while it is profiled. Times are on the profiler's clock."""
 
     report: DeviceReport

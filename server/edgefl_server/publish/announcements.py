@@ -11,9 +11,9 @@ import msgspec
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import encode_manifest
-from edgefl.wire.bundle.readers import TextReader
+from edgefl.wire.bundle.readers import TextSpec
 from edgefl.wire.mqtt.envelope import Seal, unsigned
-from edgefl.wire.mqtt.messages import ELSEWHERE, VERSION, Live, Offer, Round, Task
+from edgefl.wire.mqtt.messages import ELSEWHERE, VERSION, LiveRound, Offer, Round, Task
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import NO_SHARD, Topics
 from edgefl.wire.tensors import Arrays
@@ -140,9 +140,9 @@ class Announcements:
         older = [ref for number in (current.older if current else ()) for ref in _refs(self._units[number])]
         self.publisher.keep_only(self._bundles | {ref.sha256 for ref in (*self.published, *older)})
 
-    def _live(self, current: OpenRound | None) -> dict[int, Live]:
+    def _live(self, current: OpenRound | None) -> dict[int, LiveRound]:
         return {
-            number: Live(
+            number: LiveRound(
                 model_version=version.model_version,
                 units=self._units[number],
                 hyper=self._spec.hyper_at(number, version.position),
@@ -207,7 +207,7 @@ def offer_bundle(publisher: Publisher, bundle: BundleArchive) -> BlobRef:
         for graph in bundle.manifest.graphs
     )
     data = bundle.manifest.data
-    if isinstance(data.reader, TextReader) and (ref := data.reader.tokenizer):
+    if isinstance(data.reader, TextSpec) and (ref := data.reader.tokenizer):
         sent = publisher.offer(bundle.blobs[ref.sha256], ref.chunk)
         data = msgspec.structs.replace(data, reader=msgspec.structs.replace(data.reader, tokenizer=sent))
     for variant in (each for graph in graphs for each in graph.variants):

@@ -90,7 +90,7 @@ class Ready(msgspec.Struct, frozen=True):
     round: int
 
 
-class Progressed(msgspec.Struct, frozen=True):
+class UpdatesHandled(msgspec.Struct, frozen=True):
     """Message: results of received updates. ``replies`` are for devices, ``answers`` for the coordinator, ``events`` for
     people.
 
@@ -131,7 +131,7 @@ class RefusedCounts(msgspec.Struct, frozen=True):
     counts: Mapping[str, int]
 
 
-WorkerMessage = Ready | Progressed | Summed | KeyRequest | StorageFailed | RefusedCounts | Died
+WorkerMessage = Ready | UpdatesHandled | Summed | KeyRequest | StorageFailed | RefusedCounts | Died
 
 
 class FromWorker(msgspec.Struct, frozen=True):

@@ -330,7 +330,7 @@ class WorkerPool:
                 tasks = current.with_status("open") if current is not None and is_current else ()
                 own = tuple(task for task in tasks if self._slot_of(task.device) is slot)
                 return HandlerResult(events=self._end_outage(), tasks=own)
-            case messages.Progressed() as progressed:
+            case messages.UpdatesHandled() as progressed:
                 for event in progressed.events:
                     self._reporter.emit(event)
                 is_current = state.round is not None and state.round.number == progressed.round

@@ -381,7 +381,7 @@ class AggregationWorker:
         events, number = tuple(self._events), self._aggregation.number if self._aggregation else 0
         self._events.clear()
         if replies or answers or events:
-            self._sink.put(messages.Progressed(number, replies, answers, events))
+            self._sink.put(messages.UpdatesHandled(number, replies, answers, events))
 
     def _object(self, device: str, reason: str, text: str) -> None:
         if self._rate_limiter.allow("unverified", device, is_known=device in self._ring.keys):

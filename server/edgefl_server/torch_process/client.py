@@ -70,7 +70,7 @@ class RunResolver:
 
 
 def _judge(process: TorchProcess, weights: Arrays) -> Mapping[str, float]:
-    metrics: Mapping[str, float] = process.call(messages.JudgeRequest(weights), beside=True)
+    metrics: Mapping[str, float] = process.call(messages.EvaluateRequest(weights), beside=True)
     return metrics
 
 
@@ -113,7 +113,7 @@ class _RemoteSchedule:
         if position - first >= len(self.pages.get(first, ())):
             stop = max(position + 1, min(first + messages.PAGE, rounds))
             self.pages[first] = self.process.call(
-                messages.AnnounceRequest(self.exchange, first, stop, rounds)
+                messages.ScheduleRequest(self.exchange, first, stop, rounds)
             )
         scalars: Scalars = self.pages[first][position - first]
         return scalars
@@ -136,7 +136,9 @@ class _RemoteOptimizer(ServerOpt):
 
     def moved(self, before: Mapping[str, Array], mean: Mapping[str, Array], hyper: Scalars) -> Arrays:
         try:
-            return self._request(messages.MoveRequest(self.exchange, dict(before), dict(mean), dict(hyper)))
+            return self._request(
+                messages.OptimizeRequest(self.exchange, dict(before), dict(mean), dict(hyper))
+            )
         except TorchProcessError as error:  # only this round fails
             raise StepError(f"the server's step {self.name!r} could not be taken: {error.message}") from error
 
@@ -291,11 +293,7 @@ class TorchProcess:
                 process.composed = True
 
     def _exchange(
-        self,
-        process: Process,
-        request: WorkRequest,
-        number: int,
-        resolver: RunResolver | None = None,
+        self, process: Process, request: WorkRequest, number: int, resolver: RunResolver | None = None
     ) -> Any:
         connection = process.connections[number]
         try:

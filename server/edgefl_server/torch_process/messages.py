@@ -52,7 +52,7 @@ class PlaceRequest(msgspec.Struct, frozen=True):
     number: int
 
 
-class MoveRequest(msgspec.Struct, frozen=True):
+class OptimizeRequest(msgspec.Struct, frozen=True):
     """Request for a step of the server's optimizer of an exchange (:meth:`edgefl.contract.server.ServerOpt.moved`)."""
 
     exchange: int
@@ -68,7 +68,7 @@ class UnfoldRequest(msgspec.Struct, frozen=True):
     update: Arrays
 
 
-class AnnounceRequest(msgspec.Struct, frozen=True):
+class ScheduleRequest(msgspec.Struct, frozen=True):
     """Request for the scalars of an exchange at the positions ``first`` to ``stop`` - 1 of ``rounds``."""
 
     exchange: int
@@ -77,7 +77,7 @@ class AnnounceRequest(msgspec.Struct, frozen=True):
     rounds: int
 
 
-class JudgeRequest(msgspec.Struct, frozen=True):
+class EvaluateRequest(msgspec.Struct, frozen=True):
     """Request to evaluate a model; the answer has metrics by name."""
 
     weights: Arrays
@@ -87,10 +87,10 @@ WorkRequest = (
     ComposeRequest
     | RecomposeRequest
     | PlaceRequest
-    | MoveRequest
+    | OptimizeRequest
     | UnfoldRequest
-    | AnnounceRequest
-    | JudgeRequest
+    | ScheduleRequest
+    | EvaluateRequest
 )
 
 

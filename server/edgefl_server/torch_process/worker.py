@@ -53,13 +53,13 @@ class ModelWorker:
                     name: tier.place for name, tier in tiers if not isinstance(tier.place, FixedPlacement)
                 }
                 value = {name: place(weights, number) for name, place in moving.items()}
-            case messages.MoveRequest(exchange, before, mean, hyper):
+            case messages.OptimizeRequest(exchange, before, mean, hyper):
                 value = self._run.exchanges[exchange].server.moved(before, mean, hyper)
             case messages.UnfoldRequest(exchange, update):
                 value = self._run.exchanges[exchange].server.unfolded(update)
-            case messages.AnnounceRequest(exchange, first, stop, rounds):
+            case messages.ScheduleRequest(exchange, first, stop, rounds):
                 value = _values(self._run.exchanges[exchange].schedule, first, stop, rounds)
-            case messages.JudgeRequest(weights):
+            case messages.EvaluateRequest(weights):
                 assert self._run.evaluate is not None  # a run without evaluation has no such request
                 value = dict(self._run.evaluate(weights))
         return value, {}

@@ -13,19 +13,19 @@ import pytest
 from edgefl.errors import DataError
 from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import Graph, Input
-from edgefl.wire.bundle.readers import Reader, SeriesReader, SoundReader, TableReader, TextReader
+from edgefl.wire.bundle.readers import Reader, SeriesSpec, SoundSpec, TableSpec, TextSpec
 from tests.agents.cpp.offline import Place, assert_same, random_weights
 from tests.device_runtime import tiny
 from tests.device_runtime.data.files import sound, written
 
-TABLE = TableReader(
+TABLE = TableSpec(
     columns=("age", "height", "north"),
     label="buys",
     mean=(41.5, 0.1, 0.0),
     deviation=(3.0, 0.7, 1.0),
     others={"place": ("north", "east", "age")},
 )
-SOUND = SoundReader(rate=8000, length=tiny.WIDTH, features="features")
+SOUND = SoundSpec(rate=8000, length=tiny.WIDTH, features="features")
 NAMES = ("no", "café")
 CSV = '''\ufeffsep=,
  height,age, north ,east,note,buys
@@ -130,7 +130,7 @@ REFUSED: list[str | bytes] = [
 
 
 def test_what_is_wrong_with_a_table_is_said_in_the_same_words(tmp_path: Path) -> None:
-    plain = TableReader(columns=("x", "age", "height"), label="buys")
+    plain = TableSpec(columns=("x", "age", "height"), label="buys")
     place = place_of(tmp_path, bundle_of(plain), tmp_path / "d.csv")
     for content in REFUSED:
         written(place.data, content)
@@ -194,9 +194,9 @@ def test_damaged_sounds_are_refused_or_read_by_both_agents(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("reader", "words"),
     [
-        (TextReader(), "the federation reads texts, which the C++ agent does not"),
+        (TextSpec(), "the federation reads texts, which the C++ agent does not"),
         (
-            SeriesReader(columns=("age",), window=1, step=1),
+            SeriesSpec(columns=("age",), window=1, step=1),
             "the federation reads windows of sensor series, which",
         ),
     ],

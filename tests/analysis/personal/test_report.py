@@ -12,7 +12,7 @@ from torch import nn
 
 from edgefl.algorithms.personal.personalize import personalize
 from edgefl.algorithms.quantized.binary import binarize
-from edgefl.analysis.heterogeneity.losses import Losses, Shard, batches
+from edgefl.analysis.heterogeneity.losses import FlatLoss, Shard, batches
 from edgefl.analysis.personal.evaluate import User
 from edgefl.analysis.personal.finished import FinishedRun
 from edgefl.analysis.personal.report import (
@@ -358,7 +358,7 @@ def test_the_run_is_deployed_and_its_users_are_compared(folder: Path) -> None:
 def test_gradients_of_a_user_are_those_of_the_module_with_its_mask() -> None:
     module, given = reader(), batch(8)
     spec = split(module, sample=TEXT, classes=CLASSES)
-    losses = Losses(objective_of(spec), spec.weights)
+    losses = FlatLoss(objective_of(spec), spec.weights)
     parts = batches(Shard(given["x"], given["y"], {"attention_mask": given["attention_mask"]}), 0)
 
     found = losses.mean(lambda part: losses.gradient(losses.start, part), parts)

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from edgefl.algorithms.submodels.frozen_forward import chunk_forward
-from edgefl.analysis.personal.evaluate import Adapter
+from edgefl.analysis.personal.evaluate import AdaptableModel
 from edgefl.api.model import sample_spec
 from edgefl.contract.algorithm import Algorithm
 from edgefl.models.spec import ModelSpec
@@ -40,12 +40,12 @@ class Tier:
     blobs: dict[str, bytes]
 
     @property
-    def adapter(self) -> Adapter:
+    def adapter(self) -> AdaptableModel:
         """The same model in torch."""
         weights = {name: tensor.numpy() for name, tensor in self.spec.weights.items()}
         payload = self.submodel.place(weights, 1).payload or weights
         held = as_tensors(payload)
-        return Adapter(self.algorithm, held, [part.forward for part in self.prefix])
+        return AdaptableModel(self.algorithm, held, [part.forward for part in self.prefix])
 
     def get(self, ref: BlobRef) -> bytes:
         return self.blobs[ref.sha256]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.algorithms.personal.personalize import personalize
-from edgefl.analysis.personal.evaluate import Adapter, User, evaluate_user
+from edgefl.analysis.personal.evaluate import AdaptableModel, User, evaluate_user
 from edgefl.analysis.personal.report import EvaluationSetting, PersonalReport, summarize
 from edgefl.contract.algorithm import Algorithm
 from edgefl.models.spec import ModelSpec
@@ -42,7 +42,7 @@ def evaluate_users(
 ) -> PersonalReport:
     """Evaluate the users by a setting of these options."""
     setting = EvaluationSetting(**options)
-    adapter = Adapter(algorithm, weights)
+    adapter = AdaptableModel(algorithm, weights)
     return summarize(setting, [evaluate_user(adapter, user, setting) for user in users])
 
 

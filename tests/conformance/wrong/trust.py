@@ -13,7 +13,7 @@ from edgefl.wire.mqtt.envelope import Envelope, MessageSigner
 from edgefl.wire.mqtt.messages import AnyMessage, Hello, Message, decode, encode
 from edgefl_device.link import identity
 from edgefl_device.link.identity import ServerTrust
-from edgefl_device.round.control import RoundControl, Step
+from edgefl_device.round.control import RoundControl, StepProgress
 from edgefl_device.store.database import Store
 
 
@@ -90,7 +90,7 @@ def hears_bare_messages_slowly() -> None:
     original_report = RoundControl.report
     hears_bare_messages()
 
-    def slowly(self: RoundControl, step: Step) -> None:
+    def slowly(self: RoundControl, step: StepProgress) -> None:
         time.sleep(slow_s if step.stage == "train" else 0.0)
         original_report(self, step)
 

@@ -12,7 +12,7 @@ from edgefl.data.text.vocabulary import words
 from edgefl.errors import ConfigError
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle.archive import BundleArchive
-from edgefl.wire.bundle.readers import Reader, TableReader, TextReader
+from edgefl.wire.bundle.readers import Reader, TableSpec, TextSpec
 from edgefl.wire.mqtt.messages import Offer, Round
 from edgefl.wire.tensors import Array
 from edgefl_device.data.samples import LocalData
@@ -243,7 +243,7 @@ def test_left_out_rows_are_told_each_round(server: ScriptedServer, start: StartA
     ]
     own = written(tmp_path / "own.csv", "a,b,c,mood\n" + "".join(lines) + "1,2,?,calm\n")
     agent = start(data=own, bad_rows="skip")
-    server.open(world(TableReader(columns=("a", "b", "c"), label="mood")))
+    server.open(world(TableSpec(columns=("a", "b", "c"), label="mood")))
 
     found = weights_of(server.update())
     for name, array in expected(local.x, local.y).items():
@@ -255,9 +255,9 @@ def test_texts_use_the_blob_tokenizer(server: ScriptedServer, start: StartAgent,
     known = words(["a loud bang", "the calm sea", "a calm evening"], 20)
     texts = ["the sea", "a loud BANG", "a calm evening", "unheard sea", "bang"] * 2
     labels = [0, 1, 0, 0, 1] * 2
-    made = world(TextReader())
+    made = world(TextSpec())
     ref = made.add(known.tokenizer)
-    reader = TextReader(tokenizer=ref)
+    reader = TextSpec(tokenizer=ref)
     lines = [f"{NAMES[label]}\t{text}\n" for label, text in zip(labels, texts, strict=True)]
     start(data=written(tmp_path / "own.tsv", "".join(lines)))
     server.open(world(reader, known.tokenizer))
@@ -270,7 +270,7 @@ def test_texts_use_the_blob_tokenizer(server: ScriptedServer, start: StartAgent,
 
 def test_an_unknown_class_is_named_locally(server: ScriptedServer, start: StartAgent, tmp_path: Path) -> None:
     agent = start(data=written(tmp_path / "own.csv", "a,b,c,mood\n1,2,3,angry\n"))
-    server.open(world(TableReader(columns=("a", "b", "c"), label="mood")))
+    server.open(world(TableSpec(columns=("a", "b", "c"), label="mood")))
 
     error = agent.event("data").text
     assert "own.csv, line 2: no class is called 'angry'; the federation's are calm, loud" in error

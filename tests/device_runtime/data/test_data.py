@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from edgefl.errors import DataError
 from edgefl.wire.array_files import read_idx
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.bundle.readers import SeriesReader, SoundReader, TableReader, TextReader
+from edgefl.wire.bundle.readers import SeriesSpec, SoundSpec, TableSpec, TextSpec
 from edgefl.wire.tensors import Array
 from edgefl_device.data.samples import LocalData, LocalSource
 from edgefl_device.data.sources import load as load_any
@@ -145,7 +145,7 @@ def test_what_is_not_read_is_told(tmp_path: Path) -> None:
 def test_one_stray_array_does_not_hide_the_files_that_the_bundle_reads(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("a,y\n1,0\n2,1\n")
     np.save(tmp_path / "stray.npy", X)
-    spec = DataSpec(shape=(1,), dtype="float32", classes=2, reader=TableReader(columns=("a",), label="y"))
+    spec = DataSpec(shape=(1,), dtype="float32", classes=2, reader=TableSpec(columns=("a",), label="y"))
 
     found = load_any(tmp_path).fitted(spec)
 
@@ -285,10 +285,10 @@ PIXELS = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
 SPECS = {
     "png": DataSpec(shape=(3, 4, 4), dtype="float32", classes=1),
     "jpg": DataSpec(shape=(1, 2, 4), dtype="float32", classes=1),
-    "wav": DataSpec(shape=(8,), dtype="float32", classes=1, reader=SoundReader(rate=8000, length=8)),
-    "txt": DataSpec(shape=(4,), dtype="int64", classes=1, below=256, reader=TextReader()),
+    "wav": DataSpec(shape=(8,), dtype="float32", classes=1, reader=SoundSpec(rate=8000, length=8)),
+    "txt": DataSpec(shape=(4,), dtype="int64", classes=1, below=256, reader=TextSpec()),
     "csv": DataSpec(
-        shape=(1, 2), dtype="float32", classes=1, reader=SeriesReader(columns=("a",), window=2, step=1)
+        shape=(1, 2), dtype="float32", classes=1, reader=SeriesSpec(columns=("a",), window=2, step=1)
     ),
     "npy": DataSpec(shape=(4, 3), dtype="float32", classes=1),
 }

@@ -13,13 +13,13 @@ import pytest
 from edgefl.errors import ConfigError, DataError
 from edgefl.wire import images
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl.wire.bundle.readers import ImageReader, SoundReader
+from edgefl.wire.bundle.readers import ImageSpec, SoundSpec
 from edgefl_device.data.samples import DecodedRows
 from edgefl_device.data.sources import load
 from tests.device_runtime.data.files import every, fitted, image, pillow, sound, written
 
 RGB = DataSpec(
-    shape=(3, 4, 6), dtype="float32", classes=2, scale=1 / 255, names=("cat", "dog"), reader=ImageReader()
+    shape=(3, 4, 6), dtype="float32", classes=2, scale=1 / 255, names=("cat", "dog"), reader=ImageSpec()
 )
 GREY = DataSpec(shape=(1, 4, 6), dtype="float32", classes=2, scale=1 / 255, names=("cat", "dog"))
 PIXELS = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3) * 3
@@ -81,7 +81,7 @@ def test_a_photograph_is_turned_as_the_camera_noted(tmp_path: Path) -> None:
 
 def test_white_is_the_number_that_the_federation_says(tmp_path: Path) -> None:
     image(tmp_path / "cat" / "a.png", np.array([[0, 128, 255]], np.uint8))
-    spec = DataSpec(shape=(1, 1, 3), dtype="float32", classes=1, names=("cat",), reader=ImageReader(white=16))
+    spec = DataSpec(shape=(1, 1, 3), dtype="float32", classes=1, names=("cat",), reader=ImageSpec(white=16))
 
     np.testing.assert_array_equal(every(fitted(tmp_path, spec)).reshape(-1), [0, 8, 16])
 
@@ -186,7 +186,7 @@ def test_without_pillow_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.M
 
 
 SOUND = DataSpec(
-    shape=(1, 6), dtype="float32", classes=2, names=("off", "on"), reader=SoundReader(rate=8000, length=6)
+    shape=(1, 6), dtype="float32", classes=2, names=("off", "on"), reader=SoundSpec(rate=8000, length=6)
 )
 WAVE = np.array([0, 16384, -32768, 32767, 1, -1, 5, 5], np.int16)
 

@@ -13,7 +13,7 @@ import pytest
 from edgefl.data.text.vocabulary import words
 from edgefl.errors import DataError
 from edgefl.wire.bundle.manifest import DataSpec, Input
-from edgefl.wire.bundle.readers import SeriesReader, TableReader, TextReader
+from edgefl.wire.bundle.readers import SeriesSpec, TableSpec, TextSpec
 from edgefl.wire.tensors import Array
 from edgefl_device.data import problems, spool, tables, texts
 from edgefl_device.data.samples import LabelSpec
@@ -21,7 +21,7 @@ from edgefl_device.data.spool import Spool
 from tests.device_runtime.data.files import every, fitted, written
 from tests.device_runtime.data.test_texts import tokenized
 
-RUNNING = DataSpec(shape=(5,), dtype="int64", classes=256, below=256, reader=TextReader())
+RUNNING = DataSpec(shape=(5,), dtype="int64", classes=256, below=256, reader=TextSpec())
 NEXT = LabelSpec((5,))
 
 
@@ -135,7 +135,7 @@ def test_a_text_whose_end_is_bad_is_left_out_whole(
     written(folder / "d" / "a.txt", b"plain words " * 5)
     written(folder / "d" / "b.txt", b"more of them " * 9 + end)
     written(folder / "d" / "c.txt", b"the last words")
-    spec = DataSpec(shape=(5,), dtype="int64", classes=below, below=below, reader=TextReader())
+    spec = DataSpec(shape=(5,), dtype="int64", classes=below, below=below, reader=TextSpec())
 
     with pytest.raises(DataError, match=text):
         fitted(folder / "d", spec, NEXT)
@@ -160,7 +160,7 @@ def test_reading_takes_less_than_the_text_is_long(folder: Path, monkeypatch: pyt
     monkeypatch.setattr(problems, "_SCANNED", 1 << 16)
     text = b"It was the best of times, it was the worst of times.\n" * 80_000
     path = written(folder / "d" / "a.txt", text)
-    spec = DataSpec(shape=(64,), dtype="int64", classes=256, below=256, reader=TextReader())
+    spec = DataSpec(shape=(64,), dtype="int64", classes=256, below=256, reader=TextSpec())
 
     tracemalloc.start()
     data = fitted(path.parent, spec, LabelSpec((64,)))
@@ -187,7 +187,7 @@ def test_a_table_of_blocks_is_whole(folder: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(tables, "TOGETHER", 8)
     monkeypatch.setattr(spool, "IN_MEMORY", limit)
     path, values = many(folder)
-    reader = TableReader(columns=("a", "b"), mean=(1.0, 0.0), deviation=(2.0, 1.0), label="label")
+    reader = TableSpec(columns=("a", "b"), mean=(1.0, 0.0), deviation=(2.0, 1.0), label="label")
     spec = DataSpec(
         shape=(2,),
         dtype="float32",
@@ -207,7 +207,7 @@ def test_a_table_of_blocks_is_whole(folder: Path, monkeypatch: pytest.MonkeyPatc
 def test_windows_of_long_recordings_lie_on_the_disk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, values = many(folder)
     written(folder / "r" / "e.csv", path.read_bytes())
-    reader = SeriesReader(columns=("a", "b", "c"), window=4, step=3, label="label", channels_last=True)
+    reader = SeriesSpec(columns=("a", "b", "c"), window=4, step=3, label="label", channels_last=True)
     spec = DataSpec(shape=(4, 3), dtype="float32", classes=2, reader=reader)
     monkeypatch.setattr("edgefl_device.data.tables.TOGETHER", 8)
     monkeypatch.setattr(spool, "IN_MEMORY", 0)

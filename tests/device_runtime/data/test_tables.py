@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edgefl.errors import DataError
 from edgefl.wire.bundle.manifest import DataSpec, Input
-from edgefl.wire.bundle.readers import SeriesReader, TableReader
+from edgefl.wire.bundle.readers import SeriesSpec, TableSpec
 from edgefl_device.data.samples import ONE_CLASS, LabelSpec
 from tests.device_runtime.data.files import every, fitted, written
 
@@ -23,7 +23,7 @@ TABLE = DataSpec(
     dtype="float32",
     classes=2,
     names=("no", "yes"),
-    reader=TableReader(columns=("age", "height"), label="buys"),
+    reader=TableSpec(columns=("age", "height"), label="buys"),
 )
 CSV = "height,age,name,buys\n1.75,41,Ada,yes\n1.6,9,Bo,no\n"
 
@@ -48,7 +48,7 @@ def test_columns_are_taken_by_name(tmp_path: Path, form: str) -> None:
 
 
 def test_mean_and_deviation_are_taken_out(tmp_path: Path) -> None:
-    reader = TableReader(columns=("age", "height"), label="buys", mean=(25, 1.6), deviation=(16, 0.1))
+    reader = TableSpec(columns=("age", "height"), label="buys", mean=(25, 1.6), deviation=(16, 0.1))
     data = fitted(written(tmp_path / "d.csv", CSV), spec(reader, (2,), names=("no", "yes")))
 
     np.testing.assert_allclose(every(data), [[1, 1.5], [-1, 0]], atol=1e-5)
@@ -56,7 +56,7 @@ def test_mean_and_deviation_are_taken_out(tmp_path: Path) -> None:
 
 def test_inputs_beside_x_and_numbers_as_labels(tmp_path: Path) -> None:
     path = written(tmp_path / "d.csv", "user,item,when,tall,stars\n3,7,0.5,2,4.5\n1,0,0.25,1,2\n")
-    reader = TableReader(columns=("user",), label="stars", others={"seen": ("when", "tall")})
+    reader = TableSpec(columns=("user",), label="stars", others={"seen": ("when", "tall")})
     others = (
         Input(name="item", shape=(), dtype="int64", below=8),
         Input(name="seen", shape=(2,), dtype="float32"),
@@ -72,7 +72,7 @@ def test_inputs_beside_x_and_numbers_as_labels(tmp_path: Path) -> None:
 
 def test_an_input_of_truth_values_is_read_from_0_and_1(tmp_path: Path) -> None:
     asked = Input(name="asked", shape=(), dtype="bool")
-    flags = spec(TableReader(columns=("a",), label="y"), (1,), others=(asked,))
+    flags = spec(TableSpec(columns=("a",), label="y"), (1,), others=(asked,))
     data = fitted(written(tmp_path / "d.csv", "a,asked,y\n1,1,0\n2,0,1\n"), flags)
 
     np.testing.assert_array_equal(data.other("asked", np.arange(2)), [True, False])
@@ -140,7 +140,7 @@ def test_a_bad_line_of_json_is_named(tmp_path: Path, line: str, text: str) -> No
 
 
 def test_whole_numbers_are_whole_and_within_the_vocabulary(tmp_path: Path) -> None:
-    whole = spec(TableReader(columns=("a",), label="y"), (1,), dtype="int64", below=5)
+    whole = spec(TableSpec(columns=("a",), label="y"), (1,), dtype="int64", below=5)
 
     with pytest.raises(DataError, match=r"line 2: column 'a' is '1\.5', which is no whole number"):
         fitted(written(tmp_path / "d.csv", "a,y\n1.5,0\n"), whole)
@@ -247,7 +247,7 @@ def test_long_fields_quoted_lines_and_all_line_ends_are_read(tmp_path: Path, end
 
 @pytest.mark.parametrize("names", [(), ("0", "1"), ("caf\u00e9", "1")])
 def test_class_numbers_are_read_as_tables_write_them(tmp_path: Path, names: tuple[str, ...]) -> None:
-    plain = spec(TableReader(columns=("a",), label="y"), (1,), names=names)
+    plain = spec(TableSpec(columns=("a",), label="y"), (1,), names=names)
     first = "cafe\u0301" if "1" in names and "0" not in names else "0.0"
 
     np.testing.assert_array_equal(
@@ -274,14 +274,14 @@ def test_a_column_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 def test_numbers_of_a_label_are_those_of_its_type(
     tmp_path: Path, number: str, label: LabelSpec, told: str
 ) -> None:
-    plain = spec(TableReader(columns=("a",), label="y"), (1,))
+    plain = spec(TableSpec(columns=("a",), label="y"), (1,))
 
     with pytest.raises(DataError, match=rf"line 2: {told}"):
         fitted(written(tmp_path / "d.csv", f"a,y\n1,{number}\n"), plain, label)
 
 
 def test_a_reader_of_other_samples_than_the_models_is_refused(tmp_path: Path) -> None:
-    reader = TableReader(columns=("age",), label="buys")
+    reader = TableSpec(columns=("age",), label="buys")
 
     with pytest.raises(DataError, match=r"takes samples of shape \(2,\), and its reader makes \(1,\)"):
         fitted(written(tmp_path / "d.csv", CSV), spec(reader, (2,)))
@@ -303,7 +303,7 @@ def test_any_bytes_are_data_or_a_data_error(tmp_path: Path, suffix: str, content
 
 # -- series ----------------------------------------------------------------------------------------------------
 
-WALK = SeriesReader(columns=("ax", "ay"), window=3, step=2, label="does")
+WALK = SeriesSpec(columns=("ax", "ay"), window=3, step=2, label="does")
 SERIES = spec(WALK, (2, 3), names=("sit", "walk"))
 
 
@@ -320,12 +320,12 @@ def test_windows_are_cut_from_each_recording_with_the_label_of_most_rows(tmp_pat
     np.testing.assert_array_equal(data.y, [0, 1, 1])
     np.testing.assert_array_equal(every(data)[1], [[2, 3, 4], [20, 30, 40]])
     last = fitted(
-        tmp_path, spec(SeriesReader(**{**_of(WALK), "channels_last": True}), (3, 2), names=SERIES.names)
+        tmp_path, spec(SeriesSpec(**{**_of(WALK), "channels_last": True}), (3, 2), names=SERIES.names)
     )
     np.testing.assert_array_equal(every(last), every(data).transpose(0, 2, 1))
 
 
-def _of(reader: SeriesReader) -> dict[str, Any]:
+def _of(reader: SeriesSpec) -> dict[str, Any]:
     return {name: getattr(reader, name) for name in reader.__struct_fields__}
 
 
@@ -333,7 +333,7 @@ def test_folders_may_say_the_class_of_a_recording(tmp_path: Path) -> None:
     written(tmp_path / "walk" / "a.csv", recording("- - -"))
     written(tmp_path / "sit" / "a.csv", recording("- - - - -", 7))
     data = fitted(
-        tmp_path, spec(SeriesReader(columns=("ax",), window=3, step=1), (1, 3), names=("sit", "walk"))
+        tmp_path, spec(SeriesSpec(columns=("ax",), window=3, step=1), (1, 3), names=("sit", "walk"))
     )
 
     np.testing.assert_array_equal(data.y, [0, 0, 0, 1])
@@ -341,7 +341,7 @@ def test_folders_may_say_the_class_of_a_recording(tmp_path: Path) -> None:
 
 
 def test_a_row_beyond_the_vocabulary_is_a_bad_row(tmp_path: Path) -> None:
-    whole = spec(SeriesReader(columns=("a",), window=2, step=2), (1, 2), dtype="int64", below=5)
+    whole = spec(SeriesSpec(columns=("a",), window=2, step=2), (1, 2), dtype="int64", below=5)
     path = written(tmp_path / "0" / "d.csv", "a\n1\n2\n3\n9\n").parent.parent
 
     with pytest.raises(

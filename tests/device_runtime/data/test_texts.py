@@ -14,7 +14,7 @@ from edgefl.data.text.vocabulary import words
 from edgefl.errors import BundleError, ConfigError, DataError
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle.manifest import DataSpec, Input
-from edgefl.wire.bundle.readers import TextReader
+from edgefl.wire.bundle.readers import TextSpec
 from edgefl_device.data import texts
 from edgefl_device.data.samples import LabelSpec, NoBundle
 from tests.device_runtime.data.files import every, fitted, written
@@ -25,7 +25,7 @@ BYTES = DataSpec(
     classes=2,
     below=256,
     names=("bad", "good"),
-    reader=TextReader(mask="attention_mask"),
+    reader=TextSpec(mask="attention_mask"),
 )
 MASKED = msgspec.structs.replace(
     BYTES, others=(Input(name="attention_mask", shape=(5,), dtype="int64", below=2),)
@@ -165,7 +165,7 @@ def test_many_texts_keep_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_running_text_gives_windows_and_what_follows_them(tmp_path: Path) -> None:
     written(tmp_path / "a.txt", "abcdef")
     written(tmp_path / "b.txt", "ghijklm")
-    spec = DataSpec(shape=(5,), dtype="int64", classes=256, below=256, reader=TextReader())
+    spec = DataSpec(shape=(5,), dtype="int64", classes=256, below=256, reader=TextSpec())
     data = fitted(tmp_path, spec, LabelSpec((5,)))
 
     np.testing.assert_array_equal(every(data), [[*b"abcde"], [*b"fghij"]])
@@ -192,7 +192,7 @@ class OneBlob(NoBundle):
 
 def tokenized(content: bytes, **more: Any) -> tuple[DataSpec, OneBlob]:
     ref = describe(content, 1024)
-    spec = msgspec.structs.replace(BYTES, reader=TextReader(tokenizer=ref), **more)
+    spec = msgspec.structs.replace(BYTES, reader=TextSpec(tokenizer=ref), **more)
     return spec, OneBlob(content)
 
 

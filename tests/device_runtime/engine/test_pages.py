@@ -13,7 +13,7 @@ import pytest
 from edgefl.errors import BundleError, StoreError
 from edgefl.wire.bundle.graphs import join, split
 from edgefl.wire.bundle.manifest import Port
-from edgefl_device.engine.onnx import SMALL_BYTES, Pages
+from edgefl_device.engine.onnx import SMALL_BYTES, PageFile
 from tests.silence import frank_environment
 
 LARGE = SMALL_BYTES // 4
@@ -26,7 +26,7 @@ def page(number: int, shape: tuple[int, ...]) -> Port:
 @pytest.mark.parametrize("entries", [1, LARGE - 1, LARGE, LARGE + 1, LARGE + mmap.PAGESIZE // 4 - 8])
 def test_a_value_is_read_as_it_was_written_also_over_an_older_one(tmp_path: Path, entries: int) -> None:
     ports = [page(0, (entries,)), page(1, (2, entries)), page(2, ())]
-    pages = Pages(ports, tmp_path)
+    pages = PageFile(ports, tmp_path)
 
     for turn in range(2):
         for port in ports:
@@ -40,14 +40,14 @@ def test_a_page_is_padded_and_aligned(tmp_path: Path) -> None:
     for extra in range(0, 20):
         port = page(0, (LARGE + extra,))
 
-        value = Pages([port], tmp_path).value(port)
+        value = PageFile([port], tmp_path).value(port)
 
         assert value.ctypes.data % 64 == 0
         assert -(value.ctypes.data + value.nbytes) % mmap.PAGESIZE >= 64
 
 
 def test_nothing_of_it_is_seen_in_the_folder(tmp_path: Path) -> None:
-    pages = Pages([page(0, (LARGE,))], tmp_path)
+    pages = PageFile([page(0, (LARGE,))], tmp_path)
 
     pages.room(page(0, (LARGE,)))[...] = 1
 
@@ -57,7 +57,7 @@ def test_nothing_of_it_is_seen_in_the_folder(tmp_path: Path) -> None:
 
 def test_a_folder_that_takes_no_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"no room for .* that a training step keeps in .*missing"):
-        Pages([page(0, (LARGE,))], tmp_path / "missing")
+        PageFile([page(0, (LARGE,))], tmp_path / "missing")
 
 
 def test_segments_travel_as_one_blob() -> None:

@@ -25,7 +25,7 @@ from edgefl_device.profile import whole
 from edgefl_device.profile.child import ProfilerProcess
 from edgefl_device.profile.measure.executorch_trace import trace
 from edgefl_device.profile.measure.folder import BundleFolder
-from edgefl_device.profile.measure.inputs import Inputs
+from edgefl_device.profile.measure.inputs import RandomInputs
 from edgefl_device.profile.whole import ProfileSettings, profile_bundle
 from edgefl_device.sandbox.confine import Confinement
 from tests.device_runtime import tiny, tiny_pte
@@ -96,7 +96,7 @@ def test_memory_over_time_shows_every_chunk_in_order(measured: BundleProfile) ->
 @pytest.mark.parametrize("delegated", [False, True])
 def test_instructions_timed_one_by_one_compute_what_the_engine_computes(delegated: bool) -> None:
     graph, program = tiny_pte.train(delegated=delegated)
-    inputs, engine = Inputs(tiny.make_bundle().manifest), ExecuTorchEngine(1)
+    inputs, engine = RandomInputs(tiny.make_bundle().manifest), ExecuTorchEngine(1)
     feeds = inputs.feeds(graph)
     state = {port.name: np.ones(port.shape, port.dtype) for port in graph.inputs_of("state")}
     found: list[Outputs] = []

@@ -14,11 +14,11 @@ import pytest
 from edgefl.wire.bundle import profiles
 from edgefl.wire.bundle.manifest import Port
 from edgefl.wire.bundle.profiles import MOMENTS, CallTimes, Moment
-from edgefl.wire.bundle.sources import Node
+from edgefl.wire.bundle.sources import OpOrigin
 from edgefl.wire.mqtt import messages
 from edgefl_device.profile.measure import ops
 from edgefl_device.profile.measure.graph import summary
-from edgefl_device.profile.measure.inputs import Inputs
+from edgefl_device.profile.measure.inputs import RandomInputs
 from edgefl_device.profile.measure.meters import (
     Battery,
     MemorySampler,
@@ -34,9 +34,9 @@ from tests.device_runtime import tiny
 from tests.wire.bundle.example_profile import example_profile
 
 NODES = {
-    "Conv_1": Node("Conv", "forward", "stem", 100, 40),
-    "Conv_2": Node("Conv", "backward", "stem", 300, 80),
-    "Sub_3": Node("Sub", "update", "stem", 0, 30),
+    "Conv_1": OpOrigin("Conv", "forward", "stem", 100, 40),
+    "Conv_2": OpOrigin("Conv", "backward", "stem", 300, 80),
+    "Sub_3": OpOrigin("Sub", "update", "stem", 0, 30),
 }
 
 
@@ -75,9 +75,9 @@ def test_estimates_share_a_call_by_multiplications_and_bytes() -> None:
 
 def test_the_time_of_an_instruction_is_shared_by_the_nodes_that_it_runs() -> None:
     nodes = {
-        "0:mm_1": Node("mm", "forward", "stem", 90, 0),
-        "0:add_1": Node("add", "backward", "stem", 10, 0),
-        "3:sub_1": Node("sub", "update", "stem", 0, 7),
+        "0:mm_1": OpOrigin("mm", "forward", "stem", 90, 0),
+        "0:add_1": OpOrigin("add", "backward", "stem", 10, 0),
+        "3:sub_1": OpOrigin("sub", "update", "stem", 0, 7),
     }
     timed = [NodeTime(str(at), "", ms) for at, ms in enumerate([4.0, 0.5, 0.5, 5.0])]
     parts = ops.shared(timed, ops.by_instruction(nodes))
@@ -94,8 +94,8 @@ def test_nodes_without_instructions_in_their_names_are_in_no_group() -> None:
 
 
 def test_the_costliest_ops_are_grouped_ordered_and_at_most_twelve() -> None:
-    parts = [ops.TimeShare("Op", (n + 1) / 400, Node("Op", "forward", f"m{n}", n, 0)) for n in range(20)]
-    parts.append(ops.TimeShare("Op", 0.4, Node("Op", "forward", "m0", 5, 0)))
+    parts = [ops.TimeShare("Op", (n + 1) / 400, OpOrigin("Op", "forward", f"m{n}", n, 0)) for n in range(20)]
+    parts.append(ops.TimeShare("Op", 0.4, OpOrigin("Op", "forward", "m0", 5, 0)))
     found = ops.costliest(parts, 100.0, "measured")
     assert len(found) == 12
     assert (found[0].module, found[0].ms, found[0].macs) == ("m0", 40.25, 5)
@@ -228,13 +228,13 @@ def test_a_system_without_meters_says_so(tmp_path: Path) -> None:
 def test_inputs_fit_every_port_and_stay_finite() -> None:
     manifest = tiny.make_bundle().manifest
     for graph in manifest.graphs:
-        feeds = Inputs(manifest).feeds(graph)
+        feeds = RandomInputs(manifest).feeds(graph)
         assert feeds.keys() == {port.name for port in graph.inputs if port.role != "state"}
         for port in graph.inputs:
             if port.role != "state":
                 assert (feeds[port.name].shape, str(feeds[port.name].dtype)) == (port.shape, port.dtype)
                 assert np.isfinite(feeds[port.name]).all()
-    labels = Inputs(manifest).samples(50).y
+    labels = RandomInputs(manifest).samples(50).y
     assert set(labels) == {0, 1}
 
 
@@ -248,13 +248,13 @@ def test_labels_of_samples_are_of_the_type_that_the_graphs_read() -> None:
         msgspec.structs.replace(graph, inputs=tuple(map(of_floats, graph.inputs)))
         for graph in manifest.graphs
     )
-    made = Inputs(msgspec.structs.replace(manifest, graphs=graphs)).samples(5)
+    made = RandomInputs(msgspec.structs.replace(manifest, graphs=graphs)).samples(5)
     assert made.labels(np.arange(5)).dtype == np.float32
 
 
 def test_weights_of_a_round_are_those_that_the_graphs_read_by_unit() -> None:
     manifest = tiny.make_bundle().manifest
-    found = Inputs(manifest).weights(manifest)
+    found = RandomInputs(manifest).weights(manifest)
     assert {unit: sorted(held) for unit, held in found.items()} == {
         "stem": ["stem.w"],
         "mid": ["mid.w"],

@@ -7,7 +7,7 @@ import pytest
 
 from edgefl.errors import RoundAborted, RoundDeclined
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import Live, Round, Task
+from edgefl.wire.mqtt.messages import LiveRound, Round, Task
 from edgefl_device.policy import OwnerRules, Policy, SystemQueries
 from edgefl_device.round import control
 from edgefl_device.round.control import RoundControl
@@ -22,7 +22,7 @@ from tests.wire.make_golden import LIVE
 def later(world: World, *live: int, number: int = 2) -> Round:
     """Round ``number``, with earlier ones that take updates too."""
     announced = world.announcement(number=number)
-    older = {each: Live(model_version=f"v{each}", units=world.unit_refs, hyper={}) for each in live}
+    older = {each: LiveRound(model_version=f"v{each}", units=world.unit_refs, hyper={}) for each in live}
     return msgspec.structs.replace(announced, live=older)
 
 

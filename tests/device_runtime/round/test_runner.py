@@ -12,7 +12,7 @@ import pytest
 from edgefl.errors import BundleError, DataError, RoundAborted
 from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import decode_manifest, encode_manifest
-from edgefl_device.round.control import Step
+from edgefl_device.round.control import StepProgress
 from edgefl_device.round.forward import ActivationRecord, record_tag
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent
@@ -305,7 +305,7 @@ def test_an_aborted_round_stops_at_the_next_step_and_keeps_its_checkpoint(device
     done: list[int] = []
     job = device.world.job()
 
-    def watch(at: Step) -> None:
+    def watch(at: StepProgress) -> None:
         done.extend([at.step] if at.stage == "train" else [])
         if len(done) == 3:
             device.control.cancel()

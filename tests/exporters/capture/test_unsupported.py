@@ -170,7 +170,7 @@ def test_an_op_is_found_under_the_name_of_its_form_without_writes(op: str, found
     assert (place.op, place.module) == (found, "1 (RReLU)")
 
 
-def test_drawing_the_example_is_no_call_of_the_function() -> None:
+def test_random_draws_the_example_is_no_call_of_the_function() -> None:
     assert locate(step(Layer(torch.tanh)), "aten.randn.default") == SourceLocation()
 
 

@@ -12,7 +12,7 @@ import edgefl
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.models.zoo.catalog import build_model
-from edgefl.submodels.cost import Forwards
+from edgefl.submodels.cost import ForwardCostCache
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl_export.capture.trace import capture
 from edgefl_export.fit import interpolate_peaks, next_size, step_bytes
@@ -245,7 +245,7 @@ def test_a_size_that_is_the_only_one_is_traced_once() -> None:
 def test_deeper_cuts_and_smaller_batches_take_less() -> None:
     spec = build_model("cnn")
     whole, last = OutputSide(spec, 0), OutputSide(spec, len(spec.units) - 1)
-    forwards = Forwards(spec)
+    forwards = ForwardCostCache(spec)
 
     found = [step_bytes(part, batch, forwards) for part, batch in ((whole, 32), (whole, 8), (last, 8))]
 

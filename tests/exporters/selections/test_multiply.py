@@ -22,7 +22,7 @@ from edgefl.submodels import catalog as kinds
 from edgefl_export.executorch.check.programs import load, verify
 from edgefl_export.executorch.program.write import to_executorch
 from edgefl_export.executorch.rules import table
-from edgefl_export.executorch.target import ExecuTorchTarget, StepMasks
+from edgefl_export.executorch.target import ExecuTorchTarget, XnnpackMaskPass
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.onnx.target import OnnxTarget
 from tests.exporters.examples import small_net, step_of
@@ -136,7 +136,7 @@ def _traced(function: object, *example: Tensor) -> fx.GraphModule:
     module = make_fx(function, tracing_mode="fake", decomposition_table=table())(*example)  # type: ignore[arg-type]
     output = module.graph.output_node()
     output.args = ((output.args[0],),)
-    StepMasks()(module)
+    XnnpackMaskPass()(module)
     module.recompile()
     return module
 

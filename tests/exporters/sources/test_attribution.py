@@ -17,7 +17,7 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
 from edgefl.wire.blobs import decompress
 from edgefl.wire.bundle import sources
-from edgefl.wire.bundle.sources import Node, NodeRecord, Sources
+from edgefl.wire.bundle.sources import OpOrigin, OriginRow, OriginTable
 from edgefl_export.artifact import Artifact
 from edgefl_export.capture.trace import capture
 from edgefl_export.compiler.compiler import target_of
@@ -49,7 +49,7 @@ def written(format: str) -> Artifact:
 
 
 @pytest.fixture(scope="module", params=["onnx", "captured", "executorch"])
-def nodes(request: pytest.FixtureRequest) -> dict[str, Node]:
+def nodes(request: pytest.FixtureRequest) -> dict[str, OpOrigin]:
     if request.param == "executorch":
         return dict(written("executorch").nodes)
     torch.manual_seed(0)
@@ -61,28 +61,28 @@ def nodes(request: pytest.FixtureRequest) -> dict[str, Node]:
     return graph_nodes(lowered, lowered.module.graph)
 
 
-def macs(nodes: dict[str, Node], phase: str, module: str) -> int:
+def macs(nodes: dict[str, OpOrigin], phase: str, module: str) -> int:
     return sum(node.macs for node in nodes.values() if (node.phase, node.module) == (phase, module))
 
 
-def test_forward_products_belong_to_the_layer_of_their_weight(nodes: dict[str, Node]) -> None:
+def test_forward_products_belong_to_the_layer_of_their_weight(nodes: dict[str, OpOrigin]) -> None:
     assert macs(nodes, "forward", "0") == BATCH * WIDTH * HIDDEN
     assert macs(nodes, "forward", "2") == BATCH * HIDDEN * CLASSES
 
 
-def test_the_last_layer_multiplies_twice_backwards(nodes: dict[str, Node]) -> None:
+def test_the_last_layer_multiplies_twice_backwards(nodes: dict[str, OpOrigin]) -> None:
     assert macs(nodes, "backward", "2") == 2 * BATCH * HIDDEN * CLASSES
     assert macs(nodes, "backward", "0") == BATCH * WIDTH * HIDDEN
     assert sum(node.macs for node in nodes.values() if node.phase == "update") == 0
 
 
-def test_the_update_is_the_step_from_gradients_to_weights(nodes: dict[str, Node]) -> None:
+def test_the_update_is_the_step_from_gradients_to_weights(nodes: dict[str, OpOrigin]) -> None:
     update = [(node.op.lower(), node.module) for node in nodes.values() if node.phase == "update"]
     for module in ("0", "2"):
         assert sorted(op for op, owner in update if owner == module) == ["mul", "mul", "sub", "sub"]
 
 
-def test_every_phase_has_nodes_and_every_node_moves_bytes(nodes: dict[str, Node]) -> None:
+def test_every_phase_has_nodes_and_every_node_moves_bytes(nodes: dict[str, OpOrigin]) -> None:
     assert {node.phase for node in nodes.values()} == set(sources.PHASES)
     assert sum(node.nbytes for node in nodes.values()) > 4 * (WIDTH * HIDDEN + HIDDEN * CLASSES)
 
@@ -183,7 +183,7 @@ def test_recomputed_products_count_their_multiplications() -> None:
     assert sum(node.macs for node in again.values()) > 1.2 * sum(node.macs for node in plain.values())
 
 
-def test_sources_survive_their_blob(nodes: dict[str, Node]) -> None:
+def test_sources_survive_their_blob(nodes: dict[str, OpOrigin]) -> None:
     ref, data = packed_sources({"train": nodes, "again": nodes}, 1 << 20)
     found = sources.decode(decompress(ref, data, 1 << 20))
     assert found.nodes("train") == nodes
@@ -195,8 +195,8 @@ def test_sources_survive_their_blob(nodes: dict[str, Node]) -> None:
     [
         b"",
         b"\xff",
-        sources.encode(Sources(modules=(), graphs={"g": (NodeRecord("a", "Add", 0, 0, 0, 0),)})),
-        sources.encode(Sources(modules=("m",), graphs={"g": (NodeRecord("a", "Add", 3, 0, 0, 0),)})),
+        sources.encode(OriginTable(modules=(), graphs={"g": (OriginRow("a", "Add", 0, 0, 0, 0),)})),
+        sources.encode(OriginTable(modules=("m",), graphs={"g": (OriginRow("a", "Add", 3, 0, 0, 0),)})),
     ],
 )
 def test_malformed_sources_are_a_bundle_error(data: bytes) -> None:

@@ -22,7 +22,7 @@ from edgefl.objective.objective import Objective
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.verify.graphs import CEILING, FACTOR, RELATIVE, THOROUGH, Run, compare, verify
-from edgefl_export.verify.rounding import NUDGE, PROBES, Array, Rounding, nudge, run_in_double
+from edgefl_export.verify.rounding import NUDGE, PROBES, Array, ReferenceResults, nudge, run_in_double
 from tests.exporters.examples import pointwise, small_net, step_of
 
 
@@ -487,7 +487,7 @@ def test_nudged_examples_differ_by_rounding_and_only_in_floats() -> None:
 def test_the_yardstick_of_a_smooth_function_is_tiny() -> None:
     function = pointwise(lambda t: {"update.w": 2 * t["state.w"]}, state__w=(64,))
 
-    strays = list(Rounding(function, function.example(0)).strays("update.w"))
+    strays = list(ReferenceResults(function, function.example(0)).strays("update.w"))
 
     assert len(strays) == PROBES + 1 and strays == sorted(strays)
     assert strays[0] < 1e-7 and strays[-1] < 2e-6

@@ -104,7 +104,7 @@ def test_i8_costs_of_every_unit(name: str, rows: list[tuple[str, int, int]], tot
 def test_i8_tiers_of_table_1(name: str, tier: str, p: int, a: int, printed: float, exact: float) -> None:
     submodel = tiers(name)[tier].of(built(name))
     capacity = accounting.capacity(submodel)
-    assert accounting.tier(submodel) == accounting.TierCount(p, a)
+    assert accounting.tier(submodel) == accounting.TrainedPartCounts(p, a)
     assert round(capacity, 2) == printed
     assert capacity == pytest.approx(exact, abs=5e-5)
 
@@ -113,7 +113,7 @@ def test_i8_tiers_of_table_1(name: str, tier: str, p: int, a: int, printed: floa
 def test_i8_widths_of_table_10(ratio: float, p: int, a: int, printed: float, exact: float) -> None:
     submodel = Width(built("resnet20"), ratio, "floor")
     capacity = accounting.capacity(submodel)
-    assert accounting.tier(submodel) == accounting.TierCount(p, a)
+    assert accounting.tier(submodel) == accounting.TrainedPartCounts(p, a)
     assert round(capacity, 2) == printed
     assert capacity == pytest.approx(exact, abs=5e-5)
 
@@ -143,7 +143,7 @@ def test_i8_reduced_resnet8(channels: int, size: int, p: int, a: int, expected: 
         accounting.capacity(part)
         for part in (*submodels, Width(spec, 0.45, "floor"), Width(spec, 0.2, "floor"))
     ]
-    assert accounting.full(spec) == accounting.TierCount(p, a)
+    assert accounting.full(spec) == accounting.TrainedPartCounts(p, a)
     assert found == pytest.approx(expected, abs=5e-4)
 
 

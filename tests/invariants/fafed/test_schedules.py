@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from edgefl.algorithms.adaptive.fafed import fafed
-from edgefl.algorithms.adaptive.schedules import Constant, Decaying, Theory
+from edgefl.algorithms.adaptive.schedules import Constant, Decaying, TheorySteps
 from edgefl.algorithms.adaptive.stem import stem
 from edgefl.contract.algorithm import Algorithm
 from edgefl.errors import ConfigError
@@ -17,15 +17,17 @@ from reproduce.fafed import three_clients
 from tests.invariants.fafed.tiny import GOLDEN, Bowls, X, close, whole
 from tests.support.reference import federated
 
-PAPER = Theory(smoothness=2.0, devices=20, steps=10, batch=50, rho=1.0)
-SMALL = Theory(smoothness=3.0, devices=1, steps=1, batch=4, rho=0.5)
+PAPER = TheorySteps(smoothness=2.0, devices=20, steps=10, batch=50, rho=1.0)
+SMALL = TheorySteps(smoothness=3.0, devices=1, steps=1, batch=4, rho=0.5)
 """Leaves its constant phase after 1,728 iterations."""
 UNLIKE = Bowls.drawn(clients=4, d=3, seed=2)
 BEGIN = {X: torch.linspace(-1, 2, 3, dtype=torch.float64)}
 
 
-@pytest.mark.parametrize("theory", [PAPER, SMALL, Theory(6.0, 3, 5, 1, 1.0), Theory(0.1, 7, 2, 3, 0.01)])
-def test_16_no_step_is_longer_than_the_theorem_allows(theory: Theory) -> None:
+@pytest.mark.parametrize(
+    "theory", [PAPER, SMALL, TheorySteps(6.0, 3, 5, 1, 1.0), TheorySteps(0.1, 7, 2, 3, 0.01)]
+)
+def test_16_no_step_is_longer_than_the_theorem_allows(theory: TheorySteps) -> None:
     most = theory.rho / (12 * theory.smoothness * theory.steps)
     assert all(theory.eta(t) <= most * (1 + 1e-12) for t in (0, 1, 10, 10**3, 10**6, 10**12))
 
@@ -56,13 +58,13 @@ def test_16_closed_forms_of_the_constant_phase() -> None:
 
 @pytest.mark.parametrize(("batch", "within"), [(720, True), (721, False)])
 def test_16_the_shorter_bound_of_c_holds_exactly_up_to_b_of_720_q_n(batch: int, within: bool) -> None:
-    theory = Theory(smoothness=1.7, devices=1, steps=1, batch=batch, rho=0.3)
+    theory = TheorySteps(smoothness=1.7, devices=1, steps=1, batch=batch, rho=0.3)
     bound = 120 * 1.7**2 / (batch * 0.3**2)
     assert (theory.c <= bound * (1 + 1e-12)) is within
 
 
 def test_16_numbers_of_the_counter_example() -> None:
-    theory = Theory(smoothness=6.0, devices=3, steps=5, batch=1, rho=1.0)
+    theory = TheorySteps(smoothness=6.0, devices=3, steps=5, batch=1, rho=1.0)
     assert theory.scale == pytest.approx(0.34668, abs=5e-6)
     assert theory.c == pytest.approx(720.0667, abs=5e-5)
     assert theory.eta(0) == pytest.approx(1 / 360, rel=1e-12)
@@ -71,7 +73,7 @@ def test_16_numbers_of_the_counter_example() -> None:
 
 def test_16_the_server_announces_eta_and_alpha_of_an_exchange() -> None:
     made = fafed(GOLDEN.objective, batch=4, steps=3, rho=0.5, schedule="theory", smoothness=3.0, devices=1)
-    theory = Theory(smoothness=3.0, devices=1, steps=3, batch=4, rho=0.5)
+    theory = TheorySteps(smoothness=3.0, devices=1, steps=3, batch=4, rho=0.5)
     assert made.opening[0].hyper["eta"] == theory.eta(0)
     for completed in (1, 2, 20_000):
         announced, done = made.schedule(completed, 30_000), 3 * (completed - 1)

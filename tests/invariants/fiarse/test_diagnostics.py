@@ -17,7 +17,7 @@ from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
-from edgefl.submodels.importance.diagnostics import Exploration, global_metric, local_metric, per_size
+from edgefl.submodels.importance.diagnostics import MaskExploration, global_metric, local_metric, per_size
 from edgefl.submodels.importance.learnable import check_liveness, find_remedies, spec_arrays
 from edgefl.submodels.importance.strategy import Strategy, maskable
 from edgefl.submodels.importance.submodel import importance
@@ -55,7 +55,7 @@ def cut_model(
 
 @given(seed=st.integers(0, 999), rounds=st.lists(st.sets(st.sampled_from(SIZES)), min_size=1, max_size=8))
 def test_inv28_coverage_never_falls_and_begins_at_the_size_s_share(seed, rounds) -> None:
-    generator, tracker = np.random.default_rng(seed), Exploration()
+    generator, tracker = np.random.default_rng(seed), MaskExploration()
     before, seen = dict.fromkeys(SIZES, 0.0), set()
     ever = 0.0
     for participating in rounds:
@@ -71,7 +71,7 @@ def test_inv28_coverage_never_falls_and_begins_at_the_size_s_share(seed, rounds)
 
 
 def test_inv28_exploration_and_difference_by_hand() -> None:
-    tracker = Exploration(lags=(1, 2))
+    tracker = MaskExploration(lags=(1, 2))
     # k = 1 and 4 of 10; the largest entries move from the front to the back.
     first = vector(9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
     second = vector(8, 9, 7, 0, 5, 6, 3, 2, 1, 0)
@@ -90,14 +90,14 @@ def test_inv28_exploration_and_difference_by_hand() -> None:
 
 
 def test_inv28_equal_masks_differ_by_nothing_at_any_lag() -> None:
-    tracker, x = Exploration(lags=(1, 3)), np.random.default_rng(5).normal(size=30).astype(np.float32)
+    tracker, x = MaskExploration(lags=(1, 3)), np.random.default_rng(5).normal(size=30).astype(np.float32)
     moved = [tracker.add(masks_of(x * np.float32(scale)), SIZES) for scale in (1, 2, 3, 4)]
     assert moved[-1].difference == {size: {1: 0.0, 3: 0.0} for size in SIZES}
     assert set(moved[1].difference[0.1]) == {1}
 
 
 def test_inv28_rounds_that_do_not_match_are_refused() -> None:
-    tracker = Exploration()
+    tracker = MaskExploration()
     tracker.add(masks_of(vector(*range(10))), ())
     with pytest.raises(ModelError, match=r"size 0\.7, whose mask is missing"):
         tracker.add(masks_of(vector(*range(10))), {0.7})
@@ -106,7 +106,7 @@ def test_inv28_rounds_that_do_not_match_are_refused() -> None:
     with pytest.raises(ModelError, match="have 20 entries, those before them 10"):
         tracker.add(masks_of(vector(*range(20))), ())
     with pytest.raises(ModelError, match="at least one round back"):
-        Exploration(lags=(0,))
+        MaskExploration(lags=(0,))
 
 
 # 30. Evaluation

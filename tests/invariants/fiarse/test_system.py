@@ -26,7 +26,7 @@ from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 from edgefl_server.coordinator import machine as coordinator
 from edgefl_server.coordinator import states
 from edgefl_server.coordinator.roster import TierRule
-from edgefl_server.coordinator.states import Answered, DeviceHello, ModelReady, Open, OpenRound, Rules
+from edgefl_server.coordinator.states import Answered, DeviceHello, ModelReady, OpenRound, Rules, StartRound
 from tests.invariants.fiarse.tiny import framework_default
 from tests.invariants.fiarse.training import (
     BATCH,
@@ -213,7 +213,7 @@ def federation(seed: int, folder: Path) -> History:
     actions: states.Actions = ()
     for name, _ in FLEET:
         state, actions = coordinator.step(rules, state, DeviceHello(name, 0, 21), now=1.0)
-    while isinstance(actions[-1], Open):
+    while isinstance(actions[-1], StartRound):
         opened = actions[-1].round
         participants.append(tuple(sorted(opened.assignments)))
         placed = {tier: submodel.place(weights, opened.number) for tier, submodel in submodels.items()}

@@ -29,7 +29,7 @@ from edgefl.wire.tensors import Arrays
 from edgefl_device.data.samples import Batches, LabelSpec, LocalData
 from edgefl_device.engine import open_engine
 from edgefl_export.capture.trace import capture
-from edgefl_export.compiler.request import fetched
+from edgefl_export.compiler.request import blobs_to_fetch
 from edgefl_export.onnx.model import to_onnx
 from edgefl_server.publish.model import unit_blobs
 from tests.parity.rounds import device_round
@@ -196,7 +196,7 @@ def bundle_of(submodel: Submodel, tier: str, **options: Any) -> BundleArchive:
     spec = submodel.spec
     return build_bundle(
         algorithm_of(submodel, **options),
-        fetched(submodel, tier),
+        blobs_to_fetch(submodel, tier),
         model=spec.name,
         tier=tier,
         data=DataSpec(shape=spec.sample.shape, dtype="float32", classes=spec.classes),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from edgefl.analysis.heterogeneity.losses import Losses, Shard, ShardBatch
+from edgefl.analysis.heterogeneity.losses import FlatLoss, Shard, ShardBatch
 from edgefl.objective.objective import Objective
 from tests.invariants.fafed.quadratic import NAME, normal, quadratic, random_weights, sample
 
@@ -22,12 +22,12 @@ def quadratic_users(matrices: Sequence[Tensor], offsets: Sequence[Tensor]) -> li
     ]
 
 
-def quadratic_losses(w: Tensor) -> Losses:
-    return Losses(quadratic(len(w)), {NAME: w})
+def quadratic_losses(w: Tensor) -> FlatLoss:
+    return FlatLoss(quadratic(len(w)), {NAME: w})
 
 
-def losses_at(objective: Objective, seed: int) -> Losses:
-    return Losses(objective, random_weights(objective, seed))
+def losses_at(objective: Objective, seed: int) -> FlatLoss:
+    return FlatLoss(objective, random_weights(objective, seed))
 
 
 def sharing_inputs(shares: Sequence[Sequence[int]], inside: int, each: int, seed: int) -> list[Shard]:
@@ -42,7 +42,7 @@ def sharing_inputs(shares: Sequence[Sequence[int]], inside: int, each: int, seed
     ]
 
 
-def largest_norms(losses: Losses, shards: Sequence[Shard]) -> tuple[float, float]:
+def largest_norms(losses: FlatLoss, shards: Sequence[Shard]) -> tuple[float, float]:
     """B and L of single samples: the largest norm of a gradient, and of a (dense) Hessian."""
     gradients, hessians = [], []
     eye = torch.eye(len(losses.start), dtype=torch.float64)

@@ -11,7 +11,7 @@ from edgefl.analysis.heterogeneity.curvature import (
     AdaptationAccumulator,
     ExaminedUser,
     GradientAccumulator,
-    GradientReport,
+    GradientDissimilarity,
     adapt_user,
     curvature_report,
     extremes,
@@ -19,7 +19,7 @@ from edgefl.analysis.heterogeneity.curvature import (
     user_gradient,
 )
 from edgefl.analysis.heterogeneity.labels import feature_report, label_report, majority_levels, wasserstein_1d
-from edgefl.analysis.heterogeneity.losses import Losses, Shard, ShardBatch, batches
+from edgefl.analysis.heterogeneity.losses import FlatLoss, Shard, ShardBatch, batches
 from edgefl.analysis.heterogeneity.report import reading
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import TensorSpec
@@ -47,7 +47,7 @@ SMALL = {
 }
 
 
-def gradients_of(losses: Losses, shards: list[Shard]) -> GradientReport:
+def gradients_of(losses: FlatLoss, shards: list[Shard]) -> GradientDissimilarity:
     made = GradientAccumulator()
     for user, shard in enumerate(shards):
         made.add(user_gradient(losses, losses.start, batches(shard, user)))
@@ -279,7 +279,7 @@ def test_a_user_with_one_sample_is_named() -> None:
 @pytest.mark.parametrize("name", ["resnet8", "lstm_lm", "fafed_mnist", "vit"])
 def test_hessians_of_models_are_symmetric(name: str) -> None:
     spec = build_model(name, **SMALL[name])
-    losses = Losses(Objective.of(OutputSide(spec, 0)), spec.weights)
+    losses = FlatLoss(Objective.of(OutputSide(spec, 0)), spec.weights)
     x = TensorSpec(spec.sample.shape, spec.sample.dtype, spec.sample.below).rows(4)
     inputs = Function("", lambda given: given, {"batch.x": x, "batch.y": spec.label.rows(4)}).example(0)
     batch = ShardBatch(3, inputs["batch.x"], inputs["batch.y"])

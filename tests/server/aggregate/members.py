@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from edgefl.wire.mqtt.messages import NO_CARRY
 from edgefl_server.coordinator import machine, states
 from edgefl_server.coordinator.roster import TierRule
-from edgefl_server.coordinator.states import Close, ModelReady, Rules, State
+from edgefl_server.coordinator.states import CloseRound, ModelReady, Rules, State
 
 NAMES = ("a", "b", "c")
 RULES = Rules(
@@ -35,7 +35,7 @@ def play(rules: Rules, state: State, *events: Any, now: float = 1.0) -> tuple[St
     for event in events:
         state, actions = machine.step(rules, state, event, now)
         done += actions
-        if any(isinstance(action, Close) for action in actions):
+        if any(isinstance(action, CloseRound) for action in actions):
             state, actions = machine.step(rules, state, ModelReady(VERSION), now)
             done += actions
     return state, done

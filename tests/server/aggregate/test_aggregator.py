@@ -17,7 +17,7 @@ from edgefl.wire.update.form import CHANGE_LIMIT, SIGNS, VALUE_LIMIT, Codes, Flo
 from edgefl_server.aggregate.accumulator import Accumulator, CpuAccumulator
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 from edgefl_server.aggregate.cuda import TorchAccumulator
-from edgefl_server.aggregate.robust import MeanRule, buffered_bytes
+from edgefl_server.aggregate.robust import RobustRule, buffered_bytes
 from edgefl_server.coordinator.states import Rules
 from tests.server.aggregate.small_model import OLD, SINGLES, SLICE, SUFFIX, WHOLE, drawn
 
@@ -77,7 +77,7 @@ def test_partial_sums_merge(how: str, choices: list[tuple[int, int, int]], share
             weight_limit=sum(weight for _, _, weight in updates),
             device="cpu",
             base=OLD if how == "changed" else None,
-            rule=MeanRule("median" if how == "median" else "mean"),
+            rule=RobustRule("median" if how == "median" else "mean"),
         )
 
     whole, merged = begun(), begun()
@@ -192,7 +192,7 @@ def test_a_buffered_rule_takes_no_more_memory_than_it_says(threads: int) -> None
     updates, entries = 100, 2 * 66_000
     weights = {name: np.zeros(entries // 2, np.float32) for name in ("a", "b")}
     aggregator = Aggregator(
-        layout_of(weights), weight_limit=updates, device="cpu", threads=threads, rule=MeanRule("median")
+        layout_of(weights), weight_limit=updates, device="cpu", threads=threads, rule=RobustRule("median")
     )
     regions: dict[str, Region] = dict.fromkeys(weights)
     checked = aggregator.check(weights, regions)

@@ -7,7 +7,7 @@ import pytest
 
 from edgefl.wire.update.form import DENSE, VALUE_LIMIT, FloatValues, Form, Section
 from edgefl_server.aggregate.aggregator import Aggregator, NormClip, layout_of
-from edgefl_server.aggregate.robust import MeanRule
+from edgefl_server.aggregate.robust import RobustRule
 from tests.server.aggregate.small_model import OLD, SUFFIX, WHOLE, drawn
 
 
@@ -39,7 +39,7 @@ def test_with_a_base_a_change_of_zero_does_not_count() -> None:
 
 
 def test_a_median_is_not_moved_by_one_bad_update() -> None:
-    aggregator = Aggregator(layout_of(OLD), weight_limit=9, device="cpu", rule=MeanRule("median"))
+    aggregator = Aggregator(layout_of(OLD), weight_limit=9, device="cpu", rule=RobustRule("median"))
     for value, weight in ((1.0, 1), (2.0, 1), (VALUE_LIMIT, 7)):
         update = {name: np.full(OLD[name].shape, value, np.float32) for name in SUFFIX}
         aggregator.add(aggregator.check(update, SUFFIX), weight)
@@ -47,7 +47,7 @@ def test_a_median_is_not_moved_by_one_bad_update() -> None:
     assert (new["b.bias"] == 2).all() and new["b.scale"] == 2
     assert new["a.weight"].tobytes() == OLD["a.weight"].tobytes()
     with pytest.raises(ValueError, match="leave out base"):
-        Aggregator(layout_of(OLD), weight_limit=9, base=OLD, rule=MeanRule("median"))
+        Aggregator(layout_of(OLD), weight_limit=9, base=OLD, rule=RobustRule("median"))
 
 
 @pytest.mark.parametrize("change", [False, True])

@@ -13,7 +13,7 @@ from edgefl.wire.update.form import CHANGE_LIMIT, SIGNS, Codes, FloatValues, For
 from edgefl_server.aggregate.accumulator import CpuAccumulator
 from edgefl_server.aggregate.aggregator import Aggregator, NormClip, accumulator, layout_of
 from edgefl_server.aggregate.averaging import HolderMean
-from edgefl_server.aggregate.robust import MeanRule
+from edgefl_server.aggregate.robust import RobustRule
 from edgefl_server.aggregate.scatter import PART, compile_pieces, flatten
 
 OLD: Arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.float32)}
@@ -87,8 +87,8 @@ def test_total_weights_are_one_number_where_they_agree() -> None:
         assert sums._average._total_weights().tolist() == weights  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("rule", [MeanRule("median"), MeanRule("trimmed_mean", 0.34)])
-def test_a_buffered_rule_adds_changes_and_leaves_what_nobody_holds(rule: MeanRule) -> None:
+@pytest.mark.parametrize("rule", [RobustRule("median"), RobustRule("trimmed_mean", 0.34)])
+def test_a_buffered_rule_adds_changes_and_leaves_what_nobody_holds(rule: RobustRule) -> None:
     form = Form("floats", sections=(Section(("b",), FloatValues()),), change=True)
     sums, regions = aggregator(3, rule=rule), {"b": None}
     for value in (1.0, 2.0, 900.0):
@@ -98,7 +98,7 @@ def test_a_buffered_rule_adds_changes_and_leaves_what_nobody_holds(rule: MeanRul
 
 
 def test_a_buffered_rule_clips_changes() -> None:
-    sums = aggregator(3, rule=MeanRule("median"), clip=NormClip(1.0, OLD))
+    sums = aggregator(3, rule=RobustRule("median"), clip=NormClip(1.0, OLD))
     form = Form("floats", sections=(Section(("b",), FloatValues()),), change=True)
     sums.add(sums.check({"values": np.array([0, 4], np.float32)}, {"b": None}, form), 3)
     assert sums.result(OLD)["b"].tolist() == [1.0, 2.0]
@@ -106,7 +106,7 @@ def test_a_buffered_rule_clips_changes() -> None:
 
 def test_sums_must_fit_the_model_and_its_rule() -> None:
     with pytest.raises(ValueError, match="counts every holder"):
-        aggregator(rule=MeanRule("median"), base=OLD)
+        aggregator(rule=RobustRule("median"), base=OLD)
     with pytest.raises(ValueError, match="sums of 7 entries cannot take a model of 8"):
         aggregator(sums=CpuAccumulator(7))
 

@@ -14,10 +14,10 @@ from edgefl.wire.regions import Block, Region
 from edgefl.wire.tensors import Arrays
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 from edgefl_server.aggregate.averaging import distances, select_rows
-from edgefl_server.aggregate.robust import BLOCK, MeanRule, unprotected
+from edgefl_server.aggregate.robust import BLOCK, RobustRule, unprotected
 from edgefl_server.aggregate.statistics import bounds_of
 
-RULE = MeanRule("multi_krum", 0.25)
+RULE = RobustRule("multi_krum", 0.25)
 Row = npt.NDArray[np.float32]
 
 
@@ -52,7 +52,7 @@ def test_those_are_chosen_whose_scores_are_the_lowest(rows: list[list[float]], t
     arrays = [np.array(row, np.float32) for row in rows]
     bad = by_hand(len(rows), trim)
 
-    found = select_rows(arrays, MeanRule("multi_krum", trim))
+    found = select_rows(arrays, RobustRule("multi_krum", trim))
 
     if not bad:
         assert len(found) == len(rows)
@@ -96,7 +96,7 @@ def test_each_set_of_equal_entries_chooses_among_its_own() -> None:
     part = [np.where(np.arange(6) < 3, np.nan, row + 50).astype(np.float32) for row in whole]
     whole[4] += 1000
     part[2] -= 1000
-    rule = MeanRule("multi_krum", 0.2)
+    rule = RobustRule("multi_krum", 0.2)
 
     found = select_rows([*whole, *part], rule)
 
@@ -117,7 +117,7 @@ def test_blocks_do_not_show_in_distances() -> None:
 
 @pytest.mark.parametrize(("trim", "open_to_one"), [(0.1, [*range(1, 10)]), (0.34, [1, 2, 3, 4])])
 def test_so_few_devices_are_not_protected(trim: float, open_to_one: list[int]) -> None:
-    rule = MeanRule("multi_krum", trim)
+    rule = RobustRule("multi_krum", trim)
     assert [count for count in range(13) if unprotected(rule, count)] == open_to_one
     for count in range(1, 13):
         rows = [np.ones(2, np.float32) for _ in range(count)]
@@ -141,7 +141,7 @@ def test_a_round_takes_the_mean_of_the_chosen() -> None:
         layout_of(OLD),
         weight_limit=10,
         device="cpu",
-        rule=MeanRule("multi_krum", 0.2),
+        rule=RobustRule("multi_krum", 0.2),
         statistics=bounds_of(OLD, ["bn.running_mean", "bn.running_var"], 0.0),
     )
     for at in range(5):

@@ -18,20 +18,20 @@ from edgefl_server.aggregate.robust import (
     MEAN,
     Floats,
     Held,
-    MeanRule,
+    RobustRule,
     change_norm,
     clip_factor,
     combine,
     unprotected,
 )
 
-MEDIAN = MeanRule("median")
+MEDIAN = RobustRule("median")
 RULES = [
     MEAN,
     MEDIAN,
-    MeanRule("trimmed_mean", 0.1),
-    MeanRule("trimmed_mean", 0.25),
-    MeanRule("trimmed_mean", 0.49),
+    RobustRule("trimmed_mean", 0.1),
+    RobustRule("trimmed_mean", 0.25),
+    RobustRule("trimmed_mean", 0.49),
 ]
 on_rules = pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.name}-{rule.trim}")
 
@@ -49,7 +49,7 @@ def rounds(draw: st.DrawFn) -> tuple[Floats, Held]:
     return np.where(held, values.reshape(updates, entries), np.float32(np.nan)), held
 
 
-def by_hand(column: list[float], rule: MeanRule) -> float:
+def by_hand(column: list[float], rule: RobustRule) -> float:
     if rule.name == "median":
         return statistics.median(column)
     drop = math.floor(rule.trim * len(column))
@@ -60,7 +60,7 @@ def by_hand(column: list[float], rule: MeanRule) -> float:
 @pytest.mark.sample(2)
 @on_rules
 @given(given_round=rounds())
-def test_a_rule_follows_its_definition(rule: MeanRule, given_round: tuple[Floats, Held]) -> None:
+def test_a_rule_follows_its_definition(rule: RobustRule, given_round: tuple[Floats, Held]) -> None:
     values, held = given_round
 
     result, anyone = combine(values, held, rule)
@@ -75,7 +75,7 @@ def test_a_rule_follows_its_definition(rule: MeanRule, given_round: tuple[Floats
 @pytest.mark.sample(2)
 @on_rules
 @given(given_round=rounds(), seed=st.integers(0, 1000))
-def test_order_changes_no_bit(rule: MeanRule, given_round: tuple[Floats, Held], seed: int) -> None:
+def test_order_changes_no_bit(rule: RobustRule, given_round: tuple[Floats, Held], seed: int) -> None:
     values, held = given_round
     order = np.random.default_rng(seed).permutation(len(values))
 
@@ -85,7 +85,7 @@ def test_order_changes_no_bit(rule: MeanRule, given_round: tuple[Floats, Held], 
 
 
 @on_rules
-def test_signed_zeros_do_not_show_which_came_first(rule: MeanRule) -> None:
+def test_signed_zeros_do_not_show_which_came_first(rule: RobustRule) -> None:
     values, held = np.array([[-0.0], [0.0]], np.float32), np.ones((2, 1), bool)
 
     assert combine(values, held, rule)[0].tobytes() == combine(values[::-1], held, rule)[0].tobytes()
@@ -93,7 +93,7 @@ def test_signed_zeros_do_not_show_which_came_first(rule: MeanRule) -> None:
 
 @on_rules
 @given(given_round=rounds())
-def test_a_result_lies_between_its_holders(rule: MeanRule, given_round: tuple[Floats, Held]) -> None:
+def test_a_result_lies_between_its_holders(rule: RobustRule, given_round: tuple[Floats, Held]) -> None:
     values, held = given_round
 
     result, anyone = combine(values, held, rule)
@@ -105,7 +105,7 @@ def test_a_result_lies_between_its_holders(rule: MeanRule, given_round: tuple[Fl
 
 @on_rules
 @given(given_round=rounds(), shift=st.integers(-64, 64))
-def test_a_shift_moves_the_result(rule: MeanRule, given_round: tuple[Floats, Held], shift: int) -> None:
+def test_a_shift_moves_the_result(rule: RobustRule, given_round: tuple[Floats, Held], shift: int) -> None:
     values, held = given_round
     exact = values.astype(np.float64)
 
@@ -118,7 +118,7 @@ def test_a_shift_moves_the_result(rule: MeanRule, given_round: tuple[Floats, Hel
 def test_trimming_a_share_of_nobody_is_the_mean(given_round: tuple[Floats, Held]) -> None:
     values, held = given_round
 
-    trimmed = combine(values, held, MeanRule("trimmed_mean", 0.1))[0]
+    trimmed = combine(values, held, RobustRule("trimmed_mean", 0.1))[0]
     assert trimmed.tobytes() == combine(values, held)[0].tobytes()
 
 
@@ -136,7 +136,7 @@ def test_mean_of_equal_float64_is_that_number() -> None:
 def test_trimmed_mean_drops_the_floor(trim: float, holders: int, expected: int) -> None:
     powers = 1.001 ** np.arange(holders)[:, None]
 
-    result, _ = combine(powers, np.ones((holders, 1), bool), MeanRule("trimmed_mean", trim))
+    result, _ = combine(powers, np.ones((holders, 1), bool), RobustRule("trimmed_mean", trim))
 
     assert result[0] == pytest.approx(powers[expected : holders - expected].mean(), rel=1e-12)
 
@@ -163,8 +163,8 @@ def test_values_and_marks_of_different_shapes_are_refused() -> None:
 
 
 @pytest.mark.parametrize("attack", ["huge", "flipped"])
-@pytest.mark.parametrize("rule", [MEDIAN, MeanRule("trimmed_mean", 0.25)], ids=lambda rule: rule.name)
-def test_poisoned_updates_cannot_leave_the_honest_range(rule: MeanRule, attack: str) -> None:
+@pytest.mark.parametrize("rule", [MEDIAN, RobustRule("trimmed_mean", 0.25)], ids=lambda rule: rule.name)
+def test_poisoned_updates_cannot_leave_the_honest_range(rule: RobustRule, attack: str) -> None:
     rng = np.random.default_rng(7)
     honest = (1 + 0.1 * rng.normal(size=(9, 500))).astype(np.float32)
     poison = np.full((2, 500), 1e6, np.float32) if attack == "huge" else -10 * honest[:2]
@@ -194,11 +194,11 @@ def test_poisoned_updates_cannot_leave_the_honest_range(rule: MeanRule, attack: 
 )
 def test_rule_that_cannot_be_is_refused(kind: str, trim: float, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        MeanRule(kind, trim)  # type: ignore[arg-type]
+        RobustRule(kind, trim)  # type: ignore[arg-type]
 
 
 def test_only_the_mean_needs_no_buffer() -> None:
-    assert [rule.buffered for rule in (MEAN, MEDIAN, MeanRule("trimmed_mean", 0.1))] == [False, True, True]
+    assert [rule.buffered for rule in (MEAN, MEDIAN, RobustRule("trimmed_mean", 0.1))] == [False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -206,12 +206,12 @@ def test_only_the_mean_needs_no_buffer() -> None:
     [
         (MEAN, []),  # promises nothing
         (MEDIAN, [1, 2]),
-        (MeanRule("trimmed_mean", 0.1), [*range(1, 10)]),
-        (MeanRule("trimmed_mean", 0.34), [1, 2]),
+        (RobustRule("trimmed_mean", 0.1), [*range(1, 10)]),
+        (RobustRule("trimmed_mean", 0.34), [1, 2]),
     ],
     ids=str,
 )
-def test_too_few_holders_are_not_protected(rule: MeanRule, open_to_one: list[int]) -> None:
+def test_too_few_holders_are_not_protected(rule: RobustRule, open_to_one: list[int]) -> None:
     assert [holders for holders in range(13) if unprotected(rule, holders)] == open_to_one
     for holders in range(1, 13):
         values = np.ones((holders, 1))

@@ -14,7 +14,7 @@ from edgefl.wire.regions import Block, Entries, Region
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import DENSE, VALUE_LIMIT, Codes, FloatValues, Form, Section
 from edgefl_server.aggregate.aggregator import Aggregator, NormClip, layout_of
-from edgefl_server.aggregate.robust import MeanRule
+from edgefl_server.aggregate.robust import RobustRule
 from edgefl_server.aggregate.statistics import bounds_of
 from edgefl_server.coordinator.fleet import Assignment, Assignments
 from edgefl_server.coordinator.states import OpenRound
@@ -58,8 +58,8 @@ POISON: Arrays = {
 }
 
 
-@pytest.mark.parametrize("rule", [MeanRule(), MeanRule("median"), MeanRule("multi_krum", 0.34)])
-def test_statistics_that_no_norm_counts_move_as_far_as_their_own_bound(rule: MeanRule) -> None:
+@pytest.mark.parametrize("rule", [RobustRule(), RobustRule("median"), RobustRule("multi_krum", 0.34)])
+def test_statistics_that_no_norm_counts_move_as_far_as_their_own_bound(rule: RobustRule) -> None:
     """The recipe of the review: under a clip, -2**20 as a variance had norm 0 and went into the sum as it was."""
     sums = aggregator(1.0, rule=rule, clip=NormClip(1.0, OLD, frozenset(STATISTICS)))
 
@@ -213,8 +213,8 @@ def test_shares_of_a_round_have_one_median() -> None:
     [
         (AggregateSpec(), False),
         (AggregateSpec(clip_norm=1.0), True),
-        (AggregateSpec(MeanRule("multi_krum", 0.3)), True),
-        (AggregateSpec(MeanRule("median")), False),  # of everything, statistics too
+        (AggregateSpec(RobustRule("multi_krum", 0.3)), True),
+        (AggregateSpec(RobustRule("median")), False),  # of everything, statistics too
     ],
 )
 def test_a_round_bounds_its_statistics(spec: AggregateSpec, median: bool) -> None:

@@ -16,15 +16,15 @@ from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.coordinator.roster import TierRule
 from edgefl_server.coordinator.states import (
     Answered,
-    Close,
+    CloseRound,
     DeviceHello,
     DeviceStatus,
-    Finish,
+    FinishRun,
     ModelReady,
-    Open,
     Outage,
-    Reassign,
+    ReassignTasks,
     Rules,
+    StartRound,
     TaskDeclined,
     Tick,
 )
@@ -62,19 +62,19 @@ class Run:
         while pending:
             action = pending.pop(0)
             match action:
-                case Open(round=opened):
+                case StartRound(round=opened):
                     self._give(opened.began)
                     self.steps.append(())
-                case Reassign(over=over, tasks=tasks):
+                case ReassignTasks(over=over, tasks=tasks):
                     for each in over:
                         self._end(each.nonce, each.status)
                     self._give(tasks)
-                case Close(round=ended):
+                case CloseRound(round=ended):
                     version = f"v{ended.number}" if not failed else self.state.model_version
                     ready = ModelReady(version, failed)
                     self.state, more = machine.step(self.rules, self.state, ready, self.now)
                     pending += more
-                case Finish():
+                case FinishRun():
                     self.finished = True
 
     def _answers(self, event: Any) -> None:

@@ -13,7 +13,7 @@ from edgefl.errors import ConfigError
 from edgefl_server.coordinator import machine, states
 from edgefl_server.coordinator.collapse import BestMetrics, Rollback, best_of, collapse
 from edgefl_server.coordinator.roster import TierRule
-from edgefl_server.coordinator.states import DeviceHello, ModelReady, Open, Rules
+from edgefl_server.coordinator.states import DeviceHello, ModelReady, Rules, StartRound
 
 RULE = Rollback(accuracy=0.2, loss=3.0)
 SO_FAR = BestMetrics(accuracy=0.8, loss=0.5)
@@ -70,7 +70,7 @@ def test_rounds_that_are_undone_do_not_end_a_run_however_many() -> None:
     rules = Rules("run", 0, 9, (TierRule("all", ("*",)),))
     state, actions = machine.step(rules, machine.initial("v", 0.0), DeviceHello("d", 0, 1), 0.0)
     for number in range(1, 10):
-        assert isinstance(actions[-1], Open) and actions[-1].round.number == number
+        assert isinstance(actions[-1], StartRound) and actions[-1].round.number == number
         state, _ = machine.step(rules, state, states.Answered("d", True), 1.0)
         state, actions = machine.step(rules, state, ModelReady("v", failed="worse", undone=True), 1.0)
         assert state.refused == 0 and state.position == 0 and state.base == 0

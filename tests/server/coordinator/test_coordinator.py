@@ -13,14 +13,14 @@ from edgefl.errors import UpdateRejected
 from edgefl_server.coordinator import claims, machine, states
 from edgefl_server.coordinator.roster import TierRule, sample, share, task_nonce, task_seed, tier_of
 from edgefl_server.coordinator.states import (
-    Abandon,
+    AbandonRound,
     Answered,
-    Close,
-    Finish,
+    CloseRound,
+    FinishRun,
     ModelReady,
-    Open,
     Rules,
     SendTask,
+    StartRound,
     State,
 )
 
@@ -42,7 +42,7 @@ def opened(
 ) -> tuple[Rules, State]:
     rules = replace(RULES, **{"min_devices": len(names), **changes})
     state, actions = hello(rules, machine.initial(VERSION, 0.0), *names)
-    assert isinstance(actions[-1], Open) and state.phase == "open"
+    assert isinstance(actions[-1], StartRound) and state.phase == "open"
     return rules, state
 
 
@@ -68,7 +68,7 @@ def test_the_first_round_waits_for_min_devices() -> None:
     state, actions = hello(rules, machine.initial(VERSION, 0.0), "strong-0")
     assert state.phase == "waiting" and not actions
     state, actions = hello(rules, state, "weak-0")
-    assert isinstance(actions[0], Open) and set(actions[0].round.assignments) == {"strong-0", "weak-0"}
+    assert isinstance(actions[0], StartRound) and set(actions[0].round.assignments) == {"strong-0", "weak-0"}
 
 
 def test_after_the_ready_timeout_min_reports_devices_are_enough() -> None:
@@ -77,7 +77,7 @@ def test_after_the_ready_timeout_min_reports_devices_are_enough() -> None:
     wake = machine.wake_at(rules, state, 0.0)
     assert wake == 100.0
     state, actions = machine.step(rules, state, states.Tick(), wake)
-    assert isinstance(actions[0], Open)
+    assert isinstance(actions[0], StartRound)
 
 
 def test_waiting_has_no_deadline_once_the_timeout_has_passed() -> None:
@@ -89,9 +89,9 @@ def test_a_round_closes_when_all_reported_and_the_next_opens() -> None:
     state, actions = answer(rules, state, "strong-0", "strong-1")
     assert state.phase == "open" and not actions
     state, actions = answer(rules, state, "weak-0")
-    assert state.phase == "closing" and isinstance(actions[0], Close)
+    assert state.phase == "closing" and isinstance(actions[0], CloseRound)
     state, actions = machine.step(rules, state, ModelReady("w" * 64), 2.0)
-    assert isinstance(actions[0], Open) and actions[0].round.number == 2
+    assert isinstance(actions[0], StartRound) and actions[0].round.number == 2
     assert state.round is not None and state.round.model_version == "w" * 64
 
 
@@ -101,7 +101,7 @@ def test_over_selection_closes_at_the_goal() -> None:
     assert state.round is not None and state.round.goal == 5 and len(state.round.assignments) == 8
     chosen = sorted(state.round.assignments)
     state, actions = answer(rules, state, *chosen[:5])
-    assert isinstance(actions[-1], Close) and len(actions[-1].round.with_status("accepted")) == 5
+    assert isinstance(actions[-1], CloseRound) and len(actions[-1].round.with_status("accepted")) == 5
 
 
 def test_at_the_deadline_a_round_closes_with_what_it_has() -> None:
@@ -111,15 +111,15 @@ def test_at_the_deadline_a_round_closes_with_what_it_has() -> None:
     assert deadline == 10.0
     assert machine.step(rules, state, states.Tick(), deadline - 0.1)[1] == ()
     state, actions = machine.step(rules, state, states.Tick(), deadline)
-    assert isinstance(actions[0], Close)
+    assert isinstance(actions[0], CloseRound)
 
 
 def test_too_few_reports_at_the_deadline_abandon_the_round() -> None:
     rules, state = opened(min_reports=2)
     state, _ = answer(rules, state, "weak-0")
     state, actions = machine.step(rules, state, states.Tick(), 10.0)
-    assert isinstance(actions[0], Abandon) and "1 of 3" in actions[0].text
-    assert isinstance(actions[1], Open) and actions[1].round.number == 2
+    assert isinstance(actions[0], AbandonRound) and "1 of 3" in actions[0].text
+    assert isinstance(actions[1], StartRound) and actions[1].round.number == 2
     assert actions[1].round.model_version == VERSION
 
 
@@ -127,7 +127,7 @@ def test_when_all_are_refused_the_round_ends_before_its_deadline() -> None:
     rules, state = opened()
     state, _ = answer(rules, state, "strong-0", accepted=False)
     state, actions = answer(rules, state, "strong-1", "weak-0", accepted=False)
-    assert isinstance(actions[0], Abandon) and "every device has answered" in actions[0].text
+    assert isinstance(actions[0], AbandonRound) and "every device has answered" in actions[0].text
 
 
 def test_a_vanished_device_blocks_until_the_deadline_only() -> None:
@@ -137,7 +137,10 @@ def test_a_vanished_device_blocks_until_the_deadline_only() -> None:
     assert state.phase == "open" and not actions
     state, actions = machine.step(rules, state, states.Tick(), 10.0)
     state, actions = machine.step(rules, state, ModelReady("w" * 64), 10.0)
-    assert isinstance(actions[0], Open) and set(actions[0].round.assignments) == {"strong-0", "strong-1"}
+    assert isinstance(actions[0], StartRound) and set(actions[0].round.assignments) == {
+        "strong-0",
+        "strong-1",
+    }
 
 
 def test_a_round_waits_no_longer_than_the_grace_for_offline_devices() -> None:
@@ -151,7 +154,7 @@ def test_a_round_waits_no_longer_than_the_grace_for_offline_devices() -> None:
     assert machine.wake_at(rules, back, 3.0) == 100.0
     assert machine.step(rules, state, states.Tick(), 5.9)[1] == ()
     state, actions = machine.step(rules, state, states.Tick(), 6.0)  # type: ignore[assignment]
-    assert isinstance(actions[0], Close)
+    assert isinstance(actions[0], CloseRound)
 
 
 def test_too_few_reports_wait_for_offline_devices_until_the_deadline() -> None:
@@ -180,7 +183,7 @@ def test_a_device_that_blinks_is_still_selected() -> None:
     state, _ = machine.step(rules, state, states.DeviceStatus("strong-0", online=False), 1.0)
     state, _ = answer(rules, state, "weak-0")
     state, actions = machine.step(rules, state, ModelReady("w" * 64), 5.9)
-    assert isinstance(actions[0], Open) and "strong-0" in actions[0].round.assignments
+    assert isinstance(actions[0], StartRound) and "strong-0" in actions[0].round.assignments
 
 
 def test_a_hello_repeats_the_task_until_it_is_answered() -> None:
@@ -198,7 +201,7 @@ def test_a_retained_hello_of_a_device_that_is_gone_does_not_bring_it_back() -> N
     assert state.phase == "waiting" and not actions
     assert not state.devices["strong-0"].online and state.devices["strong-0"].seen == 0.0
     state, actions = machine.step(RULES, state, states.DeviceStatus("strong-0", online=True), 101.0)  # type: ignore[assignment]
-    assert isinstance(actions[0], Open)
+    assert isinstance(actions[0], StartRound)
 
 
 def test_a_retained_hello_does_not_renew_the_grace_of_a_device_that_left() -> None:
@@ -212,7 +215,7 @@ def test_after_the_last_round_it_is_done() -> None:
     rules, state = opened(("strong-0",), rounds=1)
     state, _ = answer(rules, state, "strong-0")
     state, actions = machine.step(rules, state, ModelReady("w" * 64), 1.0)
-    assert state.phase == "done" and isinstance(actions[0], Finish)
+    assert state.phase == "done" and isinstance(actions[0], FinishRun)
     assert machine.step(rules, state, states.Tick(), 9e9) == (state, ())
 
 
@@ -304,16 +307,16 @@ def test_rounds_open_in_order_and_end_once(events: list[Any], reports: int, pace
         pending = list(actions)
         while pending:
             match pending.pop(0):
-                case Open(round=begun):
+                case StartRound(round=begun):
                     assert not open_now and begun.number == last + 1 <= rules.rounds
                     assert begun.goal <= len(begun.assignments)
                     open_now = last = begun.number
-                case Close(round=ended):
+                case CloseRound(round=ended):
                     assert ended.number == open_now and len(ended.with_status("accepted")) >= reports
                     open_now = 0
                     state, more = machine.step(rules, state, ModelReady(VERSION), now)
                     pending += more
-                case Abandon(round=ended):
+                case AbandonRound(round=ended):
                     assert ended.number == open_now and len(ended.with_status("accepted")) < reports
                     open_now = 0
         assert (state.phase == "open") == bool(open_now)

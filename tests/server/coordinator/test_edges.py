@@ -10,7 +10,7 @@ import pytest
 from edgefl.errors import DIVERGED, DivergedError, UpdateRejected
 from edgefl_server.coordinator import attendance, claims, machine, roster, states
 from edgefl_server.coordinator.roster import RosterEntry, TierRule
-from edgefl_server.coordinator.states import Abandon, Close, Finish, Open, Refuse, Rules
+from edgefl_server.coordinator.states import AbandonRound, CloseRound, FinishRun, RefuseRun, Rules, StartRound
 from tests.server.aggregate.members import NAMES, accepted, begun, kinds, left, play
 from tests.server.coordinator.test_coordinator import RULES, VERSION, answer, claim, hello, opened
 
@@ -54,7 +54,7 @@ def test_the_first_round_needs_as_many_devices_as_must_report() -> None:
     rules = replace(RULES, min_devices=1, min_reports=3)
     state, _ = hello(rules, machine.initial(VERSION, 0.0), "strong-0", "strong-1")
     assert attendance.presence(rules, state, 0.0) == attendance.Presence(2, 3)
-    assert kinds(machine.step(rules, state, states.DeviceHello("weak-0", 8, 5), 1.0)[1]) == [Open]  # type: ignore[arg-type]
+    assert kinds(machine.step(rules, state, states.DeviceHello("weak-0", 8, 5), 1.0)[1]) == [StartRound]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_run_that_every_device_declined_ends_with_their_reason(reason: str, re
             state, actions = machine.step(rules, state, declined, float(number))
 
     refuse = actions[-1]
-    assert isinstance(refuse, Refuse) and f"strong-0, weak-0 ({reason})" in refuse.text
+    assert isinstance(refuse, RefuseRun) and f"strong-0, weak-0 ({reason})" in refuse.text
     assert remedy in refuse.text and "more rounds" not in refuse.text
 
 
@@ -80,7 +80,7 @@ def test_without_a_number_of_reports_one_is_needed() -> None:
     assert attendance.presence(rules, machine.initial(VERSION, 0.0), 0.0) == attendance.Presence(0, 1)
     state, _ = hello(rules, machine.initial(VERSION, 0.0), "strong-0")
     state, actions = answer(rules, state, "strong-0", accepted=False)
-    assert isinstance(actions[0], Abandon) and "it needs 1 reports, 0 of 1 devices" in actions[0].text
+    assert isinstance(actions[0], AbandonRound) and "it needs 1 reports, 0 of 1 devices" in actions[0].text
 
 
 def test_from_the_second_round_on_nobody_waits_for_min_devices() -> None:
@@ -89,7 +89,7 @@ def test_from_the_second_round_on_nobody_waits_for_min_devices() -> None:
     for name in ("strong-1", "weak-0"):
         state, _ = machine.step(rules, state, states.DeviceStatus(name, online=False), 1.0)
     state, actions = machine.step(rules, state, states.ModelReady("w" * 64), 6.0)
-    assert isinstance(actions[0], Open) and set(actions[0].round.assignments) == {"strong-0"}
+    assert isinstance(actions[0], StartRound) and set(actions[0].round.assignments) == {"strong-0"}
     assert machine.wake_at(rules, replace(state, phase="waiting", round=None), 6.0) is None
 
 
@@ -199,7 +199,7 @@ def test_while_the_model_is_computed_answers_and_time_change_nothing() -> None:
     assert state.round is not None
     late = state.round.assignments["strong-1"]
     state, actions = answer(rules, state, "strong-0")
-    assert kinds(actions) == [Close] and machine.wake_at(rules, state, 1.0) is None  # type: ignore[arg-type]
+    assert kinds(actions) == [CloseRound] and machine.wake_at(rules, state, 1.0) is None  # type: ignore[arg-type]
     for event in (states.Tick(), states.TaskDeclined("strong-1", late.nonce, "busy")):
         assert machine.step(rules, state, event, 1e6) == (state, ())
 
@@ -213,7 +213,7 @@ def test_what_a_round_takes_over_from_the_one_before() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "opening", "end"), [(1, 1, Refuse), (2, 1, Finish), (1, 0, Finish), (2, 2, Refuse)]
+    ("rounds", "opening", "end"), [(1, 1, RefuseRun), (2, 1, FinishRun), (1, 0, FinishRun), (2, 2, RefuseRun)]
 )
 def test_a_run_of_openings_trains_nothing(rounds: int, opening: int, end: type) -> None:
     rules, state = begun(rounds - 1, rounds=rounds, opening=opening)
@@ -227,7 +227,7 @@ def test_a_run_of_openings_trains_nothing(rounds: int, opening: int, end: type) 
 def test_a_run_in_which_no_round_closed_has_trained_nothing(whole: bool) -> None:
     rules, state = begun(whole=whole, rounds=1, opening=0)
     state, actions = machine.step(rules, state, states.Tick(), 100.0)
-    assert kinds(list(actions)) == [Abandon, Refuse]
+    assert kinds(list(actions)) == [AbandonRound, RefuseRun]
     assert "all 1 rounds are over" in actions[1].text and "only begin" not in actions[1].text  # type: ignore[union-attr]
 
 
@@ -243,7 +243,7 @@ def test_a_run_whose_updates_are_not_finite_has_diverged(rounds: int) -> None:
             state, actions = machine.step(rules, state, refused, 1.0)
         assert why in actions[0].text and "deadline" not in actions[0].text  # type: ignore[union-attr]
     refuse = actions[-1]
-    assert isinstance(refuse, Refuse) and isinstance(refuse.error, DivergedError)
+    assert isinstance(refuse, RefuseRun) and isinstance(refuse.error, DivergedError)
     assert state.next_round == min(rounds, 3) + 1
 
 
@@ -258,7 +258,7 @@ def test_devices_that_are_away_hide_no_divergence(rounds: int) -> None:
         state, _ = play(rules, state, *diverged, now=current.opened)
         state, actions = play(rules, state, states.Tick(), now=current.deadline)
     refuse = actions[-1]
-    assert isinstance(refuse, Refuse) and isinstance(refuse.error, DivergedError)
+    assert isinstance(refuse, RefuseRun) and isinstance(refuse.error, DivergedError)
     assert state.next_round == 5
 
 
@@ -268,7 +268,7 @@ def test_asynchronous_rounds_end_when_all_online_devices_diverge() -> None:
     state, _ = play(rules, state, states.Tick(), now=7.0)
     diverged = [states.Answered(name, accepted=False, reason=DIVERGED) for name in ("a", "b")]
     state, actions = play(rules, state, *diverged, now=8.0)
-    assert isinstance(actions[-1], Refuse) and isinstance(actions[-1].error, DivergedError)
+    assert isinstance(actions[-1], RefuseRun) and isinstance(actions[-1].error, DivergedError)
 
 
 def test_one_device_that_sends_nan_while_others_are_away_ends_no_run() -> None:

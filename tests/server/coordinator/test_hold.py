@@ -7,13 +7,13 @@ from edgefl_server.coordinator import states
 from edgefl_server.coordinator.roster import TierRule
 from edgefl_server.coordinator.states import (
     Answered,
-    Close,
+    CloseRound,
     DeviceHello,
-    Finish,
+    FinishRun,
     Hold,
     ModelReady,
-    Open,
     Rules,
+    StartRound,
     State,
     Tick,
 )
@@ -35,14 +35,14 @@ def hello() -> DeviceHello:
 
 def test_a_round_that_is_open_ends_and_no_other_opens() -> None:
     state, told = stepped(coordinator.initial("v", 0.0), hello())
-    assert told == [Open.__name__]
+    assert told == [StartRound.__name__]
 
     state, told = stepped(state, Hold(True), Answered("strong-0", accepted=True), ModelReady("w"), Tick())
-    assert (told, state.phase, state.next_round) == ([Close.__name__], "waiting", 2)
+    assert (told, state.phase, state.next_round) == ([CloseRound.__name__], "waiting", 2)
     assert coordinator.wake_at(RULES, state, 100.0) is None, "nobody waits for time to pass"
 
     state, told = stepped(state, Hold(False))
-    assert told == [Open.__name__] and state.phase == "open"
+    assert told == [StartRound.__name__] and state.phase == "open"
 
 
 def test_a_hold_before_the_first_round_outlasts_the_wait_for_devices() -> None:
@@ -55,4 +55,4 @@ def test_a_run_whose_rounds_are_over_ends_though_it_is_held() -> None:
     for _ in range(2):
         state, _ = stepped(state, hello(), Answered("strong-0", accepted=True))
         state, told = stepped(state, Hold(state.next_round == 2), ModelReady("w"))
-    assert (told, state.phase) == ([Finish.__name__], "done")
+    assert (told, state.phase) == ([FinishRun.__name__], "done")

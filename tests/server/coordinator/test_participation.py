@@ -10,7 +10,7 @@ import pytest
 from edgefl.wire.mqtt.messages import NO_CARRY
 from edgefl_server.coordinator import attendance, machine, states
 from edgefl_server.coordinator.roster import TierRule
-from edgefl_server.coordinator.states import Abandon, Close, Open, Refuse, SendTask, Warn
+from edgefl_server.coordinator.states import AbandonRound, CloseRound, RefuseRun, SendTask, StartRound, Warn
 from tests.server.aggregate.members import (
     NAMES,
     RULES,
@@ -34,14 +34,14 @@ def test_the_first_round_waits_for_all_devices_however_long_that_takes() -> None
     assert not actions and not more and machine.wake_at(RULES, state, 1e6) is None
     assert attendance.presence(RULES, state, 1e6) == attendance.Presence(2, 3)
     state, actions = play(RULES, state, *hello("c"), now=1e6)
-    assert kinds(actions) == [Open] and state.members == NAMES
+    assert kinds(actions) == [StartRound] and state.members == NAMES
 
 
 def test_partial_rounds_continue_with_fewer_after_the_timeout() -> None:
     rules = replace(RULES, absent="partial")
     state, _ = play(rules, machine.initial(VERSION, 0.0), *hello("a", "b"), now=0.0)
     state, actions = play(rules, state, states.Tick(), now=20.0)
-    assert kinds(actions) == [Open] and state.members == () and not actions[0].round.whole
+    assert kinds(actions) == [StartRound] and state.members == () and not actions[0].round.whole
 
 
 def test_every_present_device_becomes_a_member() -> None:
@@ -57,31 +57,33 @@ def test_a_device_that_does_not_come_back_within_the_grace_is_no_member() -> Non
     rules = replace(RULES, min_devices=2)
     state, _ = play(rules, machine.initial(VERSION, 0.0), *hello("a"), *left("a"), *hello("b", "c"), now=0.0)
     state, actions = play(rules, state, states.Tick(), now=5.0)
-    assert kinds(actions) == [Open] and state.members == ("b", "c")
+    assert kinds(actions) == [StartRound] and state.members == ("b", "c")
 
 
 def test_newcomers_wait_and_the_members_stay() -> None:
     rules, state = begun()
     state, actions = play(rules, state, *hello("d"), *accepted(*NAMES))
-    assert kinds(actions) == [Close, Open] and set(actions[1].round.assignments) == set(NAMES)
+    assert kinds(actions) == [CloseRound, StartRound] and set(actions[1].round.assignments) == set(NAMES)
     assert state.members == NAMES
 
 
 def test_no_round_opens_while_a_member_is_away_and_it_is_named() -> None:
     rules, state = begun()
     state, actions = play(rules, state, *accepted("a", "b"), *left("c"), *accepted("c"))
-    assert kinds(actions) == [Close] and state.phase == "waiting"
+    assert kinds(actions) == [CloseRound] and state.phase == "waiting"
     assert attendance.presence(rules, state, 1e5) == attendance.Presence(2, 3, ("c",))
     state, actions = play(rules, state, states.Tick(), *hello("d"), now=1e5)
     assert not actions and machine.wake_at(rules, state, 1e5) is None
     state, actions = play(rules, state, *back("c"), now=2e5)
-    assert kinds(actions) == [Open] and state.position == 1 and state.next_round == 2
+    assert kinds(actions) == [StartRound] and state.position == 1 and state.next_round == 2
 
 
 def test_a_member_that_fits_no_tier_any_more_is_waited_for() -> None:
     rules, state = begun(tiers=(TierRule("all", (), 4),))
     state, actions = play(rules, state, states.DeviceHello("c", 1, 50), *accepted(*NAMES))
-    assert kinds(actions) == [SendTask, Close] and attendance.presence(rules, state, 1.0).missing == ("c",)
+    assert kinds(actions) == [SendTask, CloseRound] and attendance.presence(rules, state, 1.0).missing == (
+        "c",
+    )
 
 
 # -- closing ---------------------------------------------------------------------------------------------------
@@ -91,7 +93,7 @@ def test_position_and_base_follow_the_rounds_that_closed() -> None:
     rules, state = begun(2)
     assert (state.position, state.base, state.round and state.round.number) == (2, 2, 3)
     state, actions = play(rules, state, states.Answered("b", False))
-    assert kinds(actions) == [Abandon, Open]
+    assert kinds(actions) == [AbandonRound, StartRound]
     assert (state.position, state.base, state.round and state.round.number) == (2, 2, 4)
     assert state.round is not None and state.round.position == 2
     state, _ = play(rules, state, *accepted(*NAMES))
@@ -101,13 +103,17 @@ def test_position_and_base_follow_the_rounds_that_closed() -> None:
 def test_an_algorithm_without_members_counts_its_exchanges() -> None:
     rules, state = begun(whole=False, opening=0)
     state, actions = play(rules, state, *accepted("a", "b"), states.Answered("c", False))
-    assert kinds(actions) == [Close, Open] and (state.position, state.base, state.members) == (1, 1, ())
+    assert kinds(actions) == [CloseRound, StartRound] and (state.position, state.base, state.members) == (
+        1,
+        1,
+        (),
+    )
 
 
 def test_a_declined_task_ends_the_devices_part_like_a_refusal() -> None:
     rules, state = begun(whole=False)
     state, actions = play(rules, state, *accepted("a", "b"), decline(state, "c"))
-    assert kinds(actions) == [Close, Open]
+    assert kinds(actions) == [CloseRound, StartRound]
     assert actions[0].round.assignments["c"].status == "declined"
     assert actions[0].round.assignments["c"].reason == NO_CARRY
 
@@ -130,7 +136,7 @@ def test_when_all_decline_the_abandoned_round_says_so() -> None:
     rules, state = begun(whole=False, opening=0)
     words = [decline(state, name, "busy") for name in NAMES]
     _, actions = play(rules, state, *words)
-    assert isinstance(actions[0], Abandon) and "declined: a, b, c (busy)" in actions[0].text
+    assert isinstance(actions[0], AbandonRound) and "declined: a, b, c (busy)" in actions[0].text
 
 
 # -- a member is missing: wait ---------------------------------------------------------------------------------
@@ -140,7 +146,7 @@ def test_a_missed_deadline_repeats_the_exchange_and_names_the_device() -> None:
     rules, state = begun(1)
     state, _ = play(rules, state, *accepted("a", "b"))
     state, actions = play(rules, state, states.Tick(), now=100.0)
-    assert kinds(actions) == [Abandon, Open]
+    assert kinds(actions) == [AbandonRound, StartRound]
     assert "c (it did not report in time)" in actions[0].text and "all 3 devices" in actions[0].text
     assert (actions[1].round.number, actions[1].round.position, state.base) == (3, 1, 1)
 
@@ -148,7 +154,7 @@ def test_a_missed_deadline_repeats_the_exchange_and_names_the_device() -> None:
 def test_a_refused_update_ends_the_round_at_once() -> None:
     rules, state = begun(1)
     _, actions = play(rules, state, states.Answered("b", False))
-    assert kinds(actions) == [Abandon, Open] and "b (its update was refused)" in actions[0].text
+    assert kinds(actions) == [AbandonRound, StartRound] and "b (its update was refused)" in actions[0].text
 
 
 def test_a_member_offline_beyond_the_grace_ends_the_round_once() -> None:
@@ -157,12 +163,12 @@ def test_a_member_offline_beyond_the_grace_ends_the_round_once() -> None:
     assert machine.wake_at(rules, state, 10.0) == 15.0
     assert play(rules, state, states.Tick(), now=14.9)[1] == []
     state, actions = play(rules, state, states.Tick(), now=15.0)
-    assert kinds(actions) == [Abandon] and "c (it has been offline for over 5 s)" in actions[0].text
+    assert kinds(actions) == [AbandonRound] and "c (it has been offline for over 5 s)" in actions[0].text
     for now in (16.0, 1e3, 1e6):
         state, actions = play(rules, state, states.Tick(), now=now)
         assert not actions and machine.wake_at(rules, state, now) is None
     state, actions = play(rules, state, *back("c"), now=1e6)
-    assert kinds(actions) == [Open] and (state.position, actions[0].round.number) == (1, 3)
+    assert kinds(actions) == [StartRound] and (state.position, actions[0].round.number) == (1, 3)
 
 
 def test_the_grace_of_a_round_begins_anew_after_a_restart_or_an_outage() -> None:
@@ -180,7 +186,7 @@ def test_a_lost_carry_restarts_the_method_with_present_devices() -> None:
     rules, state = begun(2)
     state, _ = play(rules, state, *hello("d"), *accepted("a"))
     state, actions = play(rules, state, decline(state, "b"))
-    assert kinds(actions) == [Abandon, Warn, Open]
+    assert kinds(actions) == [AbandonRound, Warn, StartRound]
     assert actions[0].restart and actions[1].text == actions[0].text
     assert "b has lost what it kept of round 2" in actions[1].text
     assert (state.position, state.base, state.members) == (0, 2, (*NAMES, "d"))
@@ -190,18 +196,18 @@ def test_a_lost_carry_restarts_the_method_with_present_devices() -> None:
 def test_a_restarted_method_needs_as_many_devices_as_at_first() -> None:
     rules, state = begun(2)
     state, actions = play(rules, state, *left("c"), decline(state, "b"), now=2.0)
-    assert kinds(actions) == [Abandon, Warn] and state.members == ()
+    assert kinds(actions) == [AbandonRound, Warn] and state.members == ()
     assert machine.wake_at(rules, state, 2.0) == 7.0
     state, actions = play(rules, state, states.Tick(), now=7.0)
     assert not actions and attendance.presence(rules, state, 7.0) == attendance.Presence(2, 3)
     state, actions = play(rules, state, *hello("e"), now=8.0)
-    assert kinds(actions) == [Open] and state.members == ("a", "b", "e")
+    assert kinds(actions) == [StartRound] and state.members == ("a", "b", "e")
 
 
 def test_a_decline_for_another_reason_does_not_make_it_begin_again() -> None:
     rules, state = begun(2)
     state, actions = play(rules, state, decline(state, "b", "busy"))
-    assert kinds(actions) == [Abandon, Open] and "b (it declined (busy))" in actions[0].text
+    assert kinds(actions) == [AbandonRound, StartRound] and "b (it declined (busy))" in actions[0].text
     assert state.position == 2 and not actions[0].restart
 
 
@@ -209,7 +215,7 @@ def test_a_decline_for_another_reason_does_not_make_it_begin_again() -> None:
 def test_what_cannot_be_made_again_ends_the_run(opening: int, position: int) -> None:
     rules, state = begun(position, opening=opening)
     state, actions = play(rules, state, decline(state, "b"))
-    assert kinds(actions) == [Abandon, Refuse] and state.phase == "done"
+    assert kinds(actions) == [AbandonRound, RefuseRun] and state.phase == "done"
     assert "b (it declined (no-carry))" in actions[1].text and "cannot be made again" in actions[1].text
     assert machine.step(rules, state, states.Tick(), 1e9) == (state, ())
     assert machine.wake_at(rules, state, 1e9) is None
@@ -219,9 +225,9 @@ def test_three_attempts_with_refused_updates_end_the_run() -> None:
     rules, state = begun(1)
     for name in ("b", "c"):
         state, actions = play(rules, state, states.Answered(name, False, "diverged"))
-        assert kinds(actions) == [Abandon, Open]
+        assert kinds(actions) == [AbandonRound, StartRound]
     state, actions = play(rules, state, states.Answered("b", False, "diverged"))
-    assert kinds(actions) == [Abandon, Refuse] and state.phase == "done"
+    assert kinds(actions) == [AbandonRound, RefuseRun] and state.phase == "done"
     assert "b (its update was refused: diverged)" in actions[1].text and "3 tries in a row" in actions[1].text
     assert (state.position, state.next_round, rules.rounds) == (1, 5, 6), "rounds were left"
     assert machine.step(rules, state, states.Tick(), 1e9) == (state, ())
@@ -243,17 +249,17 @@ def test_tries_that_end_otherwise_in_between_begin_the_count_anew(between: str) 
     later = 102.0 if between == "late" else 7.0
     for _ in range(2):
         state, actions = play(rules, state, states.Answered("b", False), now=later)
-        assert kinds(actions) == [Abandon, Open], between
-    assert kinds(play(rules, state, states.Answered("b", False), now=later)[1]) == [Abandon, Refuse]
+        assert kinds(actions) == [AbandonRound, StartRound], between
+    assert kinds(play(rules, state, states.Answered("b", False), now=later)[1]) == [AbandonRound, RefuseRun]
 
 
 def test_declined_tasks_count_like_refused_updates() -> None:
     rules, state = begun(1, rounds=20)
     state, _ = play(rules, state, states.Answered("b", False))
     state, actions = play(rules, state, decline(state, "a", "busy"))
-    assert kinds(actions) == [Abandon, Open]
+    assert kinds(actions) == [AbandonRound, StartRound]
     state, actions = play(rules, state, decline(state, "a", "busy"))
-    assert kinds(actions) == [Abandon, Refuse] and "a (it declined (busy))" in actions[1].text
+    assert kinds(actions) == [AbandonRound, RefuseRun] and "a (it declined (busy))" in actions[1].text
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -266,7 +272,7 @@ def test_a_failed_server_step_completes_nothing_and_ends_the_run_thrice(whole: b
         assert state.phase == "closing"
         state, actions = machine.step(rules, state, states.ModelReady(VERSION, failed="the step failed"), 1.0)
         assert (state.position, state.base) == (0, 0)
-        assert kinds(actions) == ([Open] if tries < 3 else [Refuse])
+        assert kinds(actions) == ([StartRound] if tries < 3 else [RefuseRun])
     assert "the step failed; it failed 3 times in a row" in actions[0].text and state.phase == "done"
 
 
@@ -274,7 +280,7 @@ def test_where_others_can_take_part_refused_updates_never_end_the_run() -> None:
     rules, state = begun(whole=False, opening=0, rounds=5)
     for _ in range(4):
         state, actions = play(rules, state, *(states.Answered(name, False) for name in NAMES))
-        assert kinds(actions) == [Abandon, Open]
+        assert kinds(actions) == [AbandonRound, StartRound]
 
 
 # -- a member is missing: refuse -------------------------------------------------------------------------------
@@ -293,7 +299,7 @@ def test_absent_refuse_ends_the_run_after_the_round_is_journaled(event: Any, why
     event = decline(state, "b") if event == "decline" else event
     state, actions = play(rules, state, *accepted("a", "c"), now=1.0)
     state, actions = play(rules, state, event, now=100.0)
-    assert kinds(actions) == [Abandon, Refuse]
+    assert kinds(actions) == [AbandonRound, RefuseRun]
     assert why in actions[1].text and "start the server again" in actions[1].text
     assert (state.phase, state.round, state.position, state.next_round) == ("done", None, 1, 3)
 
@@ -302,11 +308,11 @@ def test_a_member_has_the_grace_between_rounds_before_the_run_ends() -> None:
     rules, state = begun(1, absent="refuse")
     state, _ = play(rules, state, *accepted("a", "b"), *left("c"), now=1.0)
     state, actions = play(rules, state, *accepted("c"), now=3.0)
-    assert kinds(actions) == [Close] and machine.wake_at(rules, state, 3.0) == 8.0
+    assert kinds(actions) == [CloseRound] and machine.wake_at(rules, state, 3.0) == 8.0
     assert machine.step(rules, state, states.Tick(), 7.9)[1] == ()
-    assert kinds(play(rules, state, *back("c"), now=7.9)[1]) == [Open]
+    assert kinds(play(rules, state, *back("c"), now=7.9)[1]) == [StartRound]
     state, actions = play(rules, state, states.Tick(), now=8.0)
-    assert kinds(actions) == [Refuse] and state.phase == "done"
+    assert kinds(actions) == [RefuseRun] and state.phase == "done"
     assert "round 3 cannot open" in actions[0].text and "c (it has been offline" in actions[0].text
 
 
@@ -316,7 +322,7 @@ def test_a_refused_run_gives_members_the_grace_after_a_restart() -> None:
     resumed = replace(state, phase="waiting", round=None, waiting_since=1e6)
     assert machine.step(rules, resumed, states.Tick(), 1e6)[1] == ()
     assert machine.wake_at(rules, resumed, 1e6) == 1e6 + 5
-    assert kinds(play(rules, resumed, *back("c"), now=1e6 + 1)[1]) == [Open]
+    assert kinds(play(rules, resumed, *back("c"), now=1e6 + 1)[1]) == [StartRound]
 
 
 def test_before_the_first_round_nobody_is_missing() -> None:
@@ -332,7 +338,7 @@ def test_partial_rounds_warn_once_about_missing_devices() -> None:
     rules, state = begun(1, absent="partial")
     state, _ = play(rules, state, *hello("d"), *left("d"), *accepted("a"))
     state, actions = play(rules, state, decline(state, "b"), states.Tick(), now=100.0)
-    assert kinds(actions) == [Warn, Close, Open]
+    assert kinds(actions) == [Warn, CloseRound, StartRound]
     assert "round 2 goes on without" in actions[0].text and "guarantees do not hold" in actions[0].text
     for why in ("b (it declined (no-carry))", "c (it did not report in time)", "d (it was not there)"):
         assert why in actions[0].text
@@ -341,7 +347,7 @@ def test_partial_rounds_warn_once_about_missing_devices() -> None:
 
 def test_a_partial_round_with_everyone_gives_no_warning() -> None:
     rules, state = begun(1, absent="partial")
-    assert kinds(play(rules, state, *accepted(*NAMES))[1]) == [Close, Open]
+    assert kinds(play(rules, state, *accepted(*NAMES))[1]) == [CloseRound, StartRound]
 
 
 @pytest.mark.parametrize(("opening", "again"), [(1, True), (0, False)])
@@ -349,5 +355,5 @@ def test_partial_rounds_without_any_carry_begin_again(opening: int, again: bool)
     rules, state = begun(1, absent="partial", opening=opening)
     words = [decline(state, name) for name in NAMES]
     state, actions = play(rules, state, *words)
-    assert kinds(actions) == ([Abandon, Warn, Open] if again else [Abandon, Open])
+    assert kinds(actions) == ([AbandonRound, Warn, StartRound] if again else [AbandonRound, StartRound])
     assert state.position == (0 if again else 1)

@@ -9,7 +9,7 @@ import pytest
 
 from edgefl.wire.mqtt.messages import NO_CARRY
 from edgefl_server.coordinator import states
-from edgefl_server.coordinator.states import Open, OpenRound, Refuse, Rules, State, Warn
+from edgefl_server.coordinator.states import OpenRound, RefuseRun, Rules, StartRound, State, Warn
 from tests.server.aggregate.members import NAMES, RULES, accepted, back, begun, decline, left, play
 
 PLAIN = replace(RULES, whole=False, opening=0, rounds=40, min_devices=2, strikes=3, bench_rounds=4)
@@ -60,7 +60,7 @@ def test_refused_updates_of_one_device_restart_the_method_without_it() -> None:
         bad = [states.Answered("b", False)] if "b" in opened(state).assignments else []
         state, actions = play(rules, state, *accepted("a", "c"), *bad)
         warned += [action for action in actions if isinstance(action, Warn)]
-        refused += [action for action in actions if isinstance(action, Refuse)]
+        refused += [action for action in actions if isinstance(action, RefuseRun)]
     assert not refused and state.members == ("a", "c") and state.phase == "open"
     assert any("b (until round" in warning.text for warning in warned)
 
@@ -72,7 +72,7 @@ def test_repeated_losses_of_one_carry_do_not_restart_without_end() -> None:
         current = opened(state)
         if "b" in current.assignments and current.position:
             state, actions = play(rules, state, *accepted("a", "c"), decline(state, "b", NO_CARRY))
-            restarts += any(isinstance(action, Open) for action in actions)
+            restarts += any(isinstance(action, StartRound) for action in actions)
         else:
             state, _ = play(rules, state, *accepted(*sorted(current.assignments)))
     assert restarts <= rules.strikes and "b" not in opened(state).assignments and state.base > 20
@@ -88,7 +88,7 @@ def test_a_device_that_wastes_turns_is_suspended_without_any_update() -> None:
             nonce = current.assignments["c"].nonce
             state, _ = play(PLAIN, state, states.TurnLost("c", nonce), states.TurnLost("a", "another task"))
         state, actions = play(PLAIN, state, *left("c"), states.Tick(), now=current.deadline)
-        assert any(isinstance(action, states.Abandon) for action in actions)
+        assert any(isinstance(action, states.AbandonRound) for action in actions)
         state, _ = play(PLAIN, state, *back("c"), now=current.deadline)
     assert seen == [True] * 3 + [False] * 4 and set(state.strikes) == {"c"}
 

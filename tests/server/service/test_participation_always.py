@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl_server.coordinator import machine
-from edgefl_server.coordinator.states import Abandon, Close, Finish, ModelReady, Open, Refuse, Rules
+from edgefl_server.coordinator.states import (
+    AbandonRound,
+    CloseRound,
+    FinishRun,
+    ModelReady,
+    RefuseRun,
+    Rules,
+    StartRound,
+)
 from tests.server.aggregate.members import EVENTS, RULES, VERSION, addressed
 
 
@@ -26,32 +34,32 @@ class Watch:
         self.state, actions = machine.step(self.rules, self.state, event, self.now)
         for action in actions:
             self._judge(action)
-            if isinstance(action, Close):
+            if isinstance(action, CloseRound):
                 self.take(ModelReady(VERSION))
 
     def _judge(self, action: Any) -> None:
         match action:
-            case Open(round=begun):
+            case StartRound(round=begun):
                 assert not self.open and (begun.number, begun.position) == (self.last + 1, self.position)
                 self.open, self.last = True, begun.number
                 if self.rules.all_needed:
                     assert set(begun.assignments) == set(self.members or begun.assignments)
                     self.members = tuple(sorted(begun.assignments))
                     assert begun.goal == len(self.members) >= self.rules.min_devices
-            case Close(round=ended):
+            case CloseRound(round=ended):
                 assert self.open and ended.number == self.last
                 reports = {each.device for each in ended.with_status("accepted")}
                 assert not self.rules.all_needed or reports == set(self.members)
                 self.open, self.position, self.base = False, self.position + 1, ended.number
-            case Abandon(round=ended, restart=restart):
+            case AbandonRound(round=ended, restart=restart):
                 assert self.open and ended.number == self.last
                 assert not restart or (self.rules.opening and ended.position > 0)
                 self.open = False
                 if restart:
                     self.position, self.members = 0, ()
-            case Refuse():
+            case RefuseRun():
                 assert self.rules.absent != "partial" and self.state.phase == "done"
-            case Finish():
+            case FinishRun():
                 assert self.last == self.rules.rounds
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgefl.wire.mqtt.messages import NO_CARRY
 from edgefl_server.coordinator import machine, states
-from edgefl_server.coordinator.states import Abandon, State
+from edgefl_server.coordinator.states import AbandonRound, State
 from edgefl_server.storage.round_table import MethodProgress
 from tests.server.aggregate.members import EVENTS, NAMES, RULES, addressed, decline, hello
 from tests.server.journaled import JournaledCoordinator
@@ -59,7 +59,9 @@ def losing() -> Server:
 def test_a_decline_survives_and_the_round_it_ends_ends_after_the_restart(losing: Server) -> None:
     state, actions = machine.step(RULES, losing.resumed, states.Outage(0.0), 1.0)
     told, expected = machine.step(RULES, losing.state, decline(losing.state, "b"), 1.0)
-    assert (state, actions) == (told, expected) and isinstance(actions[0], Abandon) and actions[0].restart
+    assert (
+        (state, actions) == (told, expected) and isinstance(actions[0], AbandonRound) and actions[0].restart
+    )
 
 
 def test_the_method_begins_again_when_the_round_ends_and_not_before(losing: Server) -> None:

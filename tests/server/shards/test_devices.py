@@ -25,10 +25,10 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.envelope import MessageCounter, MessageSigner, unsigned
 from edgefl.wire.mqtt.events import EventSink
 from edgefl.wire.mqtt.messages import UpdateChunk, encode
-from edgefl_server.aggregate.robust import MeanRule
+from edgefl_server.aggregate.robust import RobustRule
 from edgefl_server.events import Noted, Rejected, RoundClosed, RoundOpened, UpdateAccepted, Warned
 from edgefl_server.identity.registry import DeviceKey, Registry
-from edgefl_server.shards.messages import Progressed, Summed, WorkerMessage, shard_of
+from edgefl_server.shards.messages import Summed, UpdatesHandled, WorkerMessage, shard_of
 from edgefl_server.shards.pool import WorkerOptions
 from edgefl_server.shards.worker import KeyRing, UnknownDevice, WorkerSettings
 from edgefl_server.workers.process import ProcessHandle
@@ -109,7 +109,7 @@ class _LateResults:
     """Launcher that delivers the results of all but three accepted updates just before the sums of the round."""
 
     def __init__(self) -> None:
-        self._kept: list[tuple[EventSink[WorkerMessage], Progressed]] = []
+        self._kept: list[tuple[EventSink[WorkerMessage], UpdatesHandled]] = []
         self._lock = threading.Lock()
 
     def launch(self, settings: WorkerSettings, sink: EventSink[WorkerMessage]) -> ProcessHandle:
@@ -117,12 +117,12 @@ class _LateResults:
 
     def put(self, message: WorkerMessage, sink: EventSink[WorkerMessage]) -> None:
         with self._lock:
-            if isinstance(message, Progressed) and any(
+            if isinstance(message, UpdatesHandled) and any(
                 reply.ack.status == "accepted" for reply in message.replies
             ):
                 for reply, answer in zip(message.replies, message.answers, strict=True):
-                    self._kept.append((sink, Progressed(message.round, (reply,), (answer,))))
-                message = Progressed(message.round, events=message.events)
+                    self._kept.append((sink, UpdatesHandled(message.round, (reply,), (answer,))))
+                message = UpdatesHandled(message.round, events=message.events)
                 self._deliver(3 if len(self._kept) == len(NAMES) else 0)
             elif isinstance(message, Summed):
                 self._deliver(len(self._kept))
@@ -243,7 +243,7 @@ def test_a_ring_lets_in_what_the_keys_of_a_device_sign(tmp_path: Path) -> None:
 def test_rules_that_look_at_all_updates_are_refused(federation: str, limits: Limits, rule: Any) -> None:
     plan = plan_for(federation, limits)
     plan = replace(
-        plan, aggregate=replace(plan.aggregate, rule=MeanRule(rule, 0.0 if rule == "median" else 0.2))
+        plan, aggregate=replace(plan.aggregate, rule=RobustRule(rule, 0.0 if rule == "median" else 0.2))
     )
     with pytest.raises(ConfigError, match=f"the rule {rule} looks at all updates .* set server.workers to 0"):
         WorkerOptions(2).check(plan)

@@ -25,7 +25,7 @@ from edgefl_server.events import Compiled, Event, Exporting, Warned
 from edgefl_server.run_spec import FixedPlacement, RunSpec
 from edgefl_server.torch_process import process
 from edgefl_server.torch_process.client import TorchProcess
-from edgefl_server.torch_process.messages import ComposeRequest, JudgeRequest
+from edgefl_server.torch_process.messages import ComposeRequest, EvaluateRequest
 from tests.server.torch_process.processes import gone, wait_until_gone
 from tests.server.torch_process.runs import TABLES, alike, federation, moved
 from tests.support.listeners import CallingListener
@@ -216,7 +216,7 @@ def test_one_that_ends_whenever_it_is_asked_is_given_up(run: Pair, monkeypatch: 
     run.kill()
     monkeypatch.setattr(process, "_command", lambda *_: ends)
     with pytest.raises(TorchProcessError, match=r"ended 3 times \(exit code 3\) when it was asked to judge"):
-        run.torch_process.call(JudgeRequest(run.here.initial), beside=True)
+        run.torch_process.call(EvaluateRequest(run.here.initial), beside=True)
     assert len(run.lost()) == 3
     with pytest.raises(StepError, match=r"'fedadam' could not be taken: .* asked to move"):
         step(run.there, 1)

@@ -13,7 +13,7 @@ from edgefl import errors
 from edgefl.errors import ConfigError, EdgeflError, IdentityError, StoreError
 from edgefl_server.storage.retry import ActionFailed
 from edgefl_server.torch_process.connection import ConnectionEnded, PickleConnection
-from edgefl_server.torch_process.messages import Failed, MoveRequest, WorkFailed, portable
+from edgefl_server.torch_process.messages import Failed, OptimizeRequest, WorkFailed, portable
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_arrays_arrive_in_memory_of_their_own(ends: tuple[PickleConnection, Pick
         "one": np.array(7, np.int64),
         "every-other": np.arange(10, dtype=np.uint8)[::2],
     }
-    here.send(MoveRequest(1, sent, sent, {"lr": 0.1}))
+    here.send(OptimizeRequest(1, sent, sent, {"lr": 0.1}))
     got = there.receive()
     assert got.exchange == 1 and got.hyper == {"lr": 0.1} and list(got.before) == list(sent)
     for name, array in sent.items():

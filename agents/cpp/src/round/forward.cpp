@@ -26,7 +26,7 @@ std::string path_of(const RoundRequest& request, size_t index) {
 // so that batch statistics are those of a full group. `source`: the record before it; null: the data.
 std::unique_ptr<ActivationRecord> chunk(size_t index, GraphLoader& graphs, const RoundRequest& request, const FittedData& data,
                               const ActivationRecord* source, const RoundHost& host, std::vector<double>& took) {
-  const Chunk& listed = request.manifest->prefix[index];
+  const FrozenChunk& listed = request.manifest->prefix[index];
   const Graph& spec = graphs.spec(listed.graph);
   std::vector<const Port*> flowing, others, records;
   for (const Port& port : spec.inputs) {

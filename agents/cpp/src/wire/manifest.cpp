@@ -83,9 +83,9 @@ Phase read_phase(const Packable& value) {
 Reader read_reader(const Packable& value) {
   Fields fields(value, "data.reader");
   const std::string kind = fields.text("kind");
-  if (kind == "image") return ImageReader{fields.integer("white", 255)};
+  if (kind == "image") return ImageSpec{fields.integer("white", 255)};
   if (kind == "table") {
-    TableReader table{fields.texts("columns"), fields.text("label"), fields.numbers("mean", false), fields.numbers("deviation", false), {}};
+    TableSpec table{fields.texts("columns"), fields.text("label"), fields.numbers("mean", false), fields.numbers("deviation", false), {}};
     fields.entries(
         "others",
         [&](const std::string& name, const Packable& columns) {
@@ -96,14 +96,14 @@ Reader read_reader(const Packable& value) {
     return table;
   }
   if (kind == "series")
-    return SeriesReader{fields.texts("columns"),       fields.integer("window"),           fields.integer("step"),
-                        fields.text("label", ""),      fields.numbers("mean", false),      fields.numbers("deviation", false),
-                        fields.flag("channels_last", false)};
+    return SeriesSpec{fields.texts("columns"),       fields.integer("window"),           fields.integer("step"),
+                      fields.text("label", ""),      fields.numbers("mean", false),      fields.numbers("deviation", false),
+                      fields.flag("channels_last", false)};
   if (kind == "sound")
-    return SoundReader{fields.integer("rate"), fields.integer("length"), fields.integer("mels", 0), fields.integer("window", 0),
-                       fields.integer("step", 0), fields.text("features", "")};
+    return SoundSpec{fields.integer("rate"), fields.integer("length"), fields.integer("mels", 0), fields.integer("window", 0),
+                     fields.integer("step", 0), fields.text("features", "")};
   if (kind == "text") {
-    TextReader text;
+    TextSpec text;
     if (!fields.is_nil("tokenizer")) text.tokenizer = read_ref(fields.at("tokenizer"), "data.reader.tokenizer");
     text.mask = fields.text("mask", "");
     text.text = fields.text("text", "text");
@@ -224,7 +224,7 @@ std::vector<int64_t> Manifest::steps_with(int64_t samples) const {
 
 std::vector<const Graph*> Manifest::of_round() const {
   std::vector<std::string> names;
-  for (const Chunk& chunk : prefix) names.push_back(chunk.graph);
+  for (const FrozenChunk& chunk : prefix) names.push_back(chunk.graph);
   names.push_back(start);
   for (const Phase& phase : phases) {
     names.push_back(phase.graph);
@@ -245,7 +245,7 @@ std::vector<BlobRef> Manifest::blobs() const {
   for (const Graph& graph : graphs)
     for (const Variant& variant : graph.variants) refs.push_back(variant.blob);
   if (sources) refs.push_back(*sources);
-  if (const auto* text = std::get_if<TextReader>(&data.reader); text != nullptr && text->tokenizer) refs.push_back(*text->tokenizer);
+  if (const auto* text = std::get_if<TextSpec>(&data.reader); text != nullptr && text->tokenizer) refs.push_back(*text->tokenizer);
   return refs;
 }
 

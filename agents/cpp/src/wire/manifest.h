@@ -61,7 +61,7 @@ struct Graph {
   Ports outputs_of(std::string_view role) const;
 };
 
-struct Chunk {
+struct FrozenChunk {
   std::vector<std::string> units;
   std::string graph;
 };
@@ -88,31 +88,31 @@ struct Input {
   int64_t below = 0;
 };
 
-struct ImageReader {
+struct ImageSpec {
   int64_t white = 255;
 };
-struct TableReader {
+struct TableSpec {
   std::vector<std::string> columns;
   std::string label;
   std::vector<double> mean, deviation;
   std::map<std::string, std::vector<std::string>> others;
 };
-struct SeriesReader {
+struct SeriesSpec {
   std::vector<std::string> columns;
   int64_t window = 0, step = 0;
   std::string label;
   std::vector<double> mean, deviation;
   bool channels_last = false;
 };
-struct SoundReader {
+struct SoundSpec {
   int64_t rate = 0, length = 0, mels = 0, window = 0, step = 0;
   std::string features;  // a graph of the bundle
 };
-struct TextReader {
+struct TextSpec {
   std::optional<BlobRef> tokenizer;
   std::string mask, text = "text", label = "label";
 };
-using Reader = std::variant<std::monostate, ImageReader, TableReader, SeriesReader, SoundReader, TextReader>;
+using Reader = std::variant<std::monostate, ImageSpec, TableSpec, SeriesSpec, SoundSpec, TextSpec>;
 
 struct DataSpec {
   Shape shape;  // of one sample
@@ -132,7 +132,7 @@ struct Manifest {
   DataSpec data;
   int64_t batch = 0;
   std::string draws;  // "walk", "draw" or "length"
-  std::vector<Chunk> prefix;
+  std::vector<FrozenChunk> prefix;
   std::vector<std::string> suffix;
   std::string start, finish, evaluate, personalize;
   std::vector<Phase> phases;

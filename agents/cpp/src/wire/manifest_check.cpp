@@ -140,13 +140,13 @@ std::string problem_of(const std::vector<std::string>& columns, const std::vecto
 }
 
 std::string problem_of(const Reader& reader) {
-  if (const auto* image = std::get_if<ImageReader>(&reader)) return image->white > 0 && image->white <= 255 ? "" : "white is " + std::to_string(image->white) + ", of 1 to 255";
-  if (const auto* table = std::get_if<TableReader>(&reader)) return problem_of(table->columns, table->mean, table->deviation);
-  if (const auto* series = std::get_if<SeriesReader>(&reader)) {
+  if (const auto* image = std::get_if<ImageSpec>(&reader)) return image->white > 0 && image->white <= 255 ? "" : "white is " + std::to_string(image->white) + ", of 1 to 255";
+  if (const auto* table = std::get_if<TableSpec>(&reader)) return problem_of(table->columns, table->mean, table->deviation);
+  if (const auto* series = std::get_if<SeriesSpec>(&reader)) {
     if (series->window < 1 || series->step < 1) return "window and step are at least 1";
     return problem_of(series->columns, series->mean, series->deviation);
   }
-  if (const auto* sound = std::get_if<SoundReader>(&reader)) {
+  if (const auto* sound = std::get_if<SoundSpec>(&reader)) {
     if (sound->rate < 1 || sound->length < 1 || (sound->mels != 0 && (sound->window < 1 || sound->step < 1))) return "rate, length, window and step are at least 1";
     if (sound->mels < 0 || (sound->mels != 0 && sound->window > sound->length)) return "its mels cannot be made";
   }
@@ -162,7 +162,7 @@ void check_data(const Manifest& m) {
   if (!classes.empty() && (different.size() != classes.size() || static_cast<int64_t>(classes.size()) != m.data.classes))
     refuse("the data have " + std::to_string(m.data.classes) + " classes and " + std::to_string(different.size()) + " different names for them");
   if (const std::string why = problem_of(m.data.reader); !why.empty()) refuse("the reader of a manifest cannot be used: " + why);
-  if (const auto* sound = std::get_if<SoundReader>(&m.data.reader); sound != nullptr && !sound->features.empty()) m.graph(sound->features);
+  if (const auto* sound = std::get_if<SoundSpec>(&m.data.reader); sound != nullptr && !sound->features.empty()) m.graph(sound->features);
 }
 
 }  // namespace
@@ -170,7 +170,7 @@ void check_data(const Manifest& m) {
 void check_manifest(const Manifest& m) {
   if (m.graphs.empty()) refuse("the manifest lists no graphs");
   for (const std::string& name : {m.start, m.finish, m.evaluate}) m.graph(name);
-  for (const Chunk& chunk : m.prefix) m.graph(chunk.graph);
+  for (const FrozenChunk& chunk : m.prefix) m.graph(chunk.graph);
   if (!m.personalize.empty()) m.graph(m.personalize);
   check_phases(m);
   for (const Graph& graph : m.graphs) {

@@ -11,7 +11,7 @@ from edgefl.wire.blobs import BlobRef, decompress, describe
 from edgefl.wire.bundle import sources
 from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import Manifest, decode_manifest
-from edgefl.wire.bundle.sources import Node
+from edgefl.wire.bundle.sources import OpOrigin
 from edgefl.wire.limits import Limits
 
 _MANIFEST = "manifest"
@@ -62,7 +62,7 @@ class BundleFolder:
             (self.path / ref.sha256).write_bytes(data)
         return ref
 
-    def nodes(self, manifest: Manifest, graph: str) -> dict[str, Node]:
+    def nodes(self, manifest: Manifest, graph: str) -> dict[str, OpOrigin]:
         """Return the sources (module, phase, work) of a graph's nodes by node name; empty if the folder lacks them."""
         ref = manifest.sources
         if not isinstance(ref, BlobRef) or not (self.path / ref.sha256).exists():

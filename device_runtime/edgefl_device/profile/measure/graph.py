@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 from edgefl.wire.bundle.manifest import Graph, Manifest
 from edgefl.wire.bundle.profiles import CallTimes, GraphProfile, How, Kind, PeakMemory
-from edgefl.wire.bundle.sources import Node
+from edgefl.wire.bundle.sources import OpOrigin
 from edgefl.wire.tensors import Arrays
 from edgefl_device.engine.base import Engine, LoadedGraph, State
 from edgefl_device.host import anonymous_bytes, trim_memory
 from edgefl_device.profile.measure import ops
 from edgefl_device.profile.measure.folder import BundleFolder
-from edgefl_device.profile.measure.inputs import Inputs
+from edgefl_device.profile.measure.inputs import RandomInputs
 from edgefl_device.profile.measure.meters import open_meter
 from edgefl_device.profile.measure.ops import Trace
 from edgefl_device.round.autotune import Autotuner, TrialStep, TuningResult
@@ -38,7 +38,7 @@ def kinds(manifest: Manifest) -> dict[str, Kind]:
 
 
 @dataclass
-class _Running:
+class _RunningGraph:
     """Inputs of a graph, and the state, which each call replaces."""
 
     feeds: Arrays
@@ -60,8 +60,8 @@ def profile_graph(engine: Engine, threads: int, folder: BundleFolder, name: str,
         repeat: Measured calls.
     """
     manifest, idle = folder.manifest, anonymous_bytes()
-    spec, inputs = manifest.graph(name), Inputs(manifest)
-    running = _Running(inputs.feeds(spec), state_before(engine, folder, manifest, spec, inputs))
+    spec, inputs = manifest.graph(name), RandomInputs(manifest)
+    running = _RunningGraph(inputs.feeds(spec), state_before(engine, folder, manifest, spec, inputs))
     trim_memory()
     start = time.perf_counter()
     loaded = engine.load(spec, folder.get(spec.blob))
@@ -104,7 +104,7 @@ def summary(times: list[float]) -> CallTimes:
     )
 
 
-def _time_calls(running: _Running, loaded: LoadedGraph, repeat: int) -> tuple[list[float], float | None]:
+def _time_calls(running: _RunningGraph, loaded: LoadedGraph, repeat: int) -> tuple[list[float], float | None]:
     """Return the milliseconds of each measured call, and the joules of one call (None if unknown)."""
     for _ in range(WARM):
         running.once(loaded)
@@ -119,7 +119,7 @@ def _time_calls(running: _Running, loaded: LoadedGraph, repeat: int) -> tuple[li
 
 
 def _trace_calls(
-    engine: Engine, threads: int, spec: Graph, folder: BundleFolder, running: _Running, repeat: int
+    engine: Engine, threads: int, spec: Graph, folder: BundleFolder, running: _RunningGraph, repeat: int
 ) -> Trace | None:
     """Return the engine's trace of a few calls, which run slower; None if the engine or a segmented graph has none."""
     if spec.segments:
@@ -134,7 +134,7 @@ def _trace_calls(
     return trace(spec, folder.get(spec.blob), threads, running.once, min(repeat, TRACED))
 
 
-def _parts(told: Trace | None, nodes: dict[str, Node]) -> tuple[list[ops.TimeShare], How]:
+def _parts(told: Trace | None, nodes: dict[str, OpOrigin]) -> tuple[list[ops.TimeShare], How]:
     if told and told.instructions:
         groups = ops.by_instruction(nodes)
         return (ops.shared(told.nodes, groups), "shared") if groups else _guessed(nodes)
@@ -143,12 +143,12 @@ def _parts(told: Trace | None, nodes: dict[str, Node]) -> tuple[list[ops.TimeSha
     return _guessed(nodes)
 
 
-def _guessed(nodes: dict[str, Node]) -> tuple[list[ops.TimeShare], How]:
+def _guessed(nodes: dict[str, OpOrigin]) -> tuple[list[ops.TimeShare], How]:
     return ops.estimated(nodes), "estimated" if nodes else ""
 
 
 def state_before(
-    engine: Engine, folder: BundleFolder, manifest: Manifest, spec: Graph, inputs: Inputs
+    engine: Engine, folder: BundleFolder, manifest: Manifest, spec: Graph, inputs: RandomInputs
 ) -> State:
     """Return the state that ``spec`` reads, made by running each earlier graph of a round once; empty if it reads none."""
     if not spec.inputs_of("state"):
@@ -158,7 +158,7 @@ def state_before(
         if phase.graph == spec.name:
             break
         before.append(phase.graph)
-    running = _Running({})
+    running = _RunningGraph({})
     for name in dict.fromkeys(before):
         earlier = manifest.graph(name)
         running.feeds = inputs.feeds(earlier)
@@ -188,7 +188,7 @@ def tune_bundle(
     for graph in manifest.graphs:
         if graph.variants or (graph.name in steps and len(engine.thread_counts) > 1):
             progress(graph.name)
-            inputs = Inputs(manifest)
+            inputs = RandomInputs(manifest)
             feeds = inputs.feeds(graph)
             state = state_before(engine, folder, manifest, graph, inputs)
             result = tuner.choose(TrialStep(engine, graph, folder, feeds, state))

@@ -14,7 +14,7 @@ SCALAR = 0.01
 """Value of a scalar that the manifest does not name, such as the step size of a personalization."""
 
 
-class Inputs:
+class RandomInputs:
     """Generator of random arrays for ports; the results depend only on the seed and the order of the calls.
 
     Weights are scaled by their fan-in and vectors lie around 1, so that values stay finite through deep models.

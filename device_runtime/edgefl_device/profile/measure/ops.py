@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from edgefl.wire.bundle.profiles import OPS, CallTimes, How, OpCost, StageTimes
-from edgefl.wire.bundle.sources import Node, Phase
+from edgefl.wire.bundle.sources import OpOrigin, Phase
 
 BYTES_PER_MAC = 4.0
 """Multiplications that take as long as moving one byte; only for estimates."""
@@ -43,17 +43,17 @@ class TimeShare:
 
     op: str
     share: float
-    node: Node | None
+    node: OpOrigin | None
 
 
-def measured(timed: Iterable[NodeTime], nodes: Mapping[str, Node]) -> list[TimeShare]:
+def measured(timed: Iterable[NodeTime], nodes: Mapping[str, OpOrigin]) -> list[TimeShare]:
     """Return each node's share of the measured time. A fused node counts as the first known node in its name."""
     timed = list(timed)
     total = sum(each.ms for each in timed) or 1.0
     return [TimeShare(each.op, each.ms / total, _known(each.name, nodes)) for each in timed]
 
 
-def estimated(nodes: Mapping[str, Node]) -> list[TimeShare]:
+def estimated(nodes: Mapping[str, OpOrigin]) -> list[TimeShare]:
     """Return an estimate of each node's share of a call's time, for engines that do not time nodes.
 
     A node's share is proportional to its multiplications plus its moved bytes, weighted.
@@ -62,12 +62,12 @@ def estimated(nodes: Mapping[str, Node]) -> list[TimeShare]:
     return [TimeShare(node.op, _work(node) / total, node) for node in nodes.values()]
 
 
-def by_instruction(nodes: Mapping[str, Node]) -> dict[int, dict[str, Node]]:
+def by_instruction(nodes: Mapping[str, OpOrigin]) -> dict[int, dict[str, OpOrigin]]:
     """Return the nodes by the number of the first instruction that runs them, the prefix of their names (``12:mul_3``).
 
     Return {} if names have no such prefix.
     """
-    groups: dict[int, dict[str, Node]] = {}
+    groups: dict[int, dict[str, OpOrigin]] = {}
     for name, node in nodes.items():
         first, colon, _ = name.partition(":")
         if not colon or not first.isdigit():
@@ -76,7 +76,7 @@ def by_instruction(nodes: Mapping[str, Node]) -> dict[int, dict[str, Node]]:
     return dict(sorted(groups.items()))
 
 
-def shared(timed: Sequence[NodeTime], groups: Mapping[int, Mapping[str, Node]]) -> list[TimeShare]:
+def shared(timed: Sequence[NodeTime], groups: Mapping[int, Mapping[str, OpOrigin]]) -> list[TimeShare]:
     """Return each node's share: the measured time of an instruction, divided among its nodes as :func:`estimated` does.
 
     The time of an instruction without nodes of its own, such as a copy, counts for the instruction before it.
@@ -93,7 +93,7 @@ def shared(timed: Sequence[NodeTime], groups: Mapping[int, Mapping[str, Node]]) 
     ]
 
 
-def _work(node: Node) -> float:
+def _work(node: OpOrigin) -> float:
     return max(1.0, node.macs + BYTES_PER_MAC * node.nbytes)
 
 
@@ -145,6 +145,6 @@ def costliest(parts: Iterable[TimeShare], median_ms: float, how: How) -> tuple[O
     )
 
 
-def _known(name: str, nodes: Mapping[str, Node]) -> Node | None:
+def _known(name: str, nodes: Mapping[str, OpOrigin]) -> OpOrigin | None:
     matches = (nodes[each] for each in [name, *_NAME.findall(name)] if each in nodes)
     return next(matches, None)

@@ -19,7 +19,7 @@ from edgefl_device.data.samples import FittedData
 from edgefl_device.engine.base import Engine, LoadedGraph, Outputs, State
 from edgefl_device.host import anonymous_bytes, trim_memory
 from edgefl_device.profile.measure.folder import BundleFolder
-from edgefl_device.profile.measure.inputs import Inputs
+from edgefl_device.profile.measure.inputs import RandomInputs
 from edgefl_device.profile.measure.meters import MemorySampler
 from edgefl_device.round.control import RoundControl
 from edgefl_device.round.graph_loader import GraphLoader, RoundProfiler
@@ -124,7 +124,7 @@ def profile_round(engine: Engine, folder: BundleFolder, rows: int) -> RoundProfi
     idle, whole = anonymous_bytes(), folder.manifest
     phases = tuple(msgspec.structs.replace(phase, steps=min(phase.steps, STEPS)) for phase in whole.phases)
     manifest = msgspec.structs.replace(whole, phases=phases)
-    inputs = Inputs(whole)
+    inputs = RandomInputs(whole)
     job = _job(folder, whole, inputs)
     data = inputs.samples(rows or 2 * whole.batch)
     trim_memory()
@@ -143,7 +143,7 @@ def profile_round(engine: Engine, folder: BundleFolder, rows: int) -> RoundProfi
     )
 
 
-def _job(folder: BundleFolder, manifest: Manifest, inputs: Inputs) -> Job:
+def _job(folder: BundleFolder, manifest: Manifest, inputs: RandomInputs) -> Job:
     """Return the job of the measured round; its random weights are written into the folder as blobs."""
     masks = {
         port.label: port.mask for graph in manifest.graphs for port in graph.inputs_of("weights") if port.mask

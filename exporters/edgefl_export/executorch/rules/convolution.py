@@ -39,7 +39,7 @@ from edgefl_export.executorch.rules.shifts import (
 
 
 @dataclass(frozen=True)
-class KernelMoves:
+class KernelArgs:
     """Stride, padding and dilation of a two-dimensional kernel, each as (rows, columns)."""
 
     stride: tuple[int, int]
@@ -85,12 +85,12 @@ def product(x: Tensor, matrix: Tensor) -> Tensor:
     return torch.mm(x.reshape(-1, x.shape[-1]), matrix).view(*x.shape[:-1], matrix.shape[-1])
 
 
-def columns(x: Tensor, kernel: int, count: int, moves: KernelMoves) -> Tensor:
+def columns(x: Tensor, kernel: int, count: int, moves: KernelArgs) -> Tensor:
     """Return the inputs of all kernel columns side by side: [N, H, count, kernel * C] for ``count`` output columns."""
     return join(taps(x, 2, kernel, count, moves.stride[1], moves.padding[1], moves.dilation[1]), 3)
 
 
-def dense_forward(x: Tensor, w: Tensor, moves: KernelMoves) -> Tensor:
+def dense_forward(x: Tensor, w: Tensor, moves: KernelArgs) -> Tensor:
     """Compute y [N, H', W', O] with y[p] = sum_{c, k} w[o, c, k] x[p * stride + k * dilation - padding]."""
     width = moves.outputs(x, w.shape[2:])[1]
     rows = _by_row(w.permute(2, 3, 1, 0))
@@ -108,7 +108,7 @@ def _parts(x: Tensor, kernel: Sequence[int], width: int) -> list[tuple[int, int]
     return [(start, min(start + count, x.shape[0])) for start in range(0, x.shape[0], count)]
 
 
-def _dense_forward(x: Tensor, w: Tensor, rows: Sequence[Tensor], moves: KernelMoves) -> Tensor:
+def _dense_forward(x: Tensor, w: Tensor, rows: Sequence[Tensor], moves: KernelArgs) -> Tensor:
     tall, wide = w.shape[2:]
     height, width = moves.outputs(x, (tall, wide))
     m = columns(x, wide, width, moves)
@@ -137,12 +137,12 @@ def _sum_shifted(m: Tensor, rows: Sequence[Tensor], starts: Sequence[int], heigh
     return total(parts, (shape[0], height, *shape[2:]))
 
 
-def spread(grad: Tensor, wide: int, width: int, moves: KernelMoves) -> Tensor:
+def spread(grad: Tensor, wide: int, width: int, moves: KernelArgs) -> Tensor:
     """Return dL/dy as each kernel column spread it, for stride 1: [N, H', width, wide * O]. Both gradients read it."""
     return join(shifts(grad, 2, [-start for start in moves.starts(wide, 1)], width), 3)
 
 
-def dense_input_gradient(grad: Tensor, w: Tensor, size: Sequence[int], moves: KernelMoves) -> Tensor:
+def dense_input_gradient(grad: Tensor, w: Tensor, size: Sequence[int], moves: KernelArgs) -> Tensor:
     """Compute dL/dx [N, *size, C] for dL/dy [N, H', W', O]. It is also the transposed convolution of ``grad`` with w."""
     grads = (cut(grad, 0, *part) for part in _parts(grad, w.shape, size[1]))
     if moves.stride == (1, 1):
@@ -152,12 +152,12 @@ def dense_input_gradient(grad: Tensor, w: Tensor, size: Sequence[int], moves: Ke
     return join([_by_phase(part, w, size, moves) for part in grads], 0)
 
 
-def from_spread(m: Tensor, rows: Sequence[Tensor], height: int, moves: KernelMoves) -> Tensor:
+def from_spread(m: Tensor, rows: Sequence[Tensor], height: int, moves: KernelArgs) -> Tensor:
     """Compute dL/dx for stride 1 from the result of :func:`spread`; ``rows`` are the matrices of the flipped kernel."""
     return _sum_shifted(m, rows, [-start for start in moves.starts(len(rows), 0)], height)
 
 
-def _by_phase(grad: Tensor, w: Tensor, size: Sequence[int], moves: KernelMoves) -> Tensor:
+def _by_phase(grad: Tensor, w: Tensor, size: Sequence[int], moves: KernelArgs) -> Tensor:
     """Compute dL/dx for any stride: rows a, a + s, .. and columns b, b + t, .. are convolutions with stride 1.
 
     Each of them uses the kernel positions that lead to its rows and columns.
@@ -179,7 +179,7 @@ def _by_phase(grad: Tensor, w: Tensor, size: Sequence[int], moves: KernelMoves) 
     return torch.zeros((grad.shape[0], *size, per)) if whole is None else whole
 
 
-def dense_weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves: KernelMoves) -> Tensor:
+def dense_weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves: KernelArgs) -> Tensor:
     """Compute dL/dw [O, C, KH, KW] for dL/dy [N, H', W', O] and x [N, H, W, C]."""
     shape = (grad.shape[3], x.shape[3], *kernel)
     found: Tensor | None = None
@@ -194,7 +194,7 @@ def _add(whole: Tensor | None, part: Tensor) -> Tensor:
     return part if whole is None else whole + part
 
 
-def dense_gradients(grad: Tensor, x: Tensor, w: Tensor, moves: KernelMoves) -> tuple[Tensor, Tensor]:
+def dense_gradients(grad: Tensor, x: Tensor, w: Tensor, moves: KernelArgs) -> tuple[Tensor, Tensor]:
     """Compute dL/dx [N, H, W, C] and dL/dw [O, C, KH, KW] for dL/dy [N, H', W', O].
 
     The batch is processed in parts, so that the columns that both gradients read exist for one part at a time.
@@ -213,7 +213,7 @@ def dense_gradients(grad: Tensor, x: Tensor, w: Tensor, moves: KernelMoves) -> t
     return join(of_x, 0), of_w
 
 
-def _dense_weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves: KernelMoves) -> Tensor:
+def _dense_weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves: KernelArgs) -> Tensor:
     if moves.stride == (1, 1):
         return of_spread(spread(grad, kernel[1], x.shape[2], moves), x, kernel, moves)
     tall, wide = kernel
@@ -224,7 +224,7 @@ def _dense_weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves
     return gradient.view(grad.shape[3], tall, wide, x.shape[3]).permute(0, 3, 1, 2)
 
 
-def of_spread(m: Tensor, x: Tensor, kernel: Sequence[int], moves: KernelMoves) -> Tensor:
+def of_spread(m: Tensor, x: Tensor, kernel: Sequence[int], moves: KernelArgs) -> Tensor:
     """Compute dL/dw for stride 1 from the result m [N, H', W, KW * O] of :func:`spread`, all offsets in one product."""
     tall, wide = kernel
     starts, height = moves.starts(tall, 0), m.shape[1]
@@ -244,7 +244,7 @@ def one_product(rows: Tensor, matrix: Tensor) -> Tensor:
 # Convolutions with one channel per group: a product per kernel offset, element by element, channels last.
 
 
-def depthwise_forward(x: Tensor, w: Tensor, moves: KernelMoves) -> Tensor:
+def depthwise_forward(x: Tensor, w: Tensor, moves: KernelArgs) -> Tensor:
     """Compute y [N, H', W', C] for x [N, H, W, C] and w [C, 1, KH, KW]."""
     tall, wide = w.shape[2:]
     size = moves.outputs(x, (tall, wide))
@@ -253,7 +253,7 @@ def depthwise_forward(x: Tensor, w: Tensor, moves: KernelMoves) -> Tensor:
     return total([part * scale for part, scale in zip(parts, scales, strict=True)], ())
 
 
-def depthwise_input_gradient(grad: Tensor, w: Tensor, size: Sequence[int], moves: KernelMoves) -> Tensor:
+def depthwise_input_gradient(grad: Tensor, w: Tensor, size: Sequence[int], moves: KernelArgs) -> Tensor:
     """Compute dL/dx [N, *size, C]: the sum over offsets of dL/dy times the weight, at the position that the offset read."""
     tall, wide = w.shape[2:]
     scales = _scales(w)
@@ -261,7 +261,7 @@ def depthwise_input_gradient(grad: Tensor, w: Tensor, size: Sequence[int], moves
     return place(parts, size, moves.all_met((tall, wide)))
 
 
-def depthwise_weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves: KernelMoves) -> Tensor:
+def depthwise_weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves: KernelArgs) -> Tensor:
     """Compute dL/dw [C, 1, KH, KW]: for each offset, the sum over samples and positions of dL/dy times the input it read."""
     parts = _inputs_by_offset(x, kernel, grad.shape[1:3], moves)
     sums = [(grad * part).sum([0, 1, 2]).view(-1, 1) for part in parts]
@@ -275,7 +275,7 @@ def _scales(w: Tensor) -> list[Tensor]:
 
 
 def _inputs_by_offset(
-    x: Tensor, kernel: Sequence[int], size: Sequence[int], moves: KernelMoves
+    x: Tensor, kernel: Sequence[int], size: Sequence[int], moves: KernelArgs
 ) -> list[Tensor]:
     """Return the inputs that each kernel offset reads, [N, *size, C] each."""
     rows = taps(x, 1, kernel[0], size[0], moves.stride[0], moves.padding[0], moves.dilation[0])
@@ -303,7 +303,7 @@ def has_few_channels(shape: Sequence[int]) -> bool:
     return shape[3] * shape[1] <= MOST_ROW and offsets * shape[1] <= MOST_ALL and offsets > 1
 
 
-def planes_forward(x: Tensor, w: Tensor, moves: KernelMoves) -> Tensor:
+def planes_forward(x: Tensor, w: Tensor, moves: KernelArgs) -> Tensor:
     """Compute y [N, H', W', O] for x [N, C, H, W]."""
     height, width = moves.outputs(x.permute(0, 2, 3, 1), (w.shape[2], w.shape[3]))
     planes = _planes(x, w.shape[2:], height, width, moves)
@@ -313,7 +313,7 @@ def planes_forward(x: Tensor, w: Tensor, moves: KernelMoves) -> Tensor:
     return y.view(x.shape[0], height, width, w.shape[0])
 
 
-def planes_weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves: KernelMoves) -> Tensor:
+def planes_weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves: KernelArgs) -> Tensor:
     """Compute dL/dw [O, C, KH, KW] for dL/dy [N, O, H', W'] and x [N, C, H, W]: a product per sample, then their sum."""
     planes = _planes(x, kernel, grad.shape[2], grad.shape[3], moves)
     last = grad.permute(0, 2, 3, 1).reshape(grad.shape[0], -1, grad.shape[1])
@@ -321,7 +321,7 @@ def planes_weight_gradient(grad: Tensor, x: Tensor, kernel: Sequence[int], moves
     return gradient.view(*kernel, x.shape[1], grad.shape[1]).permute(3, 2, 0, 1)
 
 
-def _planes(x: Tensor, kernel: Sequence[int], height: int, width: int, moves: KernelMoves) -> Tensor:
+def _planes(x: Tensor, kernel: Sequence[int], height: int, width: int, moves: KernelArgs) -> Tensor:
     """Return the inputs that each kernel offset reads: [N, KH * KW * C, H' * W'] for H' = ``height`` and W' = ``width``."""
     rows = taps(x, 2, kernel[0], height, moves.stride[0], moves.padding[0], moves.dilation[0])
     planes = [
@@ -399,11 +399,11 @@ def _covered(x: Tensor, w: Tensor, rank: int) -> bool:
     return rank in (1, 2) and x.dim() == w.dim() and x.dtype == torch.float32
 
 
-def _moves(rank: int, how: ConvolutionArgs) -> KernelMoves:
+def _moves(rank: int, how: ConvolutionArgs) -> KernelArgs:
     """Return stride, padding and dilation for two axes; a one-dimensional convolution gets a row axis of size 1 in front."""
     rows = (1, 0, 1) if rank == 1 else (how.stride[0], how.padding[0], how.dilation[0])
     pairs = zip(rows, (how.stride[-1], how.padding[-1], how.dilation[-1]), strict=True)
-    return KernelMoves(*pairs)
+    return KernelArgs(*pairs)
 
 
 def _flat(x: Tensor, rank: int) -> Tensor:
@@ -422,14 +422,14 @@ def _is_dense(w: Tensor, groups: int) -> bool:
     return not (_one_to_one(w, groups) or (groups == 1 and has_few_channels(w.shape)))
 
 
-def _gradients(grad: Tensor, x: Tensor, w: Tensor, moves: KernelMoves, groups: int) -> tuple[Tensor, Tensor]:
+def _gradients(grad: Tensor, x: Tensor, w: Tensor, moves: KernelArgs, groups: int) -> tuple[Tensor, Tensor]:
     """Compute dL/dx [N, H, W, C] and dL/dw for dL/dy [N, O, H', W'] and x [N, C, H, W]."""
     grads, images = grad.permute(_LAST).chunk(groups, 3), x.permute(_LAST).chunk(groups, 3)
     parts = [dense_gradients(*each, moves) for each in zip(grads, images, w.chunk(groups, 0), strict=True)]
     return join([dx for dx, _ in parts], 3), join([dw for _, dw in parts], 0)
 
 
-def _forward(x: Tensor, w: Tensor, moves: KernelMoves, groups: int) -> Tensor:
+def _forward(x: Tensor, w: Tensor, moves: KernelArgs, groups: int) -> Tensor:
     """Compute y [N, H', W', O] for x [N, C, H, W]."""
     if groups == 1 and has_few_channels(w.shape):
         return planes_forward(x, w, moves)
@@ -440,7 +440,7 @@ def _forward(x: Tensor, w: Tensor, moves: KernelMoves, groups: int) -> Tensor:
     return join([dense_forward(*pair, moves) for pair in zip(images, kernels, strict=True)], 3)
 
 
-def _input_gradient(grad: Tensor, w: Tensor, size: list[int], moves: KernelMoves, groups: int) -> Tensor:
+def _input_gradient(grad: Tensor, w: Tensor, size: list[int], moves: KernelArgs, groups: int) -> Tensor:
     """Compute dL/dx [N, *size, C] for dL/dy [N, O, H', W']."""
     grad = grad.permute(_LAST)
     if _one_to_one(w, groups):
@@ -449,7 +449,7 @@ def _input_gradient(grad: Tensor, w: Tensor, size: list[int], moves: KernelMoves
     return join([dense_input_gradient(*pair, size, moves) for pair in zip(grads, kernels, strict=True)], 3)
 
 
-def _weight_gradient(grad: Tensor, x: Tensor, shape: torch.Size, moves: KernelMoves, groups: int) -> Tensor:
+def _weight_gradient(grad: Tensor, x: Tensor, shape: torch.Size, moves: KernelArgs, groups: int) -> Tensor:
     """Compute dL/dw of ``shape`` for dL/dy [N, O, H', W'] and x [N, C, H, W]."""
     kernel = shape[2:]
     if groups == 1 and has_few_channels(shape):

@@ -17,7 +17,7 @@ from edgefl_export.decompositions.convolution import ConvolutionArgs
 from edgefl_export.decompositions.pooling import PoolingWindows
 from edgefl_export.executorch.rules import convolution as flat
 from edgefl_export.executorch.rules.arithmetic import step
-from edgefl_export.executorch.rules.convolution import KernelMoves
+from edgefl_export.executorch.rules.convolution import KernelArgs
 from edgefl_export.executorch.rules.shifts import cut, interleave, place, taps, total, window
 from edgefl_export.operators import DECLINED, Rules
 
@@ -81,11 +81,11 @@ def _covered(x: Tensor, where: PoolingWindows) -> bool:
     return x.dim() == 4 and plain_sides and x.dtype == torch.float32
 
 
-def _moves(where: PoolingWindows) -> KernelMoves:
-    return KernelMoves((where.stride[0], where.stride[1]), (0, 0), (where.dilation[0], where.dilation[1]))
+def _moves(where: PoolingWindows) -> KernelArgs:
+    return KernelArgs((where.stride[0], where.stride[1]), (0, 0), (where.dilation[0], where.dilation[1]))
 
 
-def windows_of(image: Tensor, kernel: Sequence[int], moves: KernelMoves) -> list[list[Tensor]]:
+def windows_of(image: Tensor, kernel: Sequence[int], moves: KernelArgs) -> list[list[Tensor]]:
     """Return for each kernel position [KH][KW] the entries of all windows at it, [N, H', W', C]."""
     height, width = moves.outputs(image, (kernel[0], kernel[1]))
     rows = taps(image, 1, kernel[0], height, moves.stride[0], 0, moves.dilation[0])
@@ -180,15 +180,15 @@ def _covers_volume(x: Tensor, w: Tensor) -> bool:
     return w.dim() == 5 and x.dim() == 5 and x.dtype == torch.float32
 
 
-def _split(how: ConvolutionArgs) -> tuple[KernelMoves, tuple[Any, ...]]:
-    """Return the moves in depth (as the first axis of KernelMoves), and the arguments of the convolution over a plane."""
+def _split(how: ConvolutionArgs) -> tuple[KernelArgs, tuple[Any, ...]]:
+    """Return the moves in depth (as the first axis of KernelArgs), and the arguments of the convolution over a plane."""
     stride, padding, dilation = how.stride, how.padding, how.dilation
-    depth = KernelMoves((stride[0], 1), (padding[0], 0), (dilation[0], 1))
+    depth = KernelArgs((stride[0], 1), (padding[0], 0), (dilation[0], 1))
     plane = (stride[1:], padding[1:], dilation[1:], how.transposed, how.output_padding[1:], how.groups)
     return depth, plane
 
 
-def _count(x: Tensor, w: Tensor, depth: KernelMoves) -> int:
+def _count(x: Tensor, w: Tensor, depth: KernelArgs) -> int:
     """Return the number of planes of the result."""
     reach = depth.dilation[0] * (w.shape[2] - 1)
     return int(x.shape[2] + 2 * depth.padding[0] - reach - 1) // depth.stride[0] + 1
@@ -209,14 +209,14 @@ def volumes_of(x: Tensor, rows: int) -> Tensor:
     return x.view(rows, -1, *x.shape[1:]).transpose(1, 2).contiguous()
 
 
-def spread(x: Tensor, kernel: int, count: int, depth: KernelMoves) -> Tensor:
+def spread(x: Tensor, kernel: int, count: int, depth: KernelArgs) -> Tensor:
     """Return the planes that each depth position reads as channels: [N, C, D, H, W] -> [N count, C kernel, H, W]."""
     parts = taps(x, 2, kernel, count, depth.stride[0], depth.padding[0], depth.dilation[0])
     side = torch.stack([planes_of(part) for part in parts], 2)
     return side.view(side.shape[0], -1, *x.shape[3:])
 
 
-def put_back(x: Tensor, kernel: int, rows: int, size: int, depth: KernelMoves) -> Tensor:
+def put_back(x: Tensor, kernel: int, rows: int, size: int, depth: KernelArgs) -> Tensor:
     """Apply the adjoint of :func:`spread`, which adds planes: [N D', C kernel, H, W] -> [N, C, size, H, W]."""
     side = x.view(len(x), -1, kernel, *x.shape[2:])
     parts = [volumes_of(side[:, :, place], rows) for place in range(kernel)]
@@ -238,11 +238,11 @@ def _pad(x: Tensor, where: PoolingWindows, value: float) -> Tensor:
     return around
 
 
-def _volume_moves(where: PoolingWindows) -> tuple[KernelMoves, KernelMoves]:
-    """Return the moves of windows over padded input in depth (as the first axis of KernelMoves), and over a plane."""
+def _volume_moves(where: PoolingWindows) -> tuple[KernelArgs, KernelArgs]:
+    """Return the moves of windows over padded input in depth (as the first axis of KernelArgs), and over a plane."""
     (deep, *stride), (far, *dilation) = where.stride, where.dilation
-    plane = KernelMoves((stride[0], stride[1]), (0, 0), (dilation[0], dilation[1]))
-    return KernelMoves((deep, 1), (0, 0), (far, 1)), plane
+    plane = KernelArgs((stride[0], stride[1]), (0, 0), (dilation[0], dilation[1]))
+    return KernelArgs((deep, 1), (0, 0), (far, 1)), plane
 
 
 def _windows(padded: Tensor, where: PoolingWindows) -> list[Tensor]:

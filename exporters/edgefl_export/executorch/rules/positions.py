@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from edgefl_export.decompositions import arithmetic, indexing, layout
 from edgefl_export.decompositions.resize import KEYS, LINEAR
-from edgefl_export.operators import DECLINED, Rules, named
+from edgefl_export.operators import DECLINED, Rules, aten_ops
 
 _aten = torch.ops.aten
 
@@ -133,7 +133,7 @@ RULES: Rules = {
     _aten.sort.default: sort,
     _aten.index.Tensor: index,
     _aten.constant_pad_nd.default: constant_pad,
-    **dict.fromkeys(named("upsample_linear1d upsample_bilinear2d upsample_trilinear3d"), LINEAR.product),
+    **dict.fromkeys(aten_ops("upsample_linear1d upsample_bilinear2d upsample_trilinear3d"), LINEAR.product),
     _aten.upsample_bicubic2d.default: KEYS.product,
     _aten.as_strided.default: as_strided,
     _aten.as_strided_scatter.default: as_strided_scatter,

@@ -126,7 +126,7 @@ def place(
         parts: ``parts[i][j]`` [N, H', W', C] is added to the inputs that kernel position (i, j) read.
         size: rows and columns of the result.
         met: ``met[axis][phase]`` lists (kernel position, first output) for inputs phase, phase + stride, ..; see
-            :meth:`edgefl_export.executorch.rules.convolution.KernelMoves.met`.
+            :meth:`edgefl_export.executorch.rules.convolution.KernelArgs.met`.
     """
     first = parts[0][0]
     height, width = (-(-n // len(phases)) for n, phases in zip(size, met, strict=True))

@@ -13,7 +13,7 @@ from torch import fx
 from edgefl_export.capture.nodes import argument, int_argument
 from edgefl_export.executorch.graph import VIEWS
 from edgefl_export.executorch.xnnpack.builder import Builder, Condition, Emitter, TensorValue, shape_of
-from edgefl_export.operators import named
+from edgefl_export.operators import aten_ops
 
 _aten = torch.ops.aten
 
@@ -152,10 +152,10 @@ def _softmax(builder: Builder, node: fx.Node) -> None:
 
 
 _BINARY: dict[Any, Any] = {
-    **dict.fromkeys(named("add.Tensor add.Scalar"), xnn.XNNAdd),
-    **dict.fromkeys(named("sub.Tensor sub.Scalar rsub.Scalar"), xnn.XNNSubtract),
-    **dict.fromkeys(named("mul.Tensor mul.Scalar"), xnn.XNNMultiply),
-    **dict.fromkeys(named("div.Tensor div.Scalar"), xnn.XNNDiv),
+    **dict.fromkeys(aten_ops("add.Tensor add.Scalar"), xnn.XNNAdd),
+    **dict.fromkeys(aten_ops("sub.Tensor sub.Scalar rsub.Scalar"), xnn.XNNSubtract),
+    **dict.fromkeys(aten_ops("mul.Tensor mul.Scalar"), xnn.XNNMultiply),
+    **dict.fromkeys(aten_ops("div.Tensor div.Scalar"), xnn.XNNDiv),
     _aten.maximum.default: xnn.XNNMaximum,
     _aten.minimum.default: xnn.XNNMinimum,
 }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from edgefl_export.onnx.values import LAYOUT, ConstantSizes, GraphValues, Shape, read_by
+from edgefl_export.onnx.values import LAYOUT, ConstantInts, GraphValues, Shape, read_by
 
 BLOCK = 16
 """The largest block of any processor, which the others divide: channels come in multiples of it."""
@@ -37,7 +37,7 @@ class BlockedLayout:
         self.shapes = self.values.shapes
         self.done: set[str] = set()
         self._graph = graph
-        self._size = ConstantSizes(graph, "blocked_size")
+        self._size = ConstantInts(graph, "blocked_size")
         self._numbers: dict[tuple[float, Shape], str] = {}
         self._twins: dict[str, str] = {}
         self._inside: dict[str, str] = {}

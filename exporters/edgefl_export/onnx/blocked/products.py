@@ -29,7 +29,7 @@ from edgefl_export.onnx.blocked.layout import BLOCK
 from edgefl_export.onnx.values import (
     BY_ENTRY,
     LAYOUT,
-    ConstantSizes,
+    ConstantInts,
     GraphValues,
     Shape,
     attributes,
@@ -181,7 +181,7 @@ class _ProductWriter:
     def __init__(self, values: GraphValues, products: Mapping[str, MatrixProduct], inside: Set[str]) -> None:
         self.count = self._made = 0
         self._values, self._products, self._inside = values, products, inside
-        self._sizes = ConstantSizes(values.graph, "product_size")
+        self._sizes = ConstantInts(values.graph, "product_size")
         self._known: dict[tuple[str, str], str] = {}
         self._new: list[NodeProto] = []
 

@@ -27,7 +27,7 @@ from edgefl_export.artifact import REWRITTEN
 from edgefl_export.onnx.blocked.layout import AXES, BLOCK, ROOM
 from edgefl_export.onnx.values import (
     LAYOUT,
-    ConstantSizes,
+    ConstantInts,
     GraphValues,
     Shape,
     live_peak,
@@ -159,7 +159,7 @@ class _UpdateWriter:
         plain = (each.plain for each in sums if not each.onto_old)
         self._read_as_it_is = values.outputs.union(*map(read_by, self._kept), *plain)
         self._nodes: list[NodeProto] = []
-        self._size = ConstantSizes(self._graph, "sum_size")
+        self._size = ConstantInts(self._graph, "sum_size")
         self._numbers: dict[tuple[str, bool], str] = {}
         self._kernels: dict[str, str] = {}
         self._images: dict[str, str] = {}

@@ -63,7 +63,7 @@ void check_weights(const Job& job, const Manifest& manifest) {
   for (const Graph* graph : manifest.of_round()) read = std::max(read, bytes_of(graph->inputs_of("weights")));
   const int64_t most = read > INT64_MAX / kSlack - (1 << 20) ? INT64_MAX : kSlack * read + (1 << 20);
   std::vector<std::string> units = manifest.suffix;
-  for (const Chunk& chunk : manifest.prefix) units.insert(units.end(), chunk.units.begin(), chunk.units.end());
+  for (const FrozenChunk& chunk : manifest.prefix) units.insert(units.end(), chunk.units.begin(), chunk.units.end());
   for (const std::string& unit : units)
     for (const BlobRef& ref : job.line(unit)) check(ref, most, "a blob of weights", "have the server publish what the bundle reads");
 }

@@ -36,7 +36,7 @@ std::optional<Job> Job::of(const Task& task, const Round& announced, const std::
     job.units = announced.units;
     job.hyper = announced.hyper;
   } else {
-    const Live& live = announced.live.at(task.round);
+    const LiveRound& live = announced.live.at(task.round);
     job.model_version = live.model_version;
     job.units = live.units;
     job.hyper = live.hyper;

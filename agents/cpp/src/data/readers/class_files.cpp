@@ -56,7 +56,7 @@ Samples read_arrays(const Reading& reading, const std::vector<FoundFile>& files)
   return reading.decoded(reading.by_folder(files), reading.spec.dtype, decode);
 }
 
-Samples read_images(const Reading& reading, const ImageReader& reader, const std::vector<FoundFile>& files) {
+Samples read_images(const Reading& reading, const ImageSpec& reader, const std::vector<FoundFile>& files) {
   const Shape& shape = reading.spec.shape;
   const bool colours = shape.size() == 3 && (shape[0] == 1 || shape[0] == 3);
   if (!colours || shape[1] < 1 || shape[2] < 1 || elements(shape) > kMostBytes) {

@@ -8,6 +8,6 @@
 namespace edgefl {
 
 Samples read_arrays(const Reading& reading, const std::vector<FoundFile>& files);
-Samples read_images(const Reading& reading, const ImageReader& reader, const std::vector<FoundFile>& files);
+Samples read_images(const Reading& reading, const ImageSpec& reader, const std::vector<FoundFile>& files);
 
 }  // namespace edgefl

@@ -32,12 +32,12 @@ std::string text_of(const std::vector<std::string>& names) {
 
 std::string text_of(const Reader& reader) {
   std::string text = std::to_string(reader.index()) + " ";
-  if (const auto* image = std::get_if<ImageReader>(&reader)) text += std::to_string(image->white);
-  if (const auto* table = std::get_if<TableReader>(&reader)) {
+  if (const auto* image = std::get_if<ImageSpec>(&reader)) text += std::to_string(image->white);
+  if (const auto* table = std::get_if<TableSpec>(&reader)) {
     text += text_of(table->columns) + text_of(std::vector{table->label}) + text_of(table->mean) + text_of(table->deviation);
     for (const auto& [name, columns] : table->others) text += text_of(std::vector{name}) + text_of(columns);
   }
-  if (const auto* sound = std::get_if<SoundReader>(&reader)) text += std::to_string(sound->rate) + " " + std::to_string(sound->length);
+  if (const auto* sound = std::get_if<SoundSpec>(&reader)) text += std::to_string(sound->rate) + " " + std::to_string(sound->length);
   return text;
 }
 
@@ -60,9 +60,9 @@ Endings all_images() {
 
 // The endings of files that a reader reads; none for those that this agent has not.
 Endings endings_of(const Reader& reader) {
-  if (std::holds_alternative<ImageReader>(reader)) return all_images();
-  if (std::holds_alternative<TableReader>(reader)) return kRecords;
-  if (std::holds_alternative<SoundReader>(reader)) return kSounds;
+  if (std::holds_alternative<ImageSpec>(reader)) return all_images();
+  if (std::holds_alternative<TableSpec>(reader)) return kRecords;
+  if (std::holds_alternative<SoundSpec>(reader)) return kSounds;
   return std::holds_alternative<std::monostate>(reader) ? kArrays : Endings{};
 }
 
@@ -80,7 +80,7 @@ class Files : public DataSource {
     const std::string key = text_of(manifest.data, label);
     if (last_ && key == last_key_) return last_;
     std::shared_ptr<FittedData> fitted = read(manifest, label, parts);
-    const auto* sound = std::get_if<SoundReader>(&manifest.data.reader);
+    const auto* sound = std::get_if<SoundSpec>(&manifest.data.reader);
     const bool graph = sound != nullptr && !sound->features.empty();  // its rows hold a graph of this round
     last_ = graph ? nullptr : fitted;  // what was read stays until another bundle asks
     last_key_ = key;
@@ -109,9 +109,9 @@ class Files : public DataSource {
   }
 
   static Samples read(const Reading& reading, const Reader& reader, const Manifest& manifest, const std::vector<FoundFile>& files) {
-    if (const auto* image = std::get_if<ImageReader>(&reader)) return read_images(reading, *image, files);
-    if (const auto* table = std::get_if<TableReader>(&reader)) return read_tables(reading, *table, files);
-    if (const auto* sound = std::get_if<SoundReader>(&reader)) return read_sounds(reading, *sound, manifest, files);
+    if (const auto* image = std::get_if<ImageSpec>(&reader)) return read_images(reading, *image, files);
+    if (const auto* table = std::get_if<TableSpec>(&reader)) return read_tables(reading, *table, files);
+    if (const auto* sound = std::get_if<SoundSpec>(&reader)) return read_sounds(reading, *sound, manifest, files);
     return read_arrays(reading, files);
   }
 
@@ -119,11 +119,11 @@ class Files : public DataSource {
   Reader reader_of(const DataSpec& spec) const {
     const bool none = std::holds_alternative<std::monostate>(spec.reader);
     if (!none && endings_of(spec.reader).empty()) {
-      throw DataError(path_ + ": the federation reads " + (std::holds_alternative<SeriesReader>(spec.reader) ? "windows of sensor series" : "texts") +
+      throw DataError(path_ + ": the federation reads " + (std::holds_alternative<SeriesSpec>(spec.reader) ? "windows of sensor series" : "texts") +
                       ", which the C++ agent does not: give arrays (.npz), or use the Python agent (edgefl device)");
     }
     if (has(kArrays) && (none || !has(endings_of(spec.reader)))) return std::monostate();
-    if (none && spec.shape.size() == 3 && has(all_images())) return ImageReader{};
+    if (none && spec.shape.size() == 3 && has(all_images())) return ImageSpec{};
     if (none) {
       throw DataError(path_ + " has " + counted() + ", and the bundle does not say how they become samples of shape " + shown(spec.shape) +
                       ": give arrays (.npz), or have the federation say it (`reader` in its [data])");

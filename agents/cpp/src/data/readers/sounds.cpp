@@ -33,7 +33,7 @@ struct Format {
     return found;
   }
 
-  void check(const SoundReader& reader) const {
+  void check(const SoundSpec& reader) const {
     const uint64_t size = width();
     const bool integers = kind == kIntegers && size >= 1 && size <= 4, floats = kind == kFloats && (size == 4 || size == 8);
     if (channels == 0 || (!integers && !floats)) {
@@ -104,7 +104,7 @@ double sum_of(const double* values, size_t count) {
 }
 
 // The bytes of the samples, no more than the reader's length of them, and their format.
-std::pair<Format, std::string_view> samples_in(std::string_view file, const SoundReader& reader) {
+std::pair<Format, std::string_view> samples_in(std::string_view file, const SoundSpec& reader) {
   if (file.substr(0, 4) != "RIFF" || file.substr(std::min<size_t>(8, file.size()), 4) != "WAVE") {
     throw BadRow("is no WAV that can be read: it does not begin with RIFF and WAVE");
   }
@@ -131,7 +131,7 @@ std::pair<Format, std::string_view> samples_in(std::string_view file, const Soun
   return {format, content};
 }
 
-Tensor wave_in(const std::filesystem::path& path, const SoundReader& reader) {
+Tensor wave_in(const std::filesystem::path& path, const SoundSpec& reader) {
   std::unique_ptr<MappedFile> file;
   try {
     file = std::make_unique<MappedFile>(path.string());
@@ -143,7 +143,7 @@ Tensor wave_in(const std::filesystem::path& path, const SoundReader& reader) {
 
 }  // namespace
 
-Tensor wave_of(std::string_view file, const SoundReader& reader) {
+Tensor wave_of(std::string_view file, const SoundSpec& reader) {
   const auto [format, content] = samples_in(file, reader);
   Tensor wave(DType::f32, {reader.length});
   std::vector<double> channels(format.channels);
@@ -158,7 +158,7 @@ Tensor wave_of(std::string_view file, const SoundReader& reader) {
   return wave;
 }
 
-Samples read_sounds(const Reading& reading, const SoundReader& reader, const Manifest& manifest, const std::vector<FoundFile>& files) {
+Samples read_sounds(const Reading& reading, const SoundSpec& reader, const Manifest& manifest, const std::vector<FoundFile>& files) {
   const auto decode = [reader](const std::filesystem::path& path) { return wave_in(path, reader); };
   if (reader.features.empty()) {
     reading.check_shape({{reader.length}, {1, reader.length}});

@@ -28,7 +28,7 @@ struct Part {
 
 class Tables {
  public:
-  Tables(const Reading& reading, const TableReader& reader) : reading_(reading), reader_(reader) {
+  Tables(const Reading& reading, const TableSpec& reader) : reading_(reading), reader_(reader) {
     reading.check_shape({{static_cast<int64_t>(reader.columns.size())}});
     const auto numeric = [](const Value& value) { return is_number(value); };
     parts_.emplace_back(places_of(reader.columns, numeric), reading.spec.dtype, reading.spec.shape, reading.spec.below);
@@ -118,7 +118,7 @@ class Tables {
   }
 
   const Reading& reading_;
-  const TableReader& reader_;
+  const TableSpec& reader_;
   std::vector<Column> columns_;
   std::list<Part> parts_;  // x, and each input beside it
   Spool labels_{reading_.label.floats() ? reading_.label.dtype : DType::i64, {}};
@@ -128,7 +128,7 @@ class Tables {
 
 }  // namespace
 
-Samples read_tables(const Reading& reading, const TableReader& reader, const std::vector<FoundFile>& files) {
+Samples read_tables(const Reading& reading, const TableSpec& reader, const std::vector<FoundFile>& files) {
   Tables tables(reading, reader);
   for (const FoundFile& file : files) tables.read(file.path.string());
   return tables.samples();

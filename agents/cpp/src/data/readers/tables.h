@@ -7,6 +7,6 @@
 
 namespace edgefl {
 
-Samples read_tables(const Reading& reading, const TableReader& reader, const std::vector<FoundFile>& files);
+Samples read_tables(const Reading& reading, const TableSpec& reader, const std::vector<FoundFile>& files);
 
 }  // namespace edgefl

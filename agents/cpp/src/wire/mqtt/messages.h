@@ -21,7 +21,7 @@ struct Offer {
   std::map<std::string, Bytes> signatures;  // by tier
 };
 
-struct Live {
+struct LiveRound {
   std::string model_version;
   Units units;
   Scalars hyper;
@@ -43,7 +43,7 @@ struct Round {
   std::vector<std::string> mirrors;
   bool mirrors_only = false;
   std::optional<BlobRef> pages;
-  std::map<int64_t, Live> live;
+  std::map<int64_t, LiveRound> live;
 
   bool is_open() const { return state == "open"; }
   // The rounds that take updates.

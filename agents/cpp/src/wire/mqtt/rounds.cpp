@@ -35,8 +35,8 @@ std::map<std::string, Offer> read_offers(const Fields& fields) {
   return offers;
 }
 
-std::map<int64_t, Live> read_live(const Fields& fields) {
-  std::map<int64_t, Live> live;
+std::map<int64_t, LiveRound> read_live(const Fields& fields) {
+  std::map<int64_t, LiveRound> live;
   fields.numbered("live", [&](int64_t number, const Packable& value) {
     Fields each(value, "Live");
     live[number] = {each.text("model_version"), read_units(each, "units"), each.scalars("hyper")};

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 from edgefl.comparison.compare import compare
-from edgefl.comparison.drawing import DrawingMode, GeneratorStates, RandomStream
+from edgefl.comparison.random_draws import GeneratorStates, RandomDrawMode, RandomStream
 from edgefl.errors import ModelError
 from edgefl.models.split import split
 from tests.comparison.test_compare import SAMPLE, Net
@@ -86,7 +86,7 @@ def run(draws: Draws) -> list[Tensor]:
     results = []
     with torch.random.fork_rng(devices=[]):
         for step in range(2):
-            with DrawingMode(RandomStream(step), generators):
+            with RandomDrawMode(RandomStream(step), generators):
                 results.append(draws(torch.ones(4, 6)))
     OWN.set_state(before)
     return results
@@ -110,7 +110,7 @@ def test_numbers_of_each_sample_in_vmap_are_refused() -> None:
     def dropped(h: Tensor) -> Tensor:
         return torch.vmap(F.dropout, randomness="different")(h)
 
-    with pytest.raises(ModelError, match=r"inside of torch\.vmap \(at .*test_drawing"):
+    with pytest.raises(ModelError, match=r"inside of torch\.vmap \(at .*test_random_draws"):
         run(dropped)
 
 
@@ -142,7 +142,7 @@ def test_a_generator_of_a_module_draws_new_numbers_and_is_put_back(period: int |
 
 @pytest.mark.parametrize("period", [1, 7])
 def test_a_generator_that_a_module_seeds_alike_is_refused(period: int) -> None:
-    with pytest.raises(ModelError, match=r"drew before \(at .*test_drawing"):
+    with pytest.raises(ModelError, match=r"drew before \(at .*test_random_draws"):
         compare(split(Generating(period), sample=SAMPLE, classes=3))
 
 
@@ -171,7 +171,7 @@ def test_generators_of_python_and_numpy_steer_both_sides_alike_and_stay() -> Non
 
 
 def test_a_seed_for_a_generator_of_python_is_refused() -> None:
-    with pytest.raises(ModelError, match=r"seeds Python's .*test_drawing.*register_buffer"):
+    with pytest.raises(ModelError, match=r"seeds Python's .*test_random_draws.*register_buffer"):
         compare(split(Dropping(0.6, seed=True), sample=SAMPLE, classes=3))
 
 

@@ -140,7 +140,7 @@ class GeneratorStates:
         self._next[generator] = after
 
 
-class DrawingMode(SinglePathMode):
+class RandomDrawMode(SinglePathMode):
     """Mode in which torch's functions run unchanged, but take their random numbers from ``draw``.
 
     Args:

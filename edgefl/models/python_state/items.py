@@ -19,7 +19,7 @@ from torch import Tensor
 _MISSING = object()
 
 
-class Space(Protocol):
+class Container(Protocol):
     """Interface of a container with values by key."""
 
     def read(self) -> dict[Any, Any]:
@@ -32,7 +32,7 @@ class Space(Protocol):
         """Restore values that an earlier :meth:`read` returned. Unchanged values are not written."""
 
 
-class DictSpace:
+class DictItems:
     """Values of a dictionary: all, all except the ``hidden`` names, or only the ``names``."""
 
     def __init__(
@@ -43,7 +43,7 @@ class DictSpace:
         self._base: Any = OrderedDict if isinstance(holder, OrderedDict) else dict
 
     def is_in(self, holders: Mapping[int, dict[Any, Any]]) -> bool:
-        """Return True if this space wraps one of the dictionaries in ``holders``, which are keyed by their ``id``."""
+        """Return True if this container wraps one of the dictionaries in ``holders``, which are keyed by their ``id``."""
         return id(self._holder) in holders
 
     def read(self) -> dict[Any, Any]:
@@ -77,15 +77,15 @@ class DictSpace:
                 self._holder[key] = value
 
 
-class _HolderSpace:
-    """Base of spaces that wrap one object."""
+class _ObjectContainer:
+    """Base of containers that wrap one object."""
 
     def __init__(self, holder: Any) -> None:
         self.holder = holder
 
 
-class _Attributes(_HolderSpace):
-    """Base of spaces of attributes. It sets them by the methods of ``_kind``, because the object's own may compute or
+class _AttributeContainer(_ObjectContainer):
+    """Base of containers of attributes. It sets them by the methods of ``_kind``, because the object's own may compute or
     refuse.
     """
 
@@ -109,7 +109,7 @@ class _Attributes(_HolderSpace):
                 self.write(name, value)
 
 
-class SlotSpace(_Attributes):
+class SlotAttributes(_AttributeContainer):
     """Attributes that an object has in ``__slots__``."""
 
     _kind = object
@@ -132,7 +132,7 @@ def slots_of(kind: type) -> list[str]:
     return list(copyreg._slotnames(kind))  # type: ignore[attr-defined]
 
 
-class SequenceSpace(_HolderSpace):
+class SequenceItems(_ObjectContainer):
     """Items of a list, deque, bytearray or array, by index."""
 
     def read(self) -> dict[int, Any]:
@@ -154,7 +154,7 @@ class SequenceSpace(_HolderSpace):
         self.holder.extend(before.values())
 
 
-class ArraySpace(_HolderSpace):
+class ArrayEntries(_ObjectContainer):
     """Entries of a numpy array: one value with all its bytes, or one value per entry if they are objects."""
 
     def read(self) -> dict[Any, Any]:
@@ -178,7 +178,7 @@ class ArraySpace(_HolderSpace):
                 self.write(key, value)
 
 
-class IteratorSpace:
+class IteratorPosition:
     """Position of an iterator.
 
     A position cannot be set, so :meth:`restore` replaces the iterator by a new one at the earlier position. A
@@ -189,7 +189,7 @@ class IteratorSpace:
         place: Key of the iterator in ``owner``.
     """
 
-    def __init__(self, owner: Space | None, place: object) -> None:
+    def __init__(self, owner: Container | None, place: object) -> None:
         self._owner, self._place = owner, place
 
     def is_replaceable(self) -> bool:
@@ -272,7 +272,7 @@ def _at(position: Any) -> Any:
     return tuple(map(_at, position))
 
 
-class SetSpace(_HolderSpace):
+class SetItems(_ObjectContainer):
     """Items of a set. Each item is its own key."""
 
     def read(self) -> dict[Any, Any]:
@@ -289,7 +289,7 @@ class SetSpace(_HolderSpace):
             self.holder.update(before)
 
 
-class ClassSpace(_Attributes):
+class ClassAttributes(_AttributeContainer):
     """Attributes of a class, without those that Python itself sets."""
 
     _kind = type
@@ -299,7 +299,7 @@ class ClassSpace(_Attributes):
         return {name: value for name, value in vars(self.holder).items() if not name.startswith("__")}
 
 
-class CellSpace(_HolderSpace):
+class ClosureValue(_ObjectContainer):
     """Value of a closure's variable."""
 
     def read(self) -> dict[str, Any]:
@@ -323,7 +323,7 @@ class CellSpace(_HolderSpace):
             del self.holder.cell_contents
 
 
-class ContextSpace(_HolderSpace):
+class ContextVariableValue(_ObjectContainer):
     """Value of a context variable in this thread."""
 
     def read(self) -> dict[str, Any]:
@@ -340,7 +340,7 @@ class ContextSpace(_HolderSpace):
             self.write("", before[""])
 
 
-class DefaultsSpace(_HolderSpace):
+class DefaultArguments(_ObjectContainer):
     """Default values of a function's positional arguments, by index."""
 
     def read(self) -> dict[int, Any]:
@@ -379,7 +379,9 @@ def is_equal(one: Any, other: Any, depth: int = 4) -> bool:
     if isinstance(one, Tensor):
         return one.shape == other.shape and one.dtype == other.dtype and bytes_of(one) == bytes_of(other)
     if isinstance(one, np.ndarray):
-        return one.shape == other.shape and is_equal(ArraySpace(one).read(), ArraySpace(other).read(), depth)
+        return one.shape == other.shape and is_equal(
+            ArrayEntries(one).read(), ArrayEntries(other).read(), depth
+        )
     if depth and isinstance(one, list | tuple | deque):
         one, other = dict(enumerate(one)), dict(enumerate(other))
     if depth and isinstance(one, dict):
