@@ -68,7 +68,7 @@ def mosquitto_command(
 
 
 def check_ports(host: str, port: int, websocket_port: int) -> list[int]:
-    """Return the ports to listen on, without ``websocket_port`` if that is 0.
+    """Check that a broker can listen on these ports, and return them; 0 for ``websocket_port`` is left out.
 
     Raises:
         BrokerError: If a port cannot be bound, or both are the same.
@@ -100,8 +100,9 @@ def mosquitto_program() -> str:
 
 
 def message_bytes(memory_bytes: int = 0) -> int:
-    """Return the memory limit for a broker's messages: ``memory_bytes``, or a quarter of the machine's memory if that is
-    0.
+    """Return the memory in bytes that a broker may use for messages.
+
+    It is ``memory_bytes``, or if that is 0 a quarter of the machine's memory, at least 256 MiB.
     """
     return memory_bytes or max(_LEAST_MEMORY, most_bytes() // 4)
 
@@ -135,7 +136,12 @@ def mosquitto_base(limits: Limits = _LIMITS, memory_bytes: int = 0) -> list[str]
 
 
 def check_private(host: str) -> None:
-    """Raise BrokerError if ``host`` is not a loopback address, because a broker without passwords must not be reachable."""
+    """Check that ``host`` is a loopback address, because a broker without passwords must not be reachable from
+    outside.
+
+    Raises:
+        BrokerError: If it is not.
+    """
     if not Address(host).is_loopback:
         raise BrokerError(
             f"a broker without passwords listens to its own machine only, found host {host!r}: others come with TLS and "
@@ -145,7 +151,11 @@ def check_private(host: str) -> None:
 
 
 def check_port(host: str, port: int) -> None:
-    """Raise BrokerError if a socket cannot be bound to ``host:port`` now."""
+    """Check that a socket can be bound to ``host:port`` now.
+
+    Raises:
+        BrokerError: If the port is in use, or the address cannot be used.
+    """
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

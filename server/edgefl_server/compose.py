@@ -103,6 +103,10 @@ def compose_with(
         candidate_for: The same for the candidate of a rollout; None without a rollout.
         listener: Receiver of warnings; None skips the search for them.
         device: Device of the server's computations.
+
+    Raises:
+        ConfigError: If the configuration is invalid.
+        ModelError: If the model cannot be divided into tiers.
     """
     spec = federation_model(federation, dataset)
     model = arrays_of(spec, rounded=federation.downlink.encoding != "float32")
@@ -163,7 +167,10 @@ def compose_with(
 
 
 class _Bundles:
-    """Bundles of a run, compiled or taken from the user's cache, and written to the run's folder."""
+    """Source of a run's bundles: compiles each, or takes it from the user's cache, and writes it to ``folder``.
+
+    ``listener`` receives the progress, or is None.
+    """
 
     def __init__(
         self, federation: Federation, dataset: Dataset, folder: Path, listener: EventListener | None
@@ -173,7 +180,13 @@ class _Bundles:
         self._all: list[CompiledBundle] = []
 
     def of(self, tier: TierTraining, exchange: Exchange, format: str) -> BundleArchive:
-        """Compile the bundle of a tier, or take it from the cache, and write it to the run's folder. Returns the bundle."""
+        """Return the bundle of a tier for one exchange (round trip of the algorithm) in ``format``.
+
+        It is compiled or taken from the cache, and written to the run's folder.
+
+        Raises:
+            ExportError: If it cannot be compiled.
+        """
         found = bundle_of(
             self._federation,
             self._dataset,
@@ -188,7 +201,7 @@ class _Bundles:
         return found.bundle
 
     def report_compiled(self) -> None:
-        """Report the number of compiled bundles."""
+        """Emit an event with the number of bundles that were compiled and of those that came from the cache."""
         compiled = sum(not each.from_cache for each in self._all)
         event = Compiled(
             compiled=compiled,
@@ -206,7 +219,7 @@ class _Bundles:
 def _exchange(
     federation: Federation, tiers: Mapping[str, TierTraining], exchange: Exchange, bundle_for: BundleFor
 ) -> ExchangeSpec:
-    """Return the spec of one exchange of the algorithm, with the bundles of all tiers."""
+    """Return the settings of one exchange (round trip) of the algorithm, with the bundles of all tiers."""
     own = {name: tier.exchange(exchange.name) for name, tier in tiers.items()}
     hyper = _scalars({name: each.algorithm for name, each in own.items()})  # first: bundles take minutes
     specs = {name: _tier_spec(federation, tier, own[name], bundle_for) for name, tier in tiers.items()}
@@ -234,7 +247,13 @@ def _with_candidates(
     tiers: Mapping[str, TierTraining],
     bundle_for: BundleFor,
 ) -> list[ExchangeSpec]:
-    """Return ``exchanges`` with an additional entry for the candidate of each tier."""
+    """Return ``exchanges`` in which each tier of ``tiers`` has a second entry for its candidate bundle.
+
+    Its name has the suffix ``@candidate``. ``bundle_for`` returns the bundles of the federation ``candidate``.
+
+    Raises:
+        ConfigError: If a candidate cannot be tried beside the present bundle.
+    """
     whole = []
     for index, exchange in enumerate(exchanges):
         own = {}
@@ -261,7 +280,9 @@ def _rollout(federation: Federation) -> Rollout:
 
 
 def _scalars(algorithms: Mapping[str, Algorithm]) -> dict[str, float]:
-    """Return the scalars of an exchange. A round announces them once, so all tiers must have the same values.
+    """Return the scalars of an exchange (round trip) by name, from the algorithm of each tier.
+
+    A round announces them once, so all tiers must have the same values.
 
     Raises:
         ConfigError: If tiers have different values.
@@ -307,7 +328,11 @@ def _warnings(
 
 
 def _offers(tier: str, offered: int, exchanges: Sequence[TierSpec]) -> Iterator[Warned]:
-    """Yield a warning if a graph of the tier needs more memory than its devices offer; such devices decline their tasks."""
+    """Yield a warning if a graph of ``tier`` needs more than ``offered`` bytes, the memory that the tier asks devices
+    for.
+
+    Devices that offer only that much would decline their tasks.
+    """
     manifests = [bundle.manifest for each in exchanges for bundle in (each.bundle, *each.further)]
     needed = max(manifest.planned_bytes for manifest in manifests)
     if 0 < offered < needed:
@@ -319,7 +344,13 @@ def _offers(tier: str, offered: int, exchanges: Sequence[TierSpec]) -> Iterator[
 
 
 def _check_sent(federation: Federation, tier: TierTraining, sends: Collection[str]) -> None:
-    """Raise ConfigError if updates contain more than weights and a clipping or counting rule supports weights only."""
+    """Check that updates hold only weights if clipping or counting of non-zero changes is on.
+
+    ``sends`` are the names of the states in an update.
+
+    Raises:
+        ConfigError: If they hold more.
+    """
     shared = [name for name in sends if name != server_state.WEIGHTS]
     if not shared:
         return
@@ -422,5 +453,8 @@ def _memory_of(rule: RobustRule, entries: int) -> str:
 
 
 def _patterns(name: str, tier: TierTable) -> tuple[str, ...]:
-    """Return the device name patterns of a tier: ``NAME-*`` if it has neither patterns nor a memory limit."""
+    """Return the patterns of device names of tier ``name``: those of its table.
+
+    It is ``NAME-*`` if the table has neither patterns nor a memory limit.
+    """
     return tier.devices if tier.devices or tier.memory_bytes else (f"{name}-*",)

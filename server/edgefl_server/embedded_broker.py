@@ -37,14 +37,17 @@ _REFUSED_5 = "MQTT 5 is refused: this broker speaks 3.1.1"
 
 
 class _ConnectionStart(ReaderAdapter):
-    """Reader of a new connection that can inspect its first bytes and then return them again."""
+    """Reader of a new connection that inspects its first bytes, and returns them again to the next reader."""
 
     def __init__(self, reader: ReaderAdapter) -> None:
         self._reader = reader
         self._seen = b""
 
     async def speaks_mqtt_5(self) -> bool:
-        """Return True if the CONNECT packet is of MQTT 5, for which amqtt would wait without end."""
+        """Return True if the connection begins with a CONNECT packet of MQTT 5. amqtt would never answer it.
+
+        The bytes that were read are returned again by :meth:`read`.
+        """
         try:
             self._seen = await self._reader.read(2)
             while self._seen[-1:] >= b"\x80" and len(self._seen) < 5:
@@ -73,14 +76,15 @@ class _Filters(dict[str, Any]):
 
 
 class _MessageMemory:
-    """Memory budget for retained messages and for those queued for offline clients."""
+    """Budget of ``most_bytes`` of memory, for retained messages and for those queued for offline clients."""
 
     def __init__(self, most_bytes: int) -> None:
         self._free = most_bytes
 
     def take(self, nbytes: int) -> bool:
-        """Reserve ``nbytes``, or release them if the number is negative. Return False, without a change, if too little
-        is free.
+        """Reserve ``nbytes`` and return True; return False, without a change, if too little is free.
+
+        A negative number releases memory.
         """
         if nbytes > self._free:
             return False
@@ -89,8 +93,9 @@ class _MessageMemory:
 
 
 class _Queue:
-    """Messages for one offline client, oldest first. A message beyond :data:`QUEUE_BYTES` or the memory budget is
-    dropped.
+    """Messages for one offline client, the oldest first, as (topic, payload, QoS).
+
+    A message that exceeds :data:`QUEUE_BYTES` or the memory budget ``room`` is dropped.
     """
 
     def __init__(self, room: _MessageMemory) -> None:
@@ -116,7 +121,7 @@ def _held_bytes(topic: str, data: bytes) -> int:
 
 
 class LeanBroker(Broker):
-    """amqtt 0.12.1 with these changes:
+    """amqtt 0.12.1 with the following changes.
 
     * A client receives retained messages when it subscribes to them. amqtt sent everything that matched any client's
       filter.
@@ -128,8 +133,7 @@ class LeanBroker(Broker):
       messages.
     * A client of MQTT 5 is refused, so that it can connect with 3.1.1. amqtt did not answer it.
     * A client with a persistent session gets the messages that it missed when it reconnects. amqtt had no queue for
-      anonymous
-    clients. A clean session ends with its connection.
+      anonymous clients. A clean session ends with its connection.
     """
 
     def __init__(self, config: dict[str, Any]) -> None:
@@ -189,7 +193,7 @@ class LeanBroker(Broker):
     async def _handle_disconnect(
         self, client_session: Session, handler: BrokerProtocolHandler, disconnect_waiter: asyncio.Future[Any]
     ) -> None:
-        """End a connection. If a newer one took over, send no will and keep the session connected."""
+        """End a connection. If a newer connection of the same client took over, send no will and keep the session."""
         self._leave(client_session, handler)
         if handler in self._replaced:
             await self._stop_handler(handler)
@@ -212,7 +216,7 @@ class LeanBroker(Broker):
             self._leave(client_session, handler)
 
     def _leave(self, session: Session, handler: BrokerProtocolHandler) -> None:
-        """Stop sending messages over this connection, if it is the current one of the session."""
+        """Stop sending messages over this connection, if it is the current one of the session. Does nothing otherwise."""
         if self._live.get(session.client_id) is handler:
             del self._live[session.client_id]
 
@@ -253,7 +257,7 @@ class LeanBroker(Broker):
     # -- messages --------------------------------------------------------------------------------------------
 
     async def _run_broadcast(self, running_tasks: deque[Any]) -> None:
-        """Send the next message to the connected sessions whose filters match."""
+        """Wait for the next message, and send it to all sessions whose filters match its topic."""
         message = await self._broadcast_queue.get()
         topic, data = message["topic"], message["data"]
         filters = [name for name, levels in self._wildcards.items() if _matches(levels, topic)]
@@ -317,9 +321,9 @@ class LeanBroker(Broker):
 
 
 def _matches(levels: list[str], topic: str) -> bool:
-    """Return True if the filter ``levels`` match ``topic`` (MQTT 3.1.1, 4.7).
+    """Return True if the topic filter with these ``levels`` matches ``topic`` (MQTT 3.1.1, 4.7).
 
-    ``+`` matches one level, ``#`` the rest, neither matches topics that begin with ``$``.
+    ``+`` matches one level, ``#`` all remaining ones; neither matches topics that begin with ``$``.
     """
     parts = topic.split("/")
     if topic.startswith("$") and levels[0] in ("+", "#"):
@@ -333,7 +337,10 @@ def _matches(levels: list[str], topic: str) -> bool:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return False for the log line about a refused MQTT 5 client: each client of edgefl tries MQTT 5 first."""
+    """Return False for amqtt's log line about a refused MQTT 5 client, so that it is not logged.
+
+    Each client of edgefl tries MQTT 5 first.
+    """
     return not record.getMessage().endswith(_REFUSED_5)
 
 

@@ -33,8 +33,10 @@ class Evaluation:
 
 
 def metric_fields(metrics: Mapping[str, float]) -> dict[str, Any]:
-    """Return the event fields ``accuracy``, ``loss`` and ``metrics``. Values that are not finite are left out: JSON has
-    none.
+    """Return the event fields ``accuracy``, ``loss`` (both may be None) and ``metrics``, which has all metrics but the
+    loss.
+
+    Values that are not finite are left out, because JSON has none.
     """
     finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
     loss = finite.pop("loss", None)
@@ -49,7 +51,7 @@ def round_closed(
     Args:
         evaluation: Its evaluation.
         outcome: ``closed`` or ``abandoned``.
-        details: Outcome of the round in the journal.
+        details: Stored outcome of the round: its figures by name.
         metric: Name of the metric to show first.
     """
     text = details["text"] or (f"evaluation failed: {evaluation.error}" if evaluation.error else "")
@@ -91,7 +93,7 @@ class Evaluator:
         self.pending: set[int] = set()
 
     def resume(self) -> None:
-        """Submit the rounds that an earlier process ended but did not report."""
+        """Submit the rounds that an earlier process ended but did not report as evaluated."""
         for number, outcome, details in self._journal.direct.outcomes(self._spec.rules.run):
             if outcome != "open" and not details.get("told"):
                 self.submit(number, "closed" if outcome == "closed" else "abandoned")
@@ -99,7 +101,8 @@ class Evaluator:
     def submit(self, number: int, outcome: Outcome, known: Mapping[str, float] | None = None) -> None:
         """Queue the evaluation of round ``number``, which ended with ``outcome``.
 
-        A round that is not due, or whose metrics are ``known``, is queued too, so that rounds are reported in order.
+        A round that is not due, or whose metrics are ``known`` already, is queued too, so that rounds are reported in
+        order.
         """
         self.pending.add(number)
         is_due = known is None and self._spec.evaluates(number, outcome)
@@ -109,6 +112,9 @@ class Evaluator:
         """Emit the event of an evaluated round, then journal that it was reported.
 
         If the listener is gone, the round stays unreported, and the process that resumes the run reports it.
+
+        Raises:
+            StoreError: If the journal cannot be written while the server stops.
         """
         run, number = self._spec.rules.run, evaluation.round
         outcome, details = self._journal.outcome(run, number)

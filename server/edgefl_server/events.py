@@ -8,18 +8,29 @@ import msgspec
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
-    """Base of all events. The field ``event`` in the JSON is the class's name in lower case."""
+    """Base of all events. In JSON, the field ``event`` has the class's name in lower case."""
 
 
 class EventListener(Protocol):
-    """Receiver of events."""
+    """Receiver of the server's events."""
 
     def emit(self, event: Event) -> None:
         """Handle an event. Called on any thread."""
 
 
 class Started(Event, frozen=True, kw_only=True):
-    """The server has started. ``resumed`` is True if an earlier process began the run."""
+    """Event: the server has started.
+
+    Attributes:
+        federation: Name of the federation.
+        run: Identifier of the run.
+        rounds: Number of rounds.
+        next_round: Number of the next or open round.
+        resumed: True if an earlier process began the run.
+        model_version: Version of the current model.
+        device: Processor that sums updates: ``cpu`` or ``cuda``.
+        server_key: Public key of the server, or empty.
+    """
 
     federation: str
     run: str
@@ -32,14 +43,17 @@ class Started(Event, frozen=True, kw_only=True):
 
 
 class Exporting(Event, frozen=True, kw_only=True):
-    """The graphs of a tier are being compiled. This takes a while, once per configuration."""
+    """Event: the graphs of a tier are being compiled. This takes a while, once per configuration.
+
+    ``text`` names the current step.
+    """
 
     tier: str
     text: str
 
 
 class Compiled(Event, frozen=True, kw_only=True):
-    """All bundles are compiled.
+    """Event: all bundles are compiled.
 
     Attributes:
         compiled: Number of bundles that were compiled now.
@@ -55,28 +69,28 @@ class Compiled(Event, frozen=True, kw_only=True):
 
 
 class Warned(Event, frozen=True, kw_only=True):
-    """A warning about a tier, or about the run if ``tier`` is empty. The run continues."""
+    """Event: a warning about a tier, or about the run if ``tier`` is empty. The run continues."""
 
     tier: str
     text: str
 
 
 class Noted(Event, frozen=True, kw_only=True):
-    """Information about the run that is not a warning, such as a default that depends on the machine."""
+    """Event: information about the run that is not a warning, such as a default that depends on the machine."""
 
     text: str
 
 
 class Waiting(Event, frozen=True, kw_only=True):
-    """No round is open: the next one waits for devices.
+    """Event: no round is open, and the next one waits for devices.
 
     Attributes:
         next_round: Number of the round.
         known: Number of present devices.
         needed: Number of devices that the round needs.
-        missing: Names of absent devices, if they are known.
-        reason: Why more devices are needed than the federation file requires, and why some devices do not count;
-            or empty.
+        missing: Names of absent devices, if the algorithm needs particular ones.
+        reason: Why more devices are needed than the federation file requires, and why some devices do not count; or
+            empty.
     """
 
     next_round: int
@@ -87,29 +101,33 @@ class Waiting(Event, frozen=True, kw_only=True):
 
 
 class Offline(Event, frozen=True, kw_only=True):
-    """The connection to the broker was lost. The server tries again in ``retry_s`` seconds."""
+    """Event: the connection to the broker was lost. The server tries again in ``retry_s`` seconds. ``text`` is the
+    reason.
+    """
 
     text: str
     retry_s: float
 
 
 class Online(Event, frozen=True, kw_only=True):
-    """The broker is connected again, after :class:`Offline`."""
+    """Event: the broker is connected again, after :class:`Offline`. ``broker`` is its address."""
 
     broker: str
 
 
 class DeviceJoined(Event, frozen=True, kw_only=True):
-    """A device came online, for the first time or again, and rounds may select it."""
+    """Event: a device with a tier came online, for the first time or again."""
 
     device: str
     tier: str
 
 
 class DeviceLost(Event, frozen=True, kw_only=True):
-    """A device went offline: it was stopped or killed, or its link broke.
+    """Event: a device with a tier went offline. It was stopped or killed, or its link broke.
 
     Attributes:
+        device: Name of the device.
+        tier: Its tier.
         round: Round that waits for its update, or 0.
         until: Epoch seconds until which the round waits, or 0.
     """
@@ -121,7 +139,10 @@ class DeviceLost(Event, frozen=True, kw_only=True):
 
 
 class DeviceFitness(Event, frozen=True, kw_only=True):
-    """An online device reported other conditions. ``unfit``: reason why rounds do not select it, or empty if they may."""
+    """Event: an online device reported other conditions, so that rounds may select it or not.
+
+    ``unfit`` is the reason why they do not, or empty if they may.
+    """
 
     device: str
     tier: str
@@ -129,7 +150,9 @@ class DeviceFitness(Event, frozen=True, kw_only=True):
 
 
 class DeviceFailed(Event, frozen=True, kw_only=True):
-    """A device reported that its attempt at a round failed. It tries again while the round is open."""
+    """Event: a device reported that its attempt at a round failed; ``text`` is the reason. It tries again while the
+    round is open.
+    """
 
     device: str
     round: int
@@ -140,8 +163,10 @@ class AwaitedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """Device that a round waits for, with the last step that it reported in this round.
 
     Attributes:
-        stage: Empty while the device fetches, loads and prepares, because it reports steps only.
-        since: Time of that report, or when the device went offline; 0 without a report.
+        device: Name of the device.
+        online: True if it is connected.
+        stage: Last reported stage; empty while the device fetches, loads and prepares, because it reports steps only.
+        since: Epoch seconds of that report, or at which the device went offline; 0 without a report.
     """
 
     device: str
@@ -151,7 +176,9 @@ class AwaitedDevice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Awaiting(Event, frozen=True, kw_only=True):
-    """No update arrived for a while. The round waits for ``devices``, until ``until`` (epoch seconds) at the latest."""
+    """Event: no update arrived for a while. The round waits for ``devices``, until ``until`` (epoch seconds) at the
+    latest.
+    """
 
     round: int
     devices: tuple[AwaitedDevice, ...]
@@ -159,7 +186,9 @@ class Awaiting(Event, frozen=True, kw_only=True):
 
 
 class RoundOpened(Event, frozen=True, kw_only=True):
-    """A round opened. It closes once ``goal`` updates of ``devices`` are accepted, or at ``deadline`` (epoch seconds)."""
+    """Event: a round opened. It closes once ``goal`` updates of ``devices`` are accepted, or at ``deadline`` (epoch
+    seconds).
+    """
 
     round: int
     goal: int
@@ -172,7 +201,9 @@ REPORTED = "reported"
 
 
 class DeviceSeen(Event, frozen=True, kw_only=True):
-    """Progress report of a device. Times are in milliseconds, sizes in bytes, as in :class:`RoundClosed`.
+    """Event: a device reported its progress, or its update was accepted (stage :data:`REPORTED`).
+
+    Times are in milliseconds, sizes in bytes, as in :class:`RoundClosed`.
 
     Attributes:
         variants: Chosen variant of each graph for which the device tried several; "" is the graph itself.
@@ -199,7 +230,10 @@ class DeviceSeen(Event, frozen=True, kw_only=True):
 
 
 class UpdateAccepted(Event, frozen=True, kw_only=True):
-    """An update was journaled. ``weight`` is its weight in the round, ``sha256`` the digest of the received bytes."""
+    """Event: an update was accepted and journaled.
+
+    ``weight`` is its weight in the round, ``sha256`` the digest of the received bytes.
+    """
 
     device: str
     tier: str
@@ -210,7 +244,11 @@ class UpdateAccepted(Event, frozen=True, kw_only=True):
 
 
 class Rejected(Event, frozen=True, kw_only=True):
-    """An update or another message of a device was refused. ``reason`` is a short code."""
+    """Event: an update or another message of a device was refused. ``reason`` is a short code, ``text`` the
+    explanation.
+
+    ``round`` is 0 if the message is not about a round.
+    """
 
     device: str
     round: int
@@ -219,7 +257,7 @@ class Rejected(Event, frozen=True, kw_only=True):
 
 
 class Declined(Event, frozen=True, kw_only=True):
-    """A device declined its task. ``reason`` is a short code, ``text`` comes from the device."""
+    """Event: a device declined its task. ``reason`` is a short code, ``text`` comes from the device."""
 
     device: str
     round: int
@@ -228,17 +266,19 @@ class Declined(Event, frozen=True, kw_only=True):
 
 
 class Limited(Event, frozen=True, kw_only=True):
-    """Numbers of messages that were refused unread since the start, by reason (:mod:`edgefl_server.updates.rate_limit`)."""
+    """Number of messages that were refused unread since the start, by reason
+    (:mod:`edgefl_server.updates.rate_limit`).
+    """
 
     counts: dict[str, int]
 
 
 class Vitals(Event, frozen=True, kw_only=True):
-    """Load of the server, at intervals.
+    """Event: load of the server, at intervals.
 
     Attributes:
         inbox: Number of waiting messages.
-        server_lag_s: Seconds until a message that came now would be handled.
+        server_lag_s: Seconds that a message waits in the server's inbox before it is handled.
         broker_lag_s: Seconds that the broker took to confirm the last timed message, or -1.
         cpu_s: Processor time of the process so far.
         rss_bytes: Resident memory of the process; 0 if unknown.
@@ -252,9 +292,10 @@ class Vitals(Event, frozen=True, kw_only=True):
 
 
 class Ordered(Event, frozen=True, kw_only=True):
-    """Result of an operator's order.
+    """Event: result of an operator's order.
 
     Attributes:
+        order: Name of the order.
         by: Origin of the order.
         done: True if it was carried out.
         text: Why it was not carried out, or its effect.
@@ -269,14 +310,19 @@ class Ordered(Event, frozen=True, kw_only=True):
 
 
 class Refused(Event, frozen=True, kw_only=True):
-    """The run ends early, as the algorithm needs a missing device or training diverged. The process exits with an error."""
+    """Event: the run ends early, because the algorithm needs a missing device, or training failed. The process exits
+    with an error.
+
+    ``text`` is the reason and the remedy.
+    """
 
     text: str
 
 
 class RoundEnded(Event, frozen=True, kw_only=True):
-    """A round accepts no more updates. Its evaluation follows in :class:`RoundClosed`, maybe after the next round has
-    opened.
+    """Event: a round accepts no more updates.
+
+    Its evaluation follows in :class:`RoundClosed`, maybe after the next round has opened.
 
     Attributes:
         round: Number of the round.
@@ -296,19 +342,21 @@ class RoundEnded(Event, frozen=True, kw_only=True):
 
 
 class RolloutStarted(Event, frozen=True, kw_only=True):
-    """The trial of a candidate began. ``devices``: number of devices that train with it, by tier."""
+    """The trial of a candidate bundle began with this round. ``devices``: number of devices that train with it, by
+    tier.
+    """
 
     round: int
     devices: dict[str, int]
 
 
 class RolloutJudged(Event, frozen=True, kw_only=True):
-    """The trial of a candidate is over. ``text`` has the figures.
+    """The trial of a candidate bundle is over.
 
     Attributes:
         round: Last round of the trial.
         promoted: True if all devices of its tiers use it from the next round on; False if no device does.
-        text: Reason of the verdict.
+        text: Reason of the verdict, with the figures.
     """
 
     round: int
@@ -317,7 +365,7 @@ class RolloutJudged(Event, frozen=True, kw_only=True):
 
 
 class RolledBack(Event, frozen=True, kw_only=True):
-    """A round made the model worse than the rollback rule allows. The model is again the one before it.
+    """Event: a round made the model worse than the rollback rule allows. The model is again the one before it.
 
     The metrics describe the rejected model, as in :class:`RoundClosed`.
     """
@@ -372,7 +420,7 @@ class RoundClosed(Event, frozen=True, kw_only=True):
 
 
 class Stopped(Event, frozen=True, kw_only=True):
-    """The server was stopped. A server on the same folder continues with round ``next_round`` of ``rounds``.
+    """Event: the server was stopped. A server on the same folder continues with round ``next_round`` of ``rounds``.
 
     If only an evaluation is left, ``next_round`` is ``rounds + 1``.
     """

@@ -116,8 +116,10 @@ class LabBroker:
         return [program, "-c", str(config)]
 
     def needs(self, user: str) -> dict[str, str]:
-        """Return the options that ``user`` needs to connect: ``broker``, a URL, and ``password-file``, unless
-        certificates are used.
+        """Return the options of ``edgefl`` commands with which ``user`` connects, by name.
+
+        They are ``broker``, a URL, and ``password-file``, unless certificates are used. A missing certificate is
+        created.
         """
         ca_file = self.ca_file or str(self.folder / "ca.crt")
         if self.client_certificates:
@@ -167,8 +169,9 @@ class LabBroker:
         return self.folder / "passwords" / user
 
     def _passwords(self) -> Path:
-        """Write the hashed passwords of all users and return that file. A missing password is created in the user's own
-        file.
+        """Write the file with the hashed passwords of all users, and return its path.
+
+        A user without a password gets a random one, in a file ``passwords/<user>``.
         """
         lines = []
         for user in self.users:

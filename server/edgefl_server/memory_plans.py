@@ -25,8 +25,9 @@ MAX_DEVICES = 1000
 
 
 def read_raised(folder: Path) -> dict[str, int]:
-    """Return the raised plans of the run in ``folder``, in bytes by tier; an empty dict if the file is missing or
-    invalid.
+    """Return the raised memory plans of the run in ``folder``: bytes by tier.
+
+    An empty dict if the file is missing or invalid.
     """
     with suppress(OSError, msgspec.DecodeError):
         return msgspec.json.decode((folder / NAME).read_bytes(), type=dict[str, int])
@@ -34,9 +35,9 @@ def read_raised(folder: Path) -> dict[str, int]:
 
 
 class MemoryPlans:
-    """Memory plans of the tiers of a run, stored in its folder.
+    """Memory plans (bytes that a round takes on a device) of the tiers of a run, stored in its folder.
 
-    The plan of a tier is raised to the median of its devices' peaks, and lowered again with it.
+    The plan of a tier is raised to the median of its devices' reported peaks, and lowered again with it.
 
     Args:
         folder: Folder of the run.
@@ -51,7 +52,10 @@ class MemoryPlans:
         self._applied: tuple[Rules, Rules] | None = None
 
     def apply(self, rules: Rules) -> Rules:
-        """Return ``rules`` in which tiers with a memory requirement require the raised plan. The result is cached."""
+        """Return ``rules`` in which tiers with a memory requirement also require the raised plan of new devices.
+
+        The result is the same object until ``rules`` or a plan changes.
+        """
         if self._applied is None or self._applied[0] is not rules:
             tiers = tuple(
                 replace(tier, raised_bytes=self._raised.get(tier.name, 0)) if tier.memory_bytes else tier
@@ -61,13 +65,13 @@ class MemoryPlans:
         return self._applied[1]
 
     def report(self, event: DeviceSeen) -> Warned | None:
-        """Compare the peak of a device's round with its tier's plan.
+        """Compare the peak memory of a device's round with its tier's plan, and raise or lower the plan.
 
         Args:
-            event: Report of the device.
+            event: Report of the device. Only reports of finished rounds count.
 
         Returns:
-            A warning if the plan was raised.
+            A warning if the plan was raised, else None.
         """
         tier, planned = event.tier, self._planned.get(event.tier, 0)
         peaks = self._peaks.get(tier, {})

@@ -48,7 +48,7 @@ _NUMBERS = {"updates": 2, "shards": 3}
 
 @dataclass(frozen=True)
 class HandlerResult:
-    """Consequences of one message.
+    """Consequences of one message, which the caller carries out in this order.
 
     Attributes:
         replies: Acknowledgements to send first.
@@ -65,7 +65,8 @@ NOTHING = HandlerResult()
 
 
 class MessageHandler:
-    """Handler of the messages of a run's devices. It sends nothing itself.
+    """Handler of the messages of a run's devices: it verifies each and returns what follows from it. It sends nothing
+    itself.
 
     Args:
         spec: Specification of the run.
@@ -106,7 +107,7 @@ class MessageHandler:
         return {**self._rate_limiter.counts, "unfinished updates": self._receiver.dropped}
 
     def admit_known(self, state: State) -> State:
-        """Return the journaled ``state`` adjusted for a server that starts.
+        """Return the journaled ``state`` with the devices that a starting server admits.
 
         Devices for which there is no place any more are removed. Devices without a valid key become offline without
         grace.
@@ -122,12 +123,15 @@ class MessageHandler:
     def handle(
         self, message: IncomingMessage, state: State, aggregation: RoundAggregation | None
     ) -> HandlerResult:
-        """Handle a message. Never raises for its contents.
+        """Handle a message of a device. Never raises for its contents.
 
         Args:
             message: The message.
             state: State of the coordinator.
             aggregation: Round that receives updates, or None.
+
+        Returns:
+            Replies, events and tasks that follow; empty for a message that is ignored.
         """
         if not message.payload:
             return NOTHING
@@ -210,11 +214,10 @@ class MessageHandler:
                 return self._decline(device, content, state)
 
     def handle_retained(self, message: IncomingMessage, state: State) -> HandlerResult:
-        """Refuse the update of a device that published a retained message on one of its topics where none is allowed.
+        """Refuse the update of a device that published a retained message on a topic where none is allowed.
 
         A broker may let other clients publish there, and they may have copies of earlier messages. So the message
-        counts only if the device signed it, it is new, and the device has an open task. Otherwise the result is
-        empty.
+        counts only if the device signed it, it is new, and the device has an open task. Otherwise the result is empty.
         """
         try:
             device, leaf, numbers = self._topics.parse_device(message.topic)
@@ -294,7 +297,11 @@ class MessageHandler:
         return HandlerResult(replies, (*coming, event, *self._first_status(device, is_known=True)))
 
     def _first_status(self, device: str, *, is_known: bool) -> tuple[states.Event, ...]:
-        """Return the event of a status that arrived before the hello that introduced the device's key, or no event."""
+        """Return the event for the status that a device with a new key has, or no event.
+
+        It may have arrived before the hello that introduced the key. For a device without a place (``is_known`` False)
+        the status is only stored.
+        """
         status = self._authenticator.take_status(device)
         if status is None:
             return ()
@@ -304,8 +311,9 @@ class MessageHandler:
         return ()
 
     def _refuse_place(self, device: str) -> tuple[Reply, ...]:
-        """Return the reply that refuses a device without a place and names the time of its next attempt. The rate limit
-        may drop it.
+        """Return the reply that refuses a device without a place and names the time of its next attempt.
+
+        No reply if the rate limit does not allow one.
         """
         self._rate_limiter.counts["no room"] += 1
         if not self._rate_limiter.allow("answer", device):
@@ -327,7 +335,10 @@ class MessageHandler:
         return NOTHING
 
     def _decline(self, device: str, decline: messages.Decline, state: State) -> HandlerResult:
-        """Journal a decline, then return the event for it. Declines of earlier rounds are ignored."""
+        """Journal that a device declined its task, and return the events for the coordinator.
+
+        Declines of tasks that are over are ignored, except that the device counts as online.
+        """
         online = HandlerResult(events=_online_event(device, state))
         current = state.round
         if current is None or not current.version_of(decline.round) or device not in current.assignments:
@@ -358,8 +369,9 @@ class MessageHandler:
     # -- refusals --------------------------------------------------------------------------------------------
 
     def _offline_event(self, device: str, state: State) -> tuple[states.Event, ...]:
-        """Return an offline event if the device is known and has no valid key any more. It cannot sign such a status
-        itself.
+        """Return an event that takes a known device offline if it has no valid key any more, else no event.
+
+        Such a device cannot sign a status itself.
         """
         known = state.devices.get(device)
         if known is None or known == roster.gone(known):
@@ -374,8 +386,9 @@ class MessageHandler:
     def _object(
         self, device: str, reason: str, text: str, state: State, is_verified: bool = True
     ) -> tuple[Reply, ...]:
-        """Report an invalid message that is not an update, and return the rejection for its device, within the rate
-        limit.
+        """Report an invalid message that is not an update, and return the reply that rejects it.
+
+        No report and no reply if the rate limit does not allow them. ``is_verified``: the device signed the message.
         """
         kind: RateKind = "answer" if is_verified else "unverified"
         if not self._rate_limiter.allow(kind, device, is_known=device in state.devices):
@@ -388,15 +401,16 @@ class MessageHandler:
 
 
 def _online_event(device: str, state: State) -> tuple[states.Event, ...]:
-    """Return an online event if a message arrives from a device that counts as offline because of its last will."""
+    """Return an event that brings a device online if it is known as offline, else no event.
+
+    The broker may report a device offline that still sends messages.
+    """
     known = state.devices.get(device)
     return (states.DeviceStatus(device, online=True),) if known is not None and not known.online else ()
 
 
 def tier_objection(rules: Rules, device: str, hello: messages.Hello) -> tuple[str, str] | None:
-    """Return (reason code, text) if a device fits no tier, or another one than it requests; None if there is no
-    objection.
-    """
+    """Return (reason code, text for people) if a device fits no tier, or requests another one than it gets, else None."""
     tier = roster.tier_of(rules.tiers, device, hello.memory_bytes)
     known = {rule.name for rule in rules.tiers}
     there_are = f"there are {roster.describe_tiers(rules.tiers)}"

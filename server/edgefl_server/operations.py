@@ -86,13 +86,13 @@ def read(data: bytes) -> AnyOrder:
 
 
 class Mailbox:
-    """Files with orders in a run's folder, and the mark of a paused run."""
+    """Mailbox for operators' orders: files in the run's folder, and a mark that the run is paused."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / FOLDER
 
     def send(self, order: AnyOrder) -> None:
-        """Write an order for the server.
+        """Write an order, durable before this returns. The server reads it soon.
 
         Raises:
             OSError: If it cannot be written.
@@ -102,7 +102,10 @@ class Mailbox:
         write_whole(self._folder / name, msgspec.json.encode(order), durable=True)
 
     def waiting(self) -> Iterator[tuple[Path, AnyOrder | None]]:
-        """Yield (file, order) for each pending order, the oldest first. The order is None if the file is invalid."""
+        """Yield (file, order) for each pending order, the oldest first. The order is None if the file is invalid.
+
+        The files stay until :meth:`remove`.
+        """
         for path in sorted(self._folder.glob("*.json")):
             try:
                 with path.open("rb") as file:
@@ -149,27 +152,27 @@ class QueuedOrder:
 
 
 class RunControl(Protocol):
-    """Interface to the run that orders change."""
+    """Run that an operator's orders change."""
 
     @property
     def state(self) -> State:
         """Current state of the coordinator."""
 
     def dispatch(self, event: states.Event) -> None:
-        """Pass an event to the coordinator."""
+        """Pass an event to the coordinator and perform the actions that follow."""
 
     def halt(self) -> None:
         """Stop the service. The run can be resumed by another process."""
 
 
 class Models(Protocol):
-    """Models of the run. ``rollback_refusal`` returns the reason why a model cannot be restored; empty if it can."""
+    """Interface to the models of the run, for rollbacks."""
 
     def rollback_refusal(self, number: int) -> str:
         """Return the reason why the model after round ``number`` cannot be restored; an empty text if it can."""
 
     def roll_back(self, number: int) -> None:
-        """Restore the model after round ``number``.
+        """Restore the model after round ``number``. The later rounds count as abandoned.
 
         Raises:
             StoreError: If its checkpoint cannot be read.
@@ -177,7 +180,14 @@ class Models(Protocol):
 
 
 class OrderExecutor:
-    """Executor of the orders from ``mailbox``."""
+    """Executor of the orders from ``mailbox``.
+
+    Args:
+        mailbox: Mailbox of the run.
+        control: The run that the orders change.
+        models: Models of the run, for rollbacks.
+        reporter: Receives the result of each order.
+    """
 
     def __init__(
         self, mailbox: Mailbox, control: RunControl, models: Models, reporter: events.EventListener
@@ -196,8 +206,9 @@ class OrderExecutor:
         )
 
     def take(self, queued: QueuedOrder) -> None:
-        """Carry out an order at once, or queue it until no round is open. Reports the result and deletes the order's
-        file.
+        """Carry out an order at once, or queue it until no round is open (drains and rollbacks).
+
+        The result of a finished order is reported, and its file deleted.
         """
         match queued.order:
             case Pause() | Resume():
@@ -228,9 +239,9 @@ class OrderExecutor:
         return ""
 
     def step(self, *, judged: bool) -> None:
-        """Carry out the oldest queued order if no round is open.
+        """Carry out the oldest queued order (a drain or a rollback) if no round is open.
 
-        ``judged`` is True if all models are evaluated, which rollbacks require.
+        ``judged`` is True if all models are evaluated; rollbacks wait for that.
         """
         if not self._due or self._control.state.phase != "waiting":
             return
@@ -287,14 +298,16 @@ class LatencyProbe:
 
 
 class PendingDelivery(Protocol):
-    """Message without an acknowledgement of the broker."""
+    """Sent message that the broker may not have acknowledged yet."""
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the acknowledgement. Return False on timeout."""
+        """Wait up to ``timeout_s`` seconds for the acknowledgement. Return False on timeout."""
 
 
 class OrderWatcher:
-    """Thread that puts orders and latency probes into the service's ``inbox`` until :meth:`stop`."""
+    """Thread that puts pending orders and latency probes into the service's ``inbox``, from :meth:`start` until
+    :meth:`stop`.
+    """
 
     def __init__(self, mailbox: Mailbox, inbox: EventSink[Any]) -> None:
         self._mailbox = mailbox
@@ -321,7 +334,7 @@ class OrderWatcher:
             self._thread.join()
 
     def time_delivery(self, delivery: PendingDelivery) -> None:
-        """Measure the broker's delay by this delivery, if the last measurement is old enough."""
+        """Measure the broker's delay by this delivery, if the last measurement is old enough. Does not block."""
         now = time.monotonic()
         if self._timed is None and now >= self._time_again:
             self._timed_at, self._time_again = now, now + _BROKER_AGAIN_S
@@ -329,8 +342,10 @@ class OrderWatcher:
             self._wake.set()
 
     def vitals(self, probe: LatencyProbe, inbox: int) -> events.Vitals:
-        """Return the load of the server. Call it when ``probe`` leaves the inbox; ``inbox`` is the number of queued
-        messages.
+        """Return the load of the server. Call it when ``probe`` leaves the inbox, so that its age is the inbox's
+        delay.
+
+        ``inbox`` is the number of queued messages.
         """
         self._probing = False
         return events.Vitals(
@@ -359,7 +374,9 @@ class OrderWatcher:
                 self._inbox.put(QueuedOrder(path, order))
 
     def _time(self) -> None:
-        """Wait for the timed delivery and store its delay; keep the earlier value on timeout."""
+        """Wait up to five seconds for the delivery that is timed, and store the broker's delay. On timeout the earlier
+        one stays.
+        """
         if self._timed is None:
             return
         if self._timed.wait(_BROKER_S):

@@ -107,7 +107,7 @@ class EventReporter:
     # -- the run and the broker ------------------------------------------------------------------------------
 
     def report_start(self, state: State, *, resumed: bool, device: str, server_key: str) -> None:
-        """Report that the server is up.
+        """Emit the event that the server has started.
 
         Args:
             state: State of the coordinator.
@@ -128,8 +128,9 @@ class EventReporter:
         self.emit(started)
 
     def check_announcement(self, message: Round | None) -> None:
-        """Emit a warning if hosted brokers would refuse the announcement because of its size. None: there is no
-        announcement.
+        """Emit a warning if the announcement is so large that hosted brokers would refuse it.
+
+        Does nothing if ``message`` is None or the broker's limit is known.
         """
         size = len(encode(message)) if message is not None else 0
         if not self._spec.message_limit and size > HOSTED_BYTES:
@@ -139,8 +140,9 @@ class EventReporter:
             )
 
     def report_denied(self, topic: str, text: str) -> None:
-        """Emit a warning that the broker denies a topic, once per kind of topic. The session retries, as rights may be
-        granted.
+        """Emit a warning with ``text`` because the broker denies ``topic``; once per kind of topic.
+
+        The session retries, as rights may be granted.
         """
         kind = _ONE_OF_MANY.sub("", topic)
         if kind not in self._denied:
@@ -148,20 +150,24 @@ class EventReporter:
             self._warn(text)
 
     def report_offline(self, event: Disconnected) -> None:
-        """Report that the broker is away."""
+        """Report that the connection to the broker was lost. The next :meth:`report_online` reports its return."""
         self._is_offline = True
         rival = f"another client takes this server's place: does a second server of {self._spec.federation!r} run?"
         self.emit(events.Offline(text=rival if event.rival else event.reason, retry_s=event.retry_s))
 
     def report_online(self, broker: str) -> None:
-        """Report a connection to the broker, if it was away. Devices' retained hellos come again after it."""
+        """Report a connection to the broker, if it was reported as away.
+
+        The counts of hellos begin anew, because devices' retained hellos arrive again.
+        """
         self._hellos.clear()
         if self._is_offline:
             self._is_offline = False
             self.emit(events.Online(broker=broker))
 
     def report_refused(self, counts: Mapping[str, int]) -> float | None:
-        """Report the messages that were not read, at intervals.
+        """Emit an event with the numbers of messages that were not read, if they changed and the last event is old
+        enough.
 
         Args:
             counts: Numbers of messages since the start, by reason.
@@ -179,7 +185,7 @@ class EventReporter:
         return None
 
     def report_storage_error(self, error: StoreError) -> None:
-        """Report a storage error that is retried: once a minute while it stays the same."""
+        """Emit a warning about a storage error that is retried. The same error is reported once a minute."""
         text, at = self._storage_error
         now = self._clock()
         if error.message == text and now - at < _STORAGE_ERROR_S:
@@ -190,7 +196,11 @@ class EventReporter:
         )
 
     def report_neighbours(self, state: State, neighbours: Neighbours) -> None:
-        """Report devices at this broker that no server trains: they may have a wrong federation name."""
+        """Emit a warning about devices at this broker whose federation has no server: they may have a wrong federation
+        name.
+
+        It is emitted while this run waits for devices, again if they change.
+        """
         name = self._spec.federation
         strangers = neighbours.unserved(but=name)
         if not strangers or strangers == self._strangers or state.phase != "waiting":
@@ -221,8 +231,9 @@ class EventReporter:
             self.emit(events.Waiting(next_round=state.next_round, **vars(presence)))
 
     def report_opened(self, opened: OpenRound, trial: Trial | None) -> None:
-        """Emit the events of a round that opened, and of a trial that began with it; warn about tiers that a robust rule
-        cannot protect.
+        """Emit the event of a round that opened, and of a trial of a candidate bundle that began with it.
+
+        Also warn about tiers with too few devices for a robust rule.
         """
         event = events.RoundOpened(
             round=opened.number,
@@ -299,7 +310,7 @@ class EventReporter:
         self.emit(event)
 
     def report_trial(self, number: int, trial: Trial) -> None:
-        """Report the verdict on a candidate, if round ``number`` decided it."""
+        """Report the verdict on a candidate bundle, if round ``number`` led to one."""
         if trial.verdict:
             promoted = trial.verdict == "promoted"
             self.emit(events.RolloutJudged(round=number, promoted=promoted, text=trial.text))
@@ -307,8 +318,9 @@ class EventReporter:
     # -- devices ---------------------------------------------------------------------------------------------
 
     def report_newcomer(self, state: State, device: str) -> None:
-        """Emit a warning, once, about a device that joined after the algorithm began and is not selected before it
-        begins again.
+        """Emit a warning, once per device, if it joined after an algorithm that needs all devices began.
+
+        Such a device is not selected before the algorithm begins again.
         """
         tier = state.devices[device].tier
         if not tier or not state.members or device in state.members or device in self._newcomers:
@@ -336,7 +348,7 @@ class EventReporter:
         self._hellos[device] = times if is_quick or len(times) < _HELLOS else times[1:]
 
     def report_progress(self, device: str, tier: str, progress: Progress) -> None:
-        """Report a device's progress, or its failed attempt.
+        """Emit an event with a device's progress or failed attempt in its round.
 
         Raises:
             ProtocolError: If the device uses the stage that only the server sets.
@@ -361,7 +373,9 @@ class EventReporter:
         self._stages[device] = self._clock(), stage
 
     def _report_failure(self, device: str, number: int, reason: str) -> None:
-        """Report a failed attempt: each reason once a round, however often the device tries again."""
+        """Emit an event about a failed attempt of a device. The same reason is reported once a round, however often it
+        happens.
+        """
         if number != self._failed_round:
             self._failed_round, self._failures = number, set()
         if (device, number, reason) not in self._failures and len(self._failures) < _MAX_FAILURES:
@@ -369,7 +383,7 @@ class EventReporter:
             self.emit(events.DeviceFailed(device=device, round=number, text=reason))
 
     def report_change(self, before: State, state: State, name: str) -> None:
-        """Report a device that came, went, or is in other conditions.
+        """Emit events if a device came online, went offline, or reported other conditions.
 
         Args:
             before: State of the coordinator before the device's message.
@@ -390,8 +404,9 @@ class EventReporter:
             self.emit(events.DeviceLost(device=name, tier=device.tier, round=number, until=until))
 
     def _grace(self, state: State, name: str) -> tuple[int, float]:
-        """Return (round, epoch seconds): the round that waits for an offline device, and until when; (0, 0.0) if none
-        waits.
+        """Return (number of the round that waits for the offline device ``name``, epoch second until which it waits).
+
+        It is (0, 0.0) if no round waits for it.
         """
         current = state.round if state.phase == "open" else None
         task = current.assignments.get(name) if current is not None else None

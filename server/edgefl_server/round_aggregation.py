@@ -42,14 +42,14 @@ _MESSAGE_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class UpdateLayout:
-    """Layout of a tier's updates in a round.
+    """Layout of a tier's updates in a round: encoding and positions in the global model.
 
     Attributes:
         form: Encoding of the arrays.
         manifest: Manifest of the tier's bundle.
         mask_bits: Largest number of bits that the masks of an update may have.
-        sent: Regions of the global model that the sent tensors cover, by name.
-        averaged: Regions of the tensors that are averaged.
+        sent: Positions of the sent tensors in the global model, by local name.
+        averaged: Positions of the averaged tensors, in the same way.
         unfolds: True if the server computes the averaged tensors from the sent ones.
     """
 
@@ -63,14 +63,19 @@ class UpdateLayout:
 
 @dataclass(frozen=True)
 class CheckedUpdate:
-    """Validated update: ``sent`` are its arrays as received, ``added`` the arrays for the sums."""
+    """Validated update.
+
+    Attributes:
+        sent: Its arrays as received.
+        added: Its arrays for the sums, which may be computed from the received ones.
+    """
 
     sent: CheckedArrays
     added: CheckedArrays
 
 
 class StartWeights(Protocol):
-    """Model from which devices began (:class:`edgefl_server.rounds.RoundModel`)."""
+    """Model from which devices began their training (:class:`edgefl_server.rounds.RoundModel`)."""
 
     @property
     def received(self) -> Arrays:
@@ -79,15 +84,15 @@ class StartWeights(Protocol):
 
 @dataclass(frozen=True)
 class RoundAggregation:
-    """Round that receives updates.
+    """Sums of a round that receives updates, and the layouts of these updates.
 
     Attributes:
         spec: Specification that this aggregation was built from.
         aggregator: Sums of the updates.
         sent_bytes: Bytes that the server had sent in all when the round began.
         by_turns: True if the updates are too large to request all at once.
-        began: Models that devices began with, by round, where devices may have begun in earlier rounds. Updates are then
-            added as changes.
+        began: Models that devices began with, by round, where devices may have begun in earlier rounds. Updates are
+            then added as changes.
     """
 
     spec: RoundAggregationSpec
@@ -97,7 +102,9 @@ class RoundAggregation:
     began: Mapping[int, StartWeights] = field(default_factory=dict)
 
     def update_layout(self, tier: str, number: int) -> UpdateLayout:
-        """Return the layout of the updates of ``tier`` that begin from the model of round ``number``."""
+        """Return the layout of the updates of ``tier`` that begin from the model of round ``number``: this one or an
+        earlier one.
+        """
         return self.spec.older.get(number, self.spec.update_layouts)[tier]
 
     @property
@@ -107,7 +114,7 @@ class RoundAggregation:
 
     @property
     def update_layouts(self) -> Mapping[str, UpdateLayout]:
-        """Layouts of this round by tier."""
+        """Layouts of the updates that begin from this round's model, by tier."""
         return self.spec.update_layouts
 
     @cached_property
@@ -129,20 +136,22 @@ class RoundAggregation:
         return self._sizes[tier].maximum
 
     def float32_bytes(self, tier: str) -> int:
-        """Return the size in bytes of an update's tensors in float32."""
+        """Return the size in bytes that the tensors of an update of ``tier`` have in float32."""
         return self._sizes[tier].float32
 
     def fits(self, opened: OpenRound, nbytes: int) -> bool:
-        """Return True if all updates of the round together have at most ``nbytes``."""
+        """Return True if all updates of the round, at their largest size, together have at most ``nbytes``."""
         holders = Counter(assignment.tier for assignment in opened.assignments.values())
         return sum(count * self.max_update_bytes(tier) for tier, count in holders.items()) <= nbytes
 
     def weight(self, claimed: int) -> int:
-        """Return the weight of an update that claims ``claimed`` samples: at most the cap of the round."""
+        """Return the weight in the mean of an update whose device claims the weight ``claimed``: at most the cap of
+        the round.
+        """
         return min(claimed, self.spec.weight_cap)
 
     def check(self, update: Update) -> CheckedUpdate:
-        """Validate the tensors of an update and return them as received and as they are added.
+        """Validate the tensors of an update, and return them as received and as they are added to the sums.
 
         Raises:
             UpdateRejected: If they are not what the tier sends.
@@ -150,7 +159,7 @@ class RoundAggregation:
         return self.check_sent(update.tier, update.tensors, update.round)
 
     def check_sent(self, tier: str, sent_bytes: bytes, number: int) -> CheckedUpdate:
-        """Check encoded tensors.
+        """Decode and validate the encoded tensors of an update.
 
         Args:
             tier: Tier of the device.

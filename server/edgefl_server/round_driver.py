@@ -54,7 +54,7 @@ _Published = list[BlobRef]
 
 
 class AnotherConfiguration(ConfigError):
-    """The folder holds a run that was begun with other settings or other code."""
+    """Error: the folder holds a run that was begun with other settings or other code."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +77,18 @@ class RunContext:
 
     @classmethod
     def find(cls, journal: Journal, spec: RunSpec, device: str, clock: Clock) -> RunContext:
-        """Return the federation's run in the journal, or a new one.
+        """Return the federation's run in the journal, or a new one, which is not journaled yet.
+
+        Args:
+            journal: Journal of the federation.
+            spec: Specification of the run.
+            device: Processor that sums updates.
+            clock: Epoch seconds, never set back.
 
         Raises:
             AnotherConfiguration: If the run was begun with other settings.
             ConfigError: If the downlink's encoding does not suit ``round.count``.
+            StoreError: If the journal cannot be read.
         """
         forms = {name: tier.form for name, tier in spec.tiers.items()}
         own = [name for name, tier in spec.tiers.items() if tier.published not in spec.units]
@@ -94,7 +101,11 @@ class RunContext:
 
 
 def check_configuration(run: RunRecord, federation: str, digest: str) -> None:
-    """Raise AnotherConfiguration if a run of ``federation`` was begun under another digest."""
+    """Check that a run of ``federation`` was begun with the configuration of this ``digest``.
+
+    Raises:
+        AnotherConfiguration: If it was not.
+    """
     if run.digest != digest:
         raise AnotherConfiguration(
             f"the journal holds run {run.run} of federation {federation!r} under another configuration; restore that "
@@ -166,7 +177,10 @@ class RoundDriver:
     # -- begin and resumption --------------------------------------------------------------------------------
 
     def _begin_run(self) -> ModelVersion:
-        """Save and publish the initial model, then journal the run. A run that cannot be published must not be resumed."""
+        """Save and publish the initial model, journal the new run, and return the model.
+
+        The journal comes last, because a run that cannot be published must not be resumed.
+        """
         self._checkpoints.save(0, self._spec.initial)
         model = self._load_model(0)
         self.announcements.publish(model)
@@ -187,17 +201,16 @@ class RoundDriver:
         return ModelVersion.of(self._spec, number, self._checkpoints.load(number))
 
     def journaled_state(self, *, held: bool) -> State:
-        """Return the coordinator's state from the journal.
+        """Return the coordinator's state from the journal, and clear blobs of earlier rounds at the broker.
+
+        The deadline of an open round is computed from the present, because no device could report meanwhile.
 
         Args:
             held: True if no round may open before an operator permits it.
 
-        Returns:
-            The state. The deadline of an open round is computed from the present, because no device could report
-            meanwhile.
-
         Raises:
-            StoreError: If the checkpoint is not the model that the open round began from.
+            StoreError: If the journal cannot be read, or the checkpoint is not the model that the open round began
+                from.
         """
         journal, run, rules = self._journal.direct, self._spec.rules.run, self._spec.rules
         progress, deadline = journal.progress(run), self._clock() + rules.deadline_s
@@ -253,7 +266,10 @@ class RoundDriver:
     # -- events ----------------------------------------------------------------------------------------------
 
     def flush(self) -> ReceiveResult:
-        """Journal the buffered updates and add them to the sums. Return their replies; empty if no round is open."""
+        """Journal the buffered updates and add them to the sums, retried until the storage accepts them.
+
+        Return their replies and answers; empty if there are none, or if the server is stopping and cannot write.
+        """
         aggregation = self.aggregation
         if aggregation is None or not self._receiver.has_batch:
             return ReceiveResult()
@@ -304,8 +320,10 @@ class RoundDriver:
             self._reporter.report_waiting(self.state)
 
     def write_devices(self, *, quiet: bool) -> None:
-        """Journal changed devices: at once if ``quiet`` is True (no message waits), otherwise after a delay, many in one
-        transaction.
+        """Journal the devices that changed: at once if ``quiet`` is True (no message waits), otherwise a second after
+        the first change.
+
+        A storage error is reported, and the devices are written later.
         """
         try:
             self._writes.write(quiet=quiet)
@@ -319,7 +337,9 @@ class RoundDriver:
     # -- actions of the coordinator --------------------------------------------------------------------------
 
     def open_round(self, opened: OpenRound) -> None:
-        """Journal a round, announce it, and send its tasks."""
+        """Journal a round, publish its announcement, and send its tasks. Updates are added to :attr:`aggregation` from
+        then on.
+        """
         self._policy.run(lambda: self._writes.write(quiet=True))
         published = msgspec.msgpack.encode(self.announcements.published)
         trial = self.state.trial
@@ -333,7 +353,7 @@ class RoundDriver:
         self._reporter.report_opened(opened, trial)
 
     def send_task(self, assignment: Assignment) -> None:
-        """Send a device its task, if its worker is ready for the round's updates.
+        """Send a device its task, if a worker (or the server) is ready to receive its update.
 
         Otherwise the task is sent when the worker reports that it is ready.
         """
@@ -344,24 +364,31 @@ class RoundDriver:
             self.announcements.send_task(opened, assignment, ask=by_turns, shard=shard)
 
     def reassign(self, over: tuple[Assignment, ...], tasks: tuple[Assignment, ...]) -> None:
-        """Journal that the tasks ``over`` have ended, and send the new ``tasks``."""
+        """Journal that the tasks ``over`` have ended, drop their unfinished updates, and send the new ``tasks``."""
         self._journal.reassign(self._spec.rules.run, over, tasks)
         self._receiver.cancel(task.device for task in over)
         self._send_tasks(tasks)
 
     def close_round(self, ended: OpenRound) -> None:
-        """Compute the new model, and report it to the coordinator."""
+        """Compute, save and publish the new model, journal the end of the round, and report the model to the
+        coordinator.
+        """
         result = self._end_round(ended, "closed")
         self.dispatch(states.ModelReady(self.model.version, result.failed, result.undone))
 
     def abandon_round(self, ended: OpenRound, text: str, *, restart: bool) -> None:
-        """End a round without a new model."""
+        """End a round without a new model, and journal that. ``text`` is the reason, for people.
+
+        ``restart``: the algorithm begins again with the next round.
+        """
         if restart:
             self._journal.begin_again(self._spec.rules.run, ended.number)
         self._end_round(ended, "abandoned", text)
 
     def finish(self) -> None:
-        """Announce the end of the run, and call the online devices that had no task in the last round."""
+        """Announce the end of the run. Online devices without a task in the last round get a message, so that they
+        read it.
+        """
         self.announce()
         number = max(1, self.state.next_round - 1)
         for device in self.state.devices.values():
@@ -369,21 +396,24 @@ class RoundDriver:
                 self.announcements.call(number, device.name, device.tier)
 
     def refuse(self, error: EdgeflError) -> None:
-        """End the run early because of ``error``. Devices are informed, and another process may resume the run."""
+        """End the run early because of ``error``, which :attr:`refusal_error` then holds.
+
+        The end is announced to the devices. Another process may resume the run.
+        """
         self.refusal_error = error
         self._reporter.emit(events.Refused(text=error.message))
         self.finish()
 
     def warn(self, text: str) -> None:
-        """Report a warning."""
+        """Emit a warning about the run, for people."""
         self._reporter.emit(events.Warned(tier="", text=text))
 
     def announce(self) -> None:
-        """Publish the state of the run, retried until the storage accepts it."""
+        """Publish the announcement of the run's state, retried until the storage accepts it."""
         self._policy.run(lambda: self.announcements.announce(self.state, self.model.version))
 
     def send_open_tasks(self) -> None:
-        """Send all open tasks of the current round again."""
+        """Send all open tasks of the current round again to their devices."""
         if self.state.round is not None:
             self._send_tasks(self.state.round.with_status("open"))
 
@@ -406,7 +436,7 @@ class RoundDriver:
         return RoundModel(model, self.announcements)
 
     def _end_round(self, ended: OpenRound, outcome: states.Outcome, text: str = "") -> RoundConclusion:
-        """End the round: collect its sums, compute and save the model, and journal the end.
+        """End the round: collect its sums, compute and save the model, journal the end, and return the conclusion.
 
         After a kill before the journal's entry, the next process repeats the end from the journaled updates. After a
         kill behind it, the next process continues with the next round, whose checkpoint is on disk.
@@ -473,7 +503,9 @@ class RoundDriver:
         return result
 
     def _count_trial(self, number: int) -> Trial | None:
-        """Return the trial with the figures of round ``number``; None if no trial is in progress."""
+        """Return the trial of a candidate bundle with the figures of round ``number`` added; None if no trial is in
+        progress.
+        """
         rollout, trial = self._spec.rules.rollout, self.state.trial
         if rollout is None or trial is None or trial.verdict:
             return None
@@ -481,20 +513,26 @@ class RoundDriver:
         return count_round(rollout, trial, self.state.record.turnout(number), reports)
 
     def _method_devices(self) -> int:
-        """Return the number of devices that the algorithm assumes: its members, or all devices with a tier."""
+        """Return the number of devices that the algorithm assumes to take part.
+
+        It is the number of its members if it needs all devices, else that of all devices with a tier.
+        """
         if self._spec.rules.all_needed:
             return len(self._journal.progress(self._spec.rules.run).members)
         return self._journal.count_devices()
 
     def _prune_checkpoints(self, number: int) -> None:
-        """Delete old checkpoints that neither devices nor evaluations need. A run that keeps its updates keeps the
-        initial one.
+        """Delete old checkpoints up to round ``number`` that neither devices nor evaluations need.
+
+        A run that keeps its updates keeps the initial model, too.
         """
         keep = {*self._evaluator.pending, *(each - 1 for each in self._versions)}
         self._checkpoints.prune(number, keep | {0} if self._spec.keep_updates else keep)
 
     def _best_so_far(self) -> BestMetrics:
-        """Return the best metrics of all closed rounds; empty metrics if there is no rollback rule."""
+        """Return the best metrics of all rounds that were closed so far. They are empty (None) if the run has no
+        rollback rule.
+        """
         outcomes = self._journal.direct.outcomes(self._spec.rules.run) if self._spec.rollback.on else []
         closed = [details for _, outcome, details in outcomes if outcome == "closed"]
         return best_of({name: details.get(name) for name in ("accuracy", "loss")} for details in closed)
@@ -537,7 +575,9 @@ class RoundDriver:
         )
 
     def write_model(self) -> events.Finished:
-        """Write the trained model and return the event of the run's end. Call it after the last round."""
+        """Write the trained model, delete old checkpoints, and return the event of the run's end. Call it after the
+        last round.
+        """
         weights, rounds = self._spec.model_of(self.model.weights), self._spec.rules.rounds
         digest = self._policy.run(lambda: self._checkpoints.finish(weights))
         self._checkpoints.prune(rounds)
@@ -557,7 +597,9 @@ class RoundDriver:
         )
 
     def release_memory(self, *, quiet: bool) -> None:
-        """Release the memory of the last round if the server is ``quiet`` and some time has passed since the round."""
+        """Return freed memory to the system if ``quiet`` is True (no message waits) and two seconds have passed since
+        a round's end.
+        """
         if quiet and self._release_at and time.monotonic() >= self._release_at:
             self._release_at = 0.0
             release_freed()

@@ -26,7 +26,7 @@ from edgefl_server.run_spec import ExchangeSpec, RunSpec
 
 
 class ModelDownlink(Protocol):
-    """Encoder of models for devices."""
+    """Source of the weights that devices receive for a model, after the encoding of the downlink."""
 
     def received(self, model: ModelVersion) -> Arrays:
         """Return the weights of ``model`` as devices receive them."""
@@ -56,7 +56,9 @@ class RoundModel:
 
     @cached_property
     def received(self) -> Arrays:
-        """Weights as devices receive them. They are computed at each access, which is expensive; few rules need them."""
+        """Weights as devices receive them, by global name. Computed at the first access, which is expensive; few rules
+        need them.
+        """
         return self.downlink.received(self.model)
 
 
@@ -75,14 +77,14 @@ def begin_aggregation(
     sent_bytes: int = 0,
     older: Mapping[int, RoundModel] | None = None,
 ) -> RoundAggregation:
-    """Build the aggregation of a round.
+    """Build the aggregation of a round, without updates.
 
     Args:
         spec: Specification of the run.
         opened: The round.
         start: Model that it begins from.
         device: Processor that sums updates.
-        sums: Sums of an earlier round, whose memory is used again.
+        sums: Sums of an earlier round, whose memory is used again; or None.
         sent_bytes: Bytes that the server has sent in all.
         older: Models of earlier rounds whose devices still work, by number of the round.
     """
@@ -162,7 +164,7 @@ def conclude_round(
     devices: int,
     best: BestMetrics,
 ) -> RoundConclusion:
-    """Compute the model after a round with enough updates.
+    """Compute the model after a round with enough updates. Nothing is written.
 
     Args:
         spec: Specification of the run.
@@ -198,7 +200,7 @@ def conclude_round(
 def _server_step(
     spec: RunSpec, ended: OpenRound, aggregation: RoundAggregation, start: RoundModel, devices: int
 ) -> Arrays:
-    """Return the model and the server's state after the step of the server's optimizer.
+    """Return the model and the server's state after the step of the server's optimizer, by global name.
 
     Raises:
         StepError: If the step fails.

@@ -41,7 +41,12 @@ Place = Callable[[Arrays, int], Placement]
 
 @dataclass(frozen=True)
 class FixedPlacement:
-    """Placement with the same entries in every round. ``payload``: True to publish them under the tier's own name."""
+    """Function that returns the same share of the global tensors for a tier in every round.
+
+    Attributes:
+        regions: Positions of the tier's tensors in the global model.
+        payload: True to copy their values into the placement, so that they are published under the tier's own name.
+    """
 
     regions: Mapping[str, Region]
     payload: bool = False
@@ -51,9 +56,11 @@ class FixedPlacement:
 
 
 def steady(place: Place, weights: Arrays, *, moves: bool) -> Place:
-    """Return a :class:`FixedPlacement` equal to ``place`` if that is possible, else ``place``.
+    """Return a :class:`FixedPlacement` that gives the same results as ``place``, or ``place`` itself if that is not
+    possible.
 
     It is not possible if the entries change between rounds (``moves``), or if the payload has masks or other arrays.
+    ``weights`` are the initial weights, with which both are compared.
     """
     if moves:
         return place
@@ -67,15 +74,14 @@ def steady(place: Place, weights: Arrays, *, moves: bool) -> Place:
 
 @dataclass(frozen=True)
 class TierSpec:
-    """Settings of a tier.
+    """Settings of a tier in one exchange (round trip) of the algorithm.
 
     Attributes:
         bundle: Bundle that the server reads.
         place: Function that returns the tier's share of the weights for a round. If the share has a payload, the
             bundle's ``suffix`` begins with the name under which it is published.
         form: Encoding of its updates.
-        reads: States of the server that its devices receive. State ``m`` of a payload is published as
-            ``<name>/m``.
+        reads: States of the server that its devices receive. State ``m`` of a payload is published as ``<name>/m``.
         sends: Contents of its updates: names of states, and "" for the weights.
         further: The same bundle in other formats. Devices take the one that their engine runs.
     """
@@ -94,19 +100,23 @@ class TierSpec:
 
     @property
     def published(self) -> str:
-        """Name of the first part that the tier trains: a unit of the model, or its payload."""
+        """Name under which the first part that the tier trains is published: a unit (stage) of the model, or its own
+        payload.
+        """
         return self.bundle.manifest.suffix[0]
 
     @property
     def mask_bits(self) -> int:
-        """Largest number of bits that the masks of an update may have."""
+        """Largest number of bits that the masks (bits of the kept entries) of an update may have, over all its
+        tensors.
+        """
         manifest = self.bundle.manifest
         return sum(port.mask for port in manifest.graph(manifest.finish).outputs_of("update"))
 
 
 @dataclass(frozen=True)
 class ExchangeSpec:
-    """One exchange of an algorithm.
+    """Settings of one exchange of an algorithm: a round trip of model and updates, which takes one round.
 
     Attributes:
         tiers: Settings by tier.
@@ -121,7 +131,11 @@ class ExchangeSpec:
     server: ServerOpt = MEAN
 
     def update_layout(self, tier: str, placement: Placement, trained: frozenset[str]) -> UpdateLayout:
-        """Return the layout of the updates of ``tier`` with this placement. ``trained`` names the trainable parameters."""
+        """Return the layout of the updates of ``tier``: encoding, size limits, and positions in the global model.
+
+        ``placement`` is the tier's share of the global tensors in the round. ``trained`` names the trainable
+        parameters.
+        """
         spec = self.tiers[tier]
         averaged = server_state.unfolded_states(self.server, spec.sends, sorted(trained))
         return UpdateLayout(
@@ -235,17 +249,19 @@ class RunSpec:
 
     @property
     def main(self) -> ExchangeSpec:
-        """Main exchange, which an algorithm of one exchange has in every round."""
+        """Settings of the main exchange (round trip). An algorithm with a single exchange has it in every round."""
         return ExchangeSpec(self.tiers, self.hyper, self.schedule, self.server)
 
     @property
     def exchanges(self) -> tuple[ExchangeSpec, ...]:
-        """All exchanges, in the order in which they first happen."""
+        """All exchanges (round trips) of the algorithm, in the order in which they first happen; the main one is the
+        last.
+        """
         return (*self.opening, *self.ahead, self.main)
 
     @property
     def planned_bytes(self) -> dict[str, int]:
-        """Return the planned memory of the largest graph by tier, over all exchanges and formats."""
+        """Planned memory in bytes of each tier's largest graph, by tier, over all exchanges (round trips) and formats."""
         tiers = [item for exchange in self.exchanges for item in exchange.tiers.items()]
         return {
             name: max(
@@ -258,24 +274,27 @@ class RunSpec:
         }
 
     def next_main(self, position: int) -> int:
-        """Return the first position from ``position`` on at which the main exchange happens."""
+        """Return the first position (number of completed exchanges) from ``position`` on at which the main exchange
+        happens.
+        """
         while self.index(position) != len(self.exchanges) - 1:
             position += 1
         return position
 
     def exchange(self, position: int) -> ExchangeSpec:
-        """Return the exchange that happens after ``position`` completed exchanges."""
+        """Return the exchange (round trip) that happens after ``position`` completed exchanges."""
         return self.exchanges[self.index(position)]
 
     def index(self, position: int) -> int:
-        """Return the index in :attr:`exchanges` of the exchange at ``position``."""
+        """Return the index in :attr:`exchanges` of the exchange that happens after ``position`` completed exchanges."""
         first = len(self.opening)
         return position if position < first else first + (position - first) % (1 + len(self.ahead))
 
     def hyper_at(self, number: int, position: int) -> dict[str, float]:
-        """Return the scalars of round ``number`` (from 1), for which ``position`` exchanges were completed.
+        """Return the scalars that are announced for round ``number`` (from 1), by name.
 
-        ``lr`` is divided by 10 at each fraction of ``lr_decay_at`` that has passed.
+        ``position`` is the number of exchanges completed before it. ``lr`` is divided by 10 at each fraction of
+        ``lr_decay_at`` that has passed.
         """
         exchange = self.exchange(position)
         rounds = self.rules.rounds
@@ -288,7 +307,7 @@ class RunSpec:
         return server_state.model_of(arrays, self.server_state) if self.server_state else arrays
 
     def evaluates(self, number: int, outcome: Outcome) -> bool:
-        """Return True if the model after round ``number`` must be evaluated."""
+        """Return True if the model after round ``number``, which ended with ``outcome``, must be evaluated."""
         if self.evaluate is None or self.evaluate_every == 0:
             return False
         last = number == self.rules.rounds

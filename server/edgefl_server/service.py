@@ -70,7 +70,7 @@ _TIMERS_S = 0.05
 
 @dataclass(frozen=True)
 class StopRequested:
-    """Item of the inbox that ends the loop. The run can be resumed."""
+    """Item of the inbox that ends the service's loop. The run can be resumed by another process."""
 
 
 InboxEvent = Event | FromWorker | Evaluation | Neighbours | QueuedOrder | LatencyProbe | StopRequested
@@ -78,7 +78,7 @@ InboxEvent = Event | FromWorker | Evaluation | Neighbours | QueuedOrder | Latenc
 
 @dataclass(frozen=True)
 class _StoredCounter:
-    """Counter of the server's signed messages, stored in its registry so that numbers never repeat."""
+    """Storage for the counter of the server's signed messages: in its registry, so that numbers never repeat."""
 
     registry: Registry
 
@@ -92,12 +92,12 @@ class _StoredCounter:
 
 @dataclass(frozen=True)
 class ServerKeys:
-    """Key of a server, and list of the devices that may take part.
+    """Key of a server, and the list of devices that may take part.
 
     Attributes:
-        signer: Key that signs the server's messages. Default: ``signing.key`` in the folder of the run.
-        enrolled: List of the devices. Default: the first key of each name is trusted, and stored in ``devices.sqlite`` of
-            the folder of the run.
+        signer: Key that signs the server's messages. None: ``signing.key`` in the folder of the run.
+        enrolled: File with the registry of the devices that may take part. None: the first key of each name is
+            trusted, and stored in ``devices.sqlite`` of the folder of the run.
     """
 
     signer: Signer | None = None
@@ -105,7 +105,7 @@ class ServerKeys:
 
 
 class Service:
-    """Server of a federation.
+    """Server of a federation: receives devices' messages, and drives the rounds of a run (:meth:`run`).
 
     A full disk does not end it: what is not written is not acknowledged, and a round ends once there is room.
 
@@ -123,6 +123,10 @@ class Service:
     Attributes:
         driver: Driver of the rounds.
         is_resumed: True if an earlier process began the run.
+
+    Raises:
+        ConfigError: If the settings do not fit each other, or the folder holds a run with another configuration.
+        StoreError: If the folder, the journal or the registry cannot be used.
     """
 
     def __init__(
@@ -184,7 +188,10 @@ class Service:
     def _build(
         self, settings: WorkerSettings, workers: WorkerOptions, out: Path, memory_plans: MemoryPlans
     ) -> None:
-        """Create the handler of messages and the driver of rounds."""
+        """Create all objects of the server that need its reporter: message handler, driver of rounds, worker pool.
+
+        ``settings`` configure the workers, without their numbers; ``out`` is the folder of the run.
+        """
         spec, reporter, clock = self._spec, self._reporter, self._clock
         checkpoints = self._checkpoints
         announcements = Announcements(
@@ -255,12 +262,14 @@ class Service:
     # -- the loop --------------------------------------------------------------------------------------------
 
     def run(self) -> None:
-        """Serve until all rounds are over, or until :meth:`stop`.
+        """Serve until all rounds are over, or until :meth:`stop`. Everything is closed at the end.
 
         Raises:
-            ParticipationError: If the algorithm needs every device, and the run ends because some are missing.
+            ParticipationError: If the run ends early because needed devices are missing, or because no round trained
+                the model.
             DivergedError: If training diverged on the devices.
-            BrokerError: If the broker refuses the connection permanently.
+            BrokerError: If a message exceeds a limit of the broker.
+            ActionFailed: If the storage fails while the server stops. Another process can resume the run.
         """
         try:
             self._reporter.report_start(
@@ -290,7 +299,7 @@ class Service:
             self.close()
 
     def close(self) -> None:
-        """Close the journal and the registry of a service that was not run."""
+        """Close the journal and the registry. :meth:`run` does it itself, so this is for a service that was not run."""
         self._journal.close()
         self._registry.close()
 
@@ -300,7 +309,7 @@ class Service:
         self._inbox.put(StopRequested())
 
     def halt(self) -> None:
-        """End :meth:`run` after the current step. Must be called on the thread of :meth:`run`."""
+        """End :meth:`run` after the current step, and report that. Must be called on the thread of :meth:`run`."""
         self._is_stopped = True
         self._reporter.emit(events.Stopped(next_round=self.state.next_round, rounds=self._rules.rounds))
 
@@ -318,7 +327,9 @@ class Service:
         return self.state.phase == "done" and not self._evaluator.pending and is_announced
 
     def step(self) -> None:
-        """Do the work that is due, then wait for one event of the inbox and handle it."""
+        """Do the work that is due, then wait for one event of the inbox and handle it. Called in a loop by
+        :meth:`run`.
+        """
         if self._receiver.due_in(self.state) == 0.0:
             self._flush()
             self._request_uploads()
@@ -348,7 +359,11 @@ class Service:
         self.handle(event)
 
     def handle(self, event: InboxEvent) -> None:
-        """Handle one event of the inbox."""
+        """Handle one event of the inbox.
+
+        Raises:
+            BrokerError: If a message exceeds a limit of the broker.
+        """
         check_limit(event, self._address)
         match event:
             case IncomingMessage() if event.topic == self._topics.current_round:
@@ -391,7 +406,10 @@ class Service:
         self._request_uploads()
 
     def _handle_connection(self, *, resumed: bool) -> None:
-        """Move deadlines by the time without a broker, announce the run, and send all open tasks again."""
+        """Move deadlines by the time without a broker, announce the run, and send all open tasks again.
+
+        ``resumed``: the broker kept the session.
+        """
         now = self._clock()
         offline_s, self._offline_since = now - (self._offline_since or now), None
         self._reporter.report_online(str(self._address))
@@ -403,7 +421,10 @@ class Service:
     # -- what follows from an event --------------------------------------------------------------------------
 
     def dispatch(self, event: states.Event) -> None:
-        """Pass an event to the coordinator. Updates that arrived before it are journaled first."""
+        """Pass an event to the coordinator, and perform the actions that follow.
+
+        Updates that arrived before it are journaled first. In a burst of messages, a hello or status is only stored.
+        """
         settle = self._ticks.settles(event, self._clock(), quiet=self._inbox.empty())
         if settle and not isinstance(event, states.Answers):
             self._flush()
@@ -417,7 +438,9 @@ class Service:
             self.driver.send_task(task)
 
     def _flush(self) -> None:
-        """Journal and acknowledge the buffered updates, before the round may close."""
+        """Journal, add and acknowledge the buffered updates, and send their answers to the coordinator. This may close
+        the round.
+        """
         received = self.driver.flush()
         self._send(received.replies)
         if received.answers:
@@ -433,7 +456,7 @@ class Service:
             self.dispatch(states.Answers(received.answers))
 
     def _send(self, replies: tuple[Reply, ...]) -> None:
-        """Send acknowledgements. If one is lost, the device sends its update again and gets another."""
+        """Send acknowledgements to devices. If one is lost, the device sends its update again and gets another."""
         for reply in replies:
             topic = self._topics.device(reply.device).acks
             payload = self._message_signer.seal(topic, reply.ack)
@@ -443,7 +466,7 @@ class Service:
             self._watcher.time_delivery(self._last_delivery)
 
     def _run_timers(self) -> float:
-        """Do the periodic work that is due. Return the seconds until the next."""
+        """Do the periodic work that is due. Return the seconds until the next work is due, at most 60."""
         now = self._clock()
         pool = self._pool.step(self.state, now)
         if not self.is_online:  # without a broker no device can meet a deadline

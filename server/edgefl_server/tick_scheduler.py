@@ -14,7 +14,7 @@ _BURST_S = 0.05
 
 
 class TickScheduler:
-    """Scheduler of the coordinator's ticks. Times come from the service's clock.
+    """Scheduler of the coordinator's ticks, in which it examines all devices. Times come from the service's clock.
 
     Args:
         rules: Rules of the run.
@@ -28,7 +28,7 @@ class TickScheduler:
         self._has_noted = False
 
     def wake_at(self, state: State, now: float) -> float | None:
-        """Return the epoch second at which a tick may change something; None if only messages can."""
+        """Return the epoch second at which a tick may change the coordinator's state; None if only messages can."""
         if self._has_noted:
             return now
         if state is not self._known:
@@ -51,9 +51,10 @@ class TickScheduler:
         return wake is not None and wake <= now and now >= self._looked_at + _BURST_S
 
     def settles(self, event: Event, now: float, *, quiet: bool) -> bool:
-        """Return True if the coordinator should settle at this event, False if it should only store the event.
+        """Return True if the coordinator should examine all devices at this event, False if it should only store the
+        event.
 
-        False is for hellos and statuses in a burst of messages; the next tick then examines them.
+        False is for hellos and statuses in a burst of messages (``quiet`` False); the next tick then examines them.
         """
         is_deferrable = isinstance(event, DeviceHello | DeviceStatus) and not quiet
         settle = not is_deferrable or now >= self._looked_at + _BURST_S

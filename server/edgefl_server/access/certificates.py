@@ -23,7 +23,7 @@ _PEM = serialization.Encoding.PEM
 
 @dataclass(frozen=True)
 class CertificatePair:
-    """Files of a certificate and its key (PEM, without a password)."""
+    """Paths of a certificate and of its private key (PEM, without a password). The files may not exist yet."""
 
     certificate: Path
     key: Path
@@ -55,10 +55,10 @@ class LabAuthority:
         self._key = found
 
     def broker(self, *hosts: str) -> CertificatePair:
-        """Return the broker's certificate for these host names and addresses; the first is the common name.
+        """Return the files of the broker's certificate and key, ``broker.crt`` and ``broker.key``.
 
-        It is created and written if the folder has none. An existing certificate is returned even if it names other
-        hosts.
+        They are created for ``hosts`` (at least one host name or IP address; the first becomes the common name) if the
+        folder has none. Existing files are returned even if they name other hosts.
         """
         pair = CertificatePair(self._folder / "broker.crt", self._folder / "broker.key")
         if not pair.exists:
@@ -67,10 +67,9 @@ class LabAuthority:
         return pair
 
     def client(self, name: str) -> CertificatePair:
-        """Return the certificate of client ``name``, with ``name`` as its common name, which brokers take as the user
-        name.
+        """Return the files of the certificate and key of client ``name``, ``<name>.crt`` and ``<name>.key``.
 
-        It is created and written if the folder has none.
+        They are created if the folder has none. The common name is ``name``, which brokers take as the user name.
         """
         pair = CertificatePair(self._folder / f"{name}.crt", self._folder / f"{name}.key")
         if not pair.exists:

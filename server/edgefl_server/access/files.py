@@ -44,7 +44,8 @@ def build_access_files(
 def mosquitto(access: AccessRules) -> str:
     """Return the text of Mosquitto's ``acl_file``.
 
-    The server and the asker have rules for their user names; devices share one pattern with their user name in it.
+    The server and the asker (the client that requests profiles) have rules for their user names. Devices share one
+    pattern with their user name in it.
     """
     lines = [f"# {_TITLE} {access.federation!r}. A device's user is its name."]
     for user, role in ((access.server, "server"), (access.asker, "asker")):

@@ -63,7 +63,7 @@ class Traffic:
 
 
 def longest_topics(federation: str) -> tuple[str, ...]:
-    """Return the longest topic of each kind, for the longest name of a device."""
+    """Return the longest topics that a federation uses, one of each kind, with a device name of the largest length."""
     topics = Topics(federation)
     device = topics.device(_LONGEST_NAME)
     return (

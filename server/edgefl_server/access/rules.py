@@ -28,8 +28,12 @@ class TopicRule:
 
 @dataclass(frozen=True)
 class AccessRules:
-    """Access rules of one federation. ``server`` and ``asker`` are user names at the broker; every other user is a
-    device.
+    """Access rules of one federation.
+
+    Attributes:
+        federation: Name of the federation.
+        server: User name of the server at the broker.
+        asker: User name of the client that requests profiles from devices. Every other user is a device.
     """
 
     federation: str
@@ -45,7 +49,10 @@ class AccessRules:
         return Topics(self.federation).root
 
     def of(self, role: Role) -> Iterator[TopicRule]:
-        """Yield the rules of ``role``. Filters contain :data:`USER` as the device's name."""
+        """Yield the rules of ``role``, with full topic filters.
+
+        The filters of devices contain :data:`USER` for the device's name.
+        """
         rules = {"server": _SERVER, "asker": _ASKER, "device": _DEVICE}[role]
         for leaf, may in rules:
             yield TopicRule(role, f"{self.root}/{leaf}", "r" in may, "w" in may)

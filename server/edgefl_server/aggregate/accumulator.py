@@ -105,7 +105,11 @@ class ModelStep:
     change: bool
 
     def by_parts(self, merge: Merge) -> list[Call]:
-        """Return one call per part of the model; each calls ``merge(part, old entries, output entries)``."""
+        """Return one call per part of the model, for :func:`run_in_threads`. Nothing is computed before they run.
+
+        Each calls ``merge(part, old, new)``: the part as a slice of the flat model, its entries of the old model, and
+        its entries of the output array.
+        """
         starts = range(0, self.layout.size, PART)
         return [partial(self._part, merge, slice(at, min(at + PART, self.layout.size))) for at in starts]
 
@@ -120,7 +124,10 @@ class ModelStep:
 
 
 class Accumulator(Protocol):
-    """Integer sums over a flat model of ``size`` entries. ``spare`` is the memory pool for the new models."""
+    """Integer sums over a flat model (all its tensors in one array) of ``size`` entries.
+
+    ``spare`` is a pool of memory that the caller takes new models from.
+    """
 
     size: int
     spare: ArrayPool
@@ -135,8 +142,9 @@ class Accumulator(Protocol):
         """
 
     def by_parts(self, pieces: TierBlocks) -> bool:
-        """Return True if updates of this layout can be passed to :meth:`sum_parts` unadded; if False, :meth:`add` them
-        first.
+        """Return True if updates of layout ``pieces`` can be passed to :meth:`sum_parts` directly.
+
+        False if they must be added with :meth:`add` first.
         """
 
     def sum_parts(self, batches: Sequence[UpdateBatch]) -> PartSums:
@@ -166,14 +174,18 @@ class Accumulator(Protocol):
         """Return the sums so far, int64 [size]. The caller must not change the array."""
 
     def take(self, sums: Integers) -> None:
-        """Add ``sums``, int64 [size], that another accumulator of the same round returned."""
+        """Add ``sums``, int64 [size], which the method :meth:`sums` of another accumulator of the same round returned."""
 
     def reset(self) -> None:
         """Set all sums to zero and keep their memory, because adding to memory that was written before is faster."""
 
 
 class CpuAccumulator:
-    """Accumulator on CPU threads that run :mod:`edgefl_server.aggregate.kernels`. ``threads`` 0 uses all cores."""
+    """Accumulator (integer sums over a flat model) on CPU threads, by the loops of
+    :mod:`edgefl_server.aggregate.kernels`.
+
+    ``threads`` 0 uses all cores.
+    """
 
     def __init__(self, size: int, threads: int = 0) -> None:
         self.size = size
@@ -249,7 +261,11 @@ def _sink(index: Integers, size: int, fresh: bool, sums: Integers) -> Sink:
 
 
 class _PartSums:
-    """Function from a part of the model to its sums: the part of ``known`` (zeros if None) plus that of ``batches``."""
+    """Callable that returns the sums of one part (a slice) of the model, int64: those of ``known`` plus those of
+    ``batches``.
+
+    ``known`` None means zeros. A thread's result is valid until its next call.
+    """
 
     def __init__(self, known: Integers | None, batches: Sequence[UpdateBatch]) -> None:
         batches = sorted(batches, key=lambda batch: not batch.pieces.covering)
@@ -290,10 +306,15 @@ _NO_INDEX = np.zeros(1, np.int64)
 def _add_here(
     chosen: Chosen, span: slice, work: SectionBlocks, start: int, sums: Integers, *, fresh: bool
 ) -> None:
-    """Add the blocks ``span`` of a section to ``sums``, a part of the model whose first entry is ``start``.
+    """Add some blocks of a section to ``sums``, the sums of one part of the model.
 
-    ``chosen`` is the result of :func:`~edgefl_server.aggregate.adders.loop_of`. ``fresh``: overwrite the content of
-    ``sums``.
+    Args:
+        chosen: Result of :func:`~edgefl_server.aggregate.adders.loop_of` for the section.
+        span: Slice of the section's blocks to add.
+        work: Blocks of the section.
+        start: Position in the flat model of the first entry of ``sums``.
+        sums: Output, int64.
+        fresh: True to overwrite the content of ``sums``.
     """
     blocks = work.blocks[span].copy()
     blocks[:, TARGET] -= start
@@ -301,7 +322,11 @@ def _add_here(
 
 
 def _spans(work: SectionBlocks, count: int) -> list[slice]:
-    """Return spans of consecutive blocks with about equally many entries."""
+    """Return at most ``count`` slices that divide the blocks (stretches of entries) of ``work`` among threads, in
+    order.
+
+    Each has about equally many entries.
+    """
     ends = np.cumsum(work.blocks[:, LENGTH])
     edges = np.searchsorted(ends, ends[-1] * np.arange(1, count) / count)
     edges = np.unique([0, *edges.tolist(), len(ends)])
@@ -336,7 +361,7 @@ class ArrayPool:
         return found
 
     def _free(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return ``nbytes`` of memory: a kept block that is not in use any more, or new memory."""
+        """Return ``nbytes`` of memory: that of an earlier array if no one uses it any more, else new memory."""
         for number, (memory, holder) in enumerate(self._kept):
             if holder() is None and memory.nbytes == nbytes:
                 del self._kept[number]

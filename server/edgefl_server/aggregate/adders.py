@@ -26,10 +26,14 @@ blocks, whose targets may have been moved."""
 
 @dataclass(frozen=True, eq=False)
 class CheckedArrays:
-    """Validated update that is still encoded. ``arrays`` follow the order of ``pieces.sources``, in C order and aligned.
+    """Validated update that is still encoded.
 
-    Nothing is copied, so the arrays must not change until they have been added. ``largest`` is an upper bound on the
-    magnitude of its floats.
+    Nothing is copied, so the arrays must not change until they have been added.
+
+    Attributes:
+        pieces: Layout of the update.
+        arrays: Encoded arrays in the order of ``pieces.sources``, in C order and aligned.
+        largest: Upper bound on the magnitude of its floats.
     """
 
     pieces: TierBlocks
@@ -48,7 +52,7 @@ class CheckedArrays:
 
     @cached_property
     def addresses(self) -> npt.NDArray[np.uint64]:
-        """Return the memory addresses of the arrays."""
+        """Return the memory addresses of the arrays, uint64 [arrays]."""
         return addresses_of(self.arrays)
 
 
@@ -66,7 +70,13 @@ def addresses_of(arrays: Sequence[Array]) -> npt.NDArray[np.uint64]:
 
 @dataclass(frozen=True, eq=False)
 class UpdateBatch:
-    """Updates of one layout (``pieces``) that are added together. ``factors``, float64 [updates], multiply their values."""
+    """Updates of one layout that are added together.
+
+    Attributes:
+        pieces: The layout.
+        updates: The updates.
+        factors: Factor of each update's values (weight times fixed-point scale), float64 [updates].
+    """
 
     pieces: TierBlocks
     updates: Sequence[CheckedArrays]
@@ -74,10 +84,10 @@ class UpdateBatch:
 
 
 def loop_of(batch: UpdateBatch, work: SectionBlocks) -> Chosen:
-    """Return a function that prepares the compiled loop for the section ``work`` of the batch.
+    """Return a function that prepares the compiled loop which adds the section ``work`` of the batch.
 
-    The function takes a slice of the section's blocks and these blocks (int64 [n, 5]). It returns a function of the
-    :class:`~edgefl_server.aggregate.blocks.Sink` that receives the sums.
+    The function takes a slice of the section's blocks and these blocks (int64 [n, 5]). It returns a second function,
+    which takes a :class:`~edgefl_server.aggregate.blocks.Sink` and adds the values of all updates to its sums.
     """
     from edgefl_server.aggregate import code_kernels, kernels
 
@@ -103,9 +113,15 @@ def loop_of(batch: UpdateBatch, work: SectionBlocks) -> Chosen:
 def code_values(
     pieces: TierBlocks, work: SectionBlocks, updates: Sequence[CheckedArrays], factors: Factors
 ) -> Integers:
-    """Return the fixed-point integer that each code of a section adds, int64 [updates, rows, 2**bits].
+    """Return the fixed-point integer that each code of section ``work`` adds, int64 [updates, rows, 2**bits].
 
-    It is ``rint(float64(float32 scale * level) * factor)``. ``factors`` is float64 [updates].
+    It is ``rint(float64(float32 scale * level) * factor)``.
+
+    Args:
+        pieces: Layout of the updates.
+        work: Section whose encoding is :class:`Codes`. A row is one of its scales.
+        updates: Checked updates.
+        factors: Factor of each update, float64 [updates].
     """
     assert isinstance(work.encoding, Codes)
     levels = np.asarray(work.encoding.levels, np.float32)
@@ -120,9 +136,10 @@ def code_values(
 
 
 def _starts(pieces: TierBlocks, work: SectionBlocks, updates: Sequence[CheckedArrays]) -> Integers:
-    """Return the index in ``values`` at which each block of a sparse section begins, int64 [updates, blocks].
+    """Return the index in the array ``values`` at which each block of a sparse section begins, int64 [updates,
+    blocks].
 
-    It is the section's first index plus the number of mask bits set before the block.
+    It is the section's first index plus the number of mask bits that are set before the block.
     """
     from edgefl_server.aggregate import scans
 

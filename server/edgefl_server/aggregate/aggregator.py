@@ -41,10 +41,13 @@ _SUM_BITS = 62  # one bit stays free: each addition may have been rounded up by 
 
 @dataclass(frozen=True)
 class NormClip:
-    """Bound on the L2 norm of each update's change: at most ``limit``, measured from ``base``, the weights of the
-    round's begin.
+    """Bound on the L2 norm of each update's change.
 
-    Global tensors named in ``without`` (moving statistics) do not count in the norm, but are scaled like the others.
+    Attributes:
+        limit: Largest norm. A larger change is scaled down to it.
+        base: Weights at the begin of the round, from which changes are measured.
+        without: Global tensors, such as moving statistics, that do not count in the norm, but are scaled like the
+            others.
     """
 
     limit: float
@@ -147,7 +150,10 @@ class Aggregator:
         return _SUM_BITS - int(math.log2(largest)) - (self.weight_limit - 1).bit_length()
 
     def pieces(self, regions: Mapping[str, Region], form: Form = DENSE) -> TierBlocks:
-        """Return the compiled layout of updates that hold ``regions`` in ``form``. It is cached by the identity of both."""
+        """Return the compiled layout of updates that hold ``regions`` of the global model, encoded in ``form``.
+
+        It is cached by the identity of both objects, which must not change afterwards.
+        """
         key = id(regions), id(form)
         known = self._compiled.get(key)
         if known is None:  # the entry keeps both alive, so their ids stay their own
@@ -215,6 +221,9 @@ class Aggregator:
         """Return the sums so far, or None if no update was added.
 
         The arrays are not copied: the caller must not change them, and the next :meth:`add` changes them.
+
+        Raises:
+            RuntimeError: After :meth:`release_sums`.
         """
         self._check_in_use()
         if self._average is None:
@@ -222,10 +231,12 @@ class Aggregator:
         return PartialSum(self._change, self.total_weight, self._average.added(), tuple(self._rows))
 
     def take(self, partial: PartialSum) -> None:
-        """Add the :meth:`partial` sums of another aggregator of the same round.
+        """Add the sums of another aggregator of the same round, which its :meth:`partial` returned.
 
         Raises:
-            ValueError: As :meth:`add`.
+            ValueError: If the sum of weights would exceed ``weight_limit``, or if updates of changes and of weights
+                are mixed.
+            RuntimeError: After :meth:`release_sums`.
         """
         self._check_weight(partial.weight)
         self._average_of("another share", change=partial.change).take(partial.added)
@@ -233,7 +244,12 @@ class Aggregator:
         self.total_weight += partial.weight
 
     def _check_weight(self, weight: int) -> None:
-        """Raise ValueError if ``weight`` is below 1 or would exceed the limit of the round."""
+        """Check that ``weight`` can be added to the weights so far.
+
+        Raises:
+            ValueError: If it is below 1, or the sum would exceed the limit of the round.
+            RuntimeError: After :meth:`release_sums`.
+        """
         self._check_in_use()
         if weight < 1 or self.total_weight + weight > self.weight_limit:
             raise ValueError(
@@ -241,7 +257,14 @@ class Aggregator:
             )
 
     def result(self, old: Mapping[str, Array]) -> Arrays:
-        """Return the new model: the average of the updates, or a copy of ``old`` at entries that no update holds."""
+        """Return the new model by tensor name, with the dtypes of ``old``.
+
+        Entries are the average of the updates (added to ``old`` for updates of changes), or copies of ``old`` where no
+        update holds the entry. Negative variances become 0.
+
+        Raises:
+            RuntimeError: After :meth:`release_sums`.
+        """
         self._check_in_use()
         if self._average is None:
             return {name: old[name].copy() for name in self.layout.offsets}
@@ -267,10 +290,14 @@ class Aggregator:
         return self._sums.spare.array(self.layout.size, dtype)
 
     def _average_of(self, which: str, *, change: bool) -> Average:
-        """Return the average of this round, created for the first update. ``change``: the updates hold changes.
+        """Return the average of this round; the first call creates it.
+
+        Args:
+            which: Description of the new update for the error.
+            change: True if the new update holds changes, False if it holds weights.
 
         Raises:
-            ValueError: If earlier updates are of the other kind. ``which`` describes the new one in the message.
+            ValueError: If earlier updates of the round are of the other kind.
         """
         if self._average is None:
             self._change = change
@@ -316,7 +343,7 @@ class Aggregator:
             raise RuntimeError("this aggregator has given its sums away; make a new one for the next round")
 
     def _decode(self, update: CheckedArrays) -> CheckedArrays:
-        """Return the update with float32 arrays. An update without codes is returned as it is."""
+        """Return the update with its arrays decoded to float32. An update that is not encoded is returned as it is."""
         pieces = update.pieces
         if not pieces.form.sections:
             return update
@@ -324,14 +351,17 @@ class Aggregator:
         return self._dense(arrays, pieces)
 
     def _dense(self, arrays: Mapping[str, Array], like: TierBlocks) -> CheckedArrays:
-        """Return the decoded ``arrays`` as a checked update with the regions of ``like``."""
+        """Return the decoded ``arrays`` (by local tensor name) as a checked float32 update.
+
+        It holds the same entries of the global model as updates of the layout ``like``.
+        """
         pieces = self.pieces(like.regions, _CHANGES if like.form.change else DENSE)
         return CheckedArrays(
             pieces, tuple(np.require(arrays[n], np.float32, ["C", "A"]) for n in pieces.sources)
         )
 
     def _clamp_statistics(self, update: CheckedArrays, bounds: StatisticsBounds) -> CheckedArrays:
-        """Return the update with its moving statistics clamped to ``bounds``."""
+        """Return the update with its moving statistics clamped to ``bounds``; ``update`` itself if all are inside."""
         pieces = update.pieces
         arrays = bounds.clamp(pieces.form, update.named, pieces.regions, self.layout.shapes)
         return update if arrays is None else self._dense(arrays, pieces)

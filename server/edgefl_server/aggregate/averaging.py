@@ -38,8 +38,10 @@ Distances = npt.NDArray[np.float64]
 
 
 def select_rows(rows: Sequence[Row], rule: RobustRule, counted: Mask | None = None) -> list[Row]:
-    """Return the rows that multi-Krum selects, apart for each set of rows with the same entries. The order does not
-    matter.
+    """Return the updates that multi-Krum selects. Their order has no meaning.
+
+    Updates that hold different entries are not compared: each set of updates with the same entries is selected from
+    separately.
 
     Args:
         rows: Updates, each float32 [n], NaN at entries that it does not hold.
@@ -53,7 +55,10 @@ def select_rows(rows: Sequence[Row], rule: RobustRule, counted: Mask | None = No
 
 
 def _select_equal(rows: list[Row], rule: RobustRule, counted: Mask | None) -> list[Row]:
-    """Return the rows that multi-Krum selects among updates that hold the same entries."""
+    """Return the updates that multi-Krum selects among ``rows``, which all hold the same entries.
+
+    All of them are returned if there are too few to leave any out.
+    """
     bad = rule.left_out(len(rows))
     if not bad:
         return rows
@@ -64,10 +69,10 @@ def _select_equal(rows: list[Row], rule: RobustRule, counted: Mask | None) -> li
 
 
 def distances(rows: Sequence[Row], counted: Mask | None = None) -> Distances:
-    """Return the squared L2 distances between ``rows`` that hold the same entries, float64 [K, K].
+    """Return the squared L2 distance between each two of K ``rows`` that hold the same entries, float64 [K, K].
 
-    ``counted`` masks the entries to use; None for all. Differences are squared directly: the expansion into products
-    would cancel for weights that are nearly equal.
+    ``counted``, bool [n], masks the entries to use; None for all. Differences are squared directly: the expansion into
+    products would cancel for weights that are nearly equal.
     """
     count = len(rows)
     found = np.zeros((count, count), np.float64)
@@ -122,19 +127,24 @@ class PartialAverage:
 
 
 class Average(Protocol):
-    """Average of checked updates that are added one by one. ``packed`` is True if :meth:`add` accepts encoded updates."""
+    """Average of a round's checked updates, which are added one by one.
+
+    ``packed`` is True if :meth:`add` accepts encoded updates, False if it needs them decoded to float32.
+    """
 
     @property
     def packed(self) -> bool: ...
 
     def add(self, update: CheckedArrays, weight: int, factor: float) -> None:
-        """Add ``update`` with ``weight``. ``factor`` multiplies its values to make them fixed-point."""
+        """Add ``update`` with ``weight``. ``factor`` (weight times fixed-point scale) multiplies its values before
+        rounding.
+        """
 
     def added(self) -> PartialAverage:
-        """Return the sums so far. The arrays are not copied, so the caller must not change them."""
+        """Return the sums of all updates so far. The arrays are not copied, so the caller must not change them."""
 
     def take(self, added: PartialAverage) -> None:
-        """Add the :meth:`added` sums of another average."""
+        """Add the sums of another average of the same round, which its :meth:`added` returned."""
 
     def plan_renewal(self, renewal: ModelStep) -> list[Call]:
         """Return calls that write the new model into ``renewal.new``. They may run on any threads.
@@ -145,7 +155,9 @@ class Average(Protocol):
 
 
 class HolderMean:
-    """Weighted mean over the updates that hold an entry. Encoded updates are buffered and added in batches."""
+    """Weighted mean over the updates that hold an entry. Encoded updates are buffered and added in batches to
+    ``sums``.
+    """
 
     packed = True
 
@@ -219,8 +231,9 @@ class HolderMean:
 
 
 class ChangeMean:
-    """Weighted mean over the updates that differ from ``base`` at an entry, or from 0 for changes. Takes dense updates
-    only.
+    """Weighted mean over the updates that differ from ``base`` at an entry, for updates decoded to float32.
+
+    With ``change`` (updates hold changes) an update counts where it differs from 0.
     """
 
     packed = False
@@ -263,9 +276,10 @@ class ChangeMean:
 
 
 class RobustAverage:
-    """Robust average that stores each update as float32 [model], with NaN for missing entries, until the round ends.
+    """Robust average, which stores each update as float32 [model] until the round ends. Missing entries are NaN.
 
-    ``counted``, bool [model], masks the entries that multi-Krum compares.
+    ``counted``, bool [model], masks the entries that multi-Krum compares; None for all. ``scale`` is the fixed-point
+    value of 1.0.
     """
 
     packed = False

@@ -45,9 +45,11 @@ class Sink(NamedTuple):
 
 @compiled
 def place(block: Numbers, sink: Sink, scratch: Numbers) -> Numbers:
-    """Return the array that takes the sums of ``block``.
+    """Return the array to which a loop adds the sums of ``block`` (a stretch of entries), int64 [entries of the
+    block].
 
-    It is a view of ``sums``, or of ``scratch`` if the entries are scattered or only the new model is wanted.
+    It is a view of ``sink.sums``, or of ``scratch`` if the entries are scattered in the model or only the new model is
+    wanted.
     """
     at, count = block[TARGET], block[LENGTH]
     return sink.sums[at : at + count] if at < sink.size and sink.new.shape[0] == 0 else scratch[:count]
@@ -55,15 +57,19 @@ def place(block: Numbers, sink: Sink, scratch: Numbers) -> Numbers:
 
 @compiled
 def is_undefined(block: Numbers, sink: Sink) -> bool:
-    """Return True if the array from :func:`place` has undefined content that the loop must overwrite."""
+    """Return True if the array that :func:`place` returned has undefined content, so that a loop must overwrite it.
+
+    If False, the loop adds to it.
+    """
     return bool(sink.fresh or block[TARGET] >= sink.size)
 
 
 @compiled
 def store_sums(out: Numbers, block: Numbers, sink: Sink) -> None:
-    """Finish a block: write ``out`` to its destination if it is scratch memory.
+    """Finish a block, whose sums a loop has added to ``out``, the array that :func:`place` returned.
 
-    Scattered sums are added to their positions. With ``sink.new``, ``out`` is turned into entries of the new model.
+    If ``out`` is scratch memory, scattered sums are added to their positions in the sums. With ``sink.new``, ``out``
+    becomes entries of the new model.
     """
     if block[TARGET] >= sink.size:
         at = block[TARGET] - sink.size
@@ -76,7 +82,9 @@ def store_sums(out: Numbers, block: Numbers, sink: Sink) -> None:
 
 @compiled
 def _renew(out: Numbers, start: Number, sink: Sink) -> None:
-    """Write the entries of the new model from ``start`` on, one for each of the sums ``out``."""
+    """Write ``out.size`` entries of the new model, from position ``start`` of the flat model on, computed from the
+    sums ``out``.
+    """
     tensor, done = np.searchsorted(sink.starts, start, "right") - 1, 0
     weights = sink.weights
     while done < out.shape[0]:
@@ -108,7 +116,11 @@ def mean(sums: Numbers, weights: Numbers, scale: Number, old: Numbers, change: N
 
 @compiled
 def _mean_of_all(sums: Numbers, share: Number, old: Numbers, change: Number, new: Numbers) -> None:
-    """Write the mean for entries of equal weight. Separate loops without a branch, which compilers vectorize."""
+    """Write ``sums / share`` into ``new``, plus ``old`` if ``change`` is true, for entries of equal weight.
+
+    ``share`` is the weight times the fixed-point value of 1.0. The separate loops have no branch, so that compilers
+    vectorize them.
+    """
     nearly = 1.0 / share
     if change:
         for i in range(sums.shape[0]):
@@ -120,7 +132,7 @@ def _mean_of_all(sums: Numbers, share: Number, old: Numbers, change: Number, new
 
 @compiled
 def quotient(a: Number, b: Number, nearly: Number) -> Number:
-    """Return ``a / b``, correctly rounded, from ``nearly``, which is ``1 / b``. No value is near the limits of float64.
+    """Return ``a / b``, correctly rounded. ``nearly`` is ``1 / b``; no value may be near the limits of float64.
 
     This is faster than a division. The first remainder brings the quotient to within one unit in the last place. The
     second one gives the result of a division (P. Markstein, Computation of elementary functions on the IBM RISC
@@ -139,7 +151,8 @@ def fill_addresses(
 ) -> None:
     """Fill ``found`` with the addresses of array ``source`` of consecutive updates, beginning with update ``first``.
 
-    Each address is moved by ``skipped`` bytes. Behind the last update its address is repeated.
+    ``addresses`` is uint64 [updates, arrays]. Each address is increased by ``skipped`` bytes. Elements of ``found``
+    behind the last update repeat its address.
     """
     for k in range(found.shape[0]):
         found[k] = addresses[min(first + k, addresses.shape[0] - 1), source] + np.uint64(skipped)

@@ -79,7 +79,10 @@ def _wrong_array(name: str, array: Array, dtype: str, shape: tuple[int, ...]) ->
 
 
 def _largest(update: CheckedArrays, threads: int) -> float:
-    """Return the largest magnitude among the floats of the update: infinity or NaN if there is one, 0 without floats."""
+    """Return the largest magnitude among the floats of the update; 0 if it has no floats.
+
+    If one is infinite or NaN, the result is infinity or NaN.
+    """
     from edgefl_server.aggregate import scans
 
     found = [0.0]
@@ -113,7 +116,11 @@ def _largest_bits(
 
 
 def _refuse_floats(named: Mapping[str, Array], form: Form) -> None:
-    """Raise UpdateRejected for the first array that holds NaN, infinity, or a value beyond the limit of the form."""
+    """Check the arrays of floats among ``named`` one by one.
+
+    Raises:
+        UpdateRejected: For the first array with NaN, infinity, or a value beyond the limit of the form.
+    """
     for name, array in named.items():
         if form.sections and name not in ("values", "halves", "scales"):
             continue
@@ -158,8 +165,10 @@ def _check_scales(update: CheckedArrays) -> None:
 
 
 def _check_mask(mask: npt.NDArray[np.uint8], pieces: TierBlocks) -> None:
-    """Raise UpdateRejected unless the mask sets, for each tensor, the number of bits that the form keeps, and none
-    beyond.
+    """Check that the mask sets as many bits for each tensor as the form keeps, and none beyond the last entry.
+
+    Raises:
+        UpdateRejected: If it does not.
     """
     from edgefl_server.aggregate import scans
 

@@ -34,7 +34,15 @@ def add_codes(
     blocks: Numbers,
     sink: Sink,
 ) -> None:
-    """Add codes of ``bits`` (1 to 8) per entry: code c adds ``values[k, row, c]`` (int64 [updates, rows, 2**bits])."""
+    """Add a batch of updates that are encoded in codes of ``bits`` bits per entry.
+
+    Args:
+        addresses: Memory address of each array of each update, uint64 [updates, arrays].
+        bits: Bits of a code, 1 to 8.
+        values: Number that each code adds, int64 [updates, rows, 2**bits]; a row is a scale of the section.
+        blocks: Stretches of entries to add, int64 [blocks, 5] (:mod:`edgefl_server.aggregate.scatter`).
+        sink: Output, whose sums or new model are changed.
+    """
     group_size = 8 // bits
     turned = 8 % bits == 0
     groups = -(-addresses.shape[0] // group_size)
@@ -69,9 +77,9 @@ def add_codes(
 
 @compiled
 def _list_lines(addresses: Numbers, block: Numbers, bits: Number, lines: Numbers) -> Number:
-    """Write the addresses of the memory lines with the codes of ``block`` to ``lines``, and return their number.
+    """Write the addresses of the cache lines that hold the codes of ``block`` to ``lines``, and return their number.
 
-    The caller prefetches them, because processors do not predict one stretch for each update.
+    The caller prefetches them, because processors do not predict one memory stretch for each update.
     """
     found, own = words_at(np.uint64(lines.ctypes.data)), -(-bits * block[LENGTH] // (8 * _LINE))
     for k in range(addresses.shape[0]):
@@ -83,10 +91,10 @@ def _list_lines(addresses: Numbers, block: Numbers, bits: Number, lines: Numbers
 
 @compiled
 def _fill(values: Numbers, row: Number, bits: Number, tables: Numbers) -> None:
-    """Fill ``tables`` [groups, 256] with the sums of groups. The code of update k of a group is in the bits from ``bits
-    * k`` on.
+    """Fill ``tables``, int64 [groups, 256]: entry b is the sum of what the codes in byte b add, for scale row ``row``.
 
-    Updates beyond the last one add 0, whatever their code.
+    The code of the group's update k is in the bits of b from ``bits * k`` on. ``values`` is as in :func:`add_codes`.
+    Updates beyond the last one add 0.
     """
     group_size = 8 // bits
     for group in range(tables.shape[0]):
@@ -102,11 +110,16 @@ def _fill(values: Numbers, row: Number, bits: Number, tables: Numbers) -> None:
 
 @compiled
 def _transpose_codes(at: Numbers, codes: Number, bits: Number, planes: Numbers) -> None:
-    """Fill byte j of ``planes[p]``: its bits from ``bits * k`` on are code ``j * len(planes) + p`` of update k, whose codes
-    begin at address ``at[k]``. ``bits`` is 1, 2, 4 or 8, and there are ``8 // bits`` updates and planes (uint64 [planes,
-    words]).
+    """Rearrange the codes of a group of ``8 // bits`` updates so that one byte holds one code of each update.
 
-    The fields of two words that are half a byte, a quarter and an eighth of one apart are exchanged, all words in turn.
+    Afterwards the bits of byte j of ``planes[p]`` from ``bits * k`` on are code ``j * len(planes) + p`` of update k.
+    Fields of words are exchanged between updates: half a byte wide, then a quarter, then an eighth.
+
+    Args:
+        at: Address of the first code of each update, uint64 [8 // bits].
+        codes: Number of codes of each update.
+        bits: Bits of a code: 1, 2, 4 or 8.
+        planes: Output, uint64 [8 // bits, words].
     """
     count = (bits * codes + 7) >> 3
     words, rest = count >> 3, count & 7
@@ -131,7 +144,7 @@ def _transpose_codes(at: Numbers, codes: Number, bits: Number, planes: Numbers) 
 
 @compiled
 def _read(address: Number, words: Number, rest: Number, plane: Numbers) -> None:
-    """Fill ``plane`` with ``words`` 64-bit words from ``address``, and a last word of ``rest`` bytes."""
+    """Copy ``words`` 64-bit words from ``address`` to ``plane``, then ``rest`` (0 to 7) bytes as one more word."""
     source = words_at(address)
     for j in range(words):
         plane[j] = source[j]
@@ -141,7 +154,11 @@ def _read(address: Number, words: Number, rest: Number, plane: Numbers) -> None:
 
 @compiled
 def _read_both(first: Number, second: Number, words: Number, rest: Number, a: Numbers, b: Numbers) -> None:
-    """Read two planes and exchange the half bytes between them."""
+    """Read ``words`` words and ``rest`` more bytes from two addresses into planes ``a`` and ``b``, exchanging half
+    bytes.
+
+    Afterwards ``a`` has the low half bytes of both sources, and ``b`` the high ones (:func:`_exchange_fields`).
+    """
     one, other = words_at(first), words_at(second)
     shift, mask = np.uint64(4), np.uint64(0x0F0F0F0F0F0F0F0F)
     for j in range(words):
@@ -154,24 +171,28 @@ def _read_both(first: Number, second: Number, words: Number, rest: Number, a: Nu
 
 @compiled
 def _swap(a: Numbers, b: Numbers, shift: Number, mask: Number, start: Number, stop: Number) -> None:
-    """Exchange fields between the words ``start`` to ``stop`` of two planes."""
+    """Apply :func:`_exchange_fields` in place to the words ``start`` to ``stop - 1`` of the planes ``a`` and ``b``."""
     for j in range(start, stop):
         a[j], b[j] = _exchange_fields(a[j], b[j], shift, mask)
 
 
 @compiled
 def _exchange_fields(low: Number, high: Number, shift: Number, mask: Number) -> tuple[Number, Number]:
-    """Return both words with the bits of ``low`` above ``shift`` exchanged for those of ``high`` in ``mask``."""
+    """Return (``low``, ``high``) after exchanging fields between these two words.
+
+    The bits of ``high`` under ``mask`` change places with the bits of ``low`` that are ``shift`` positions higher.
+    """
     moved = ((low >> shift) ^ high) & mask
     return low ^ (moved << shift), high ^ moved
 
 
 @compiled
 def _unpack(at: Numbers, skip: Number, codes: Number, bits: Number, plane: Numbers) -> None:
-    """Fill byte j of ``plane``: its bits from ``bits * k`` on are code j from bit ``skip`` on of the update at address
-    ``at[k]``.
+    """Fill ``plane`` so that each byte holds one code of each update, for ``bits`` that do not divide 8.
 
-    Eight codes share one integer, which is halved three times: each half moves to its half of the resulting integer.
+    The bits of byte j from ``bits * k`` on become code j of update k. Its codes begin ``skip`` bits behind address
+    ``at[k]``; there are ``codes`` of them. Eight codes share one integer, which is halved three times: each half moves
+    to its half of the resulting integer.
     """
     count = (skip + bits * codes + 7) >> 3
     for k in range(at.shape[0]):
@@ -202,10 +223,10 @@ def _repeat_mask(half: Number, bits: Number) -> Number:
 def _look_up(
     tables: Numbers, planes: Numbers, skip: Number, fill: Number, ahead: Numbers, out: Numbers
 ) -> None:
-    """Add to ``out`` the sums that the bytes of four groups select in their tables; with ``fill``, overwrite ``out``.
+    """Add to ``out`` the sums that the bytes of four groups select in ``tables``; with ``fill``, overwrite ``out``.
 
-    Entry i uses byte ``(skip + i) // p`` of plane ``(skip + i) % p``, for p planes. Meanwhile the memory lines
-    ``ahead`` are prefetched, a few at a time.
+    Entry i uses byte ``(skip + i) // p`` of plane ``(skip + i) % p``, for p planes. The memory lines ``ahead``
+    (addresses) are prefetched on the way, a few at a time.
     """
     count, words = planes.shape[1], planes.shape[2]
     step, stop = 8 * count, skip + out.shape[0]
@@ -242,7 +263,9 @@ def _look_up(
 def _look_up_some(
     tables: Numbers, planes: Numbers, skip: Number, fill: Number, out: Numbers, start: Number, stop: Number
 ) -> None:
-    """Do the same as :func:`_look_up` for the entries ``start`` to ``stop``, one by one."""
+    """Do the same as :func:`_look_up`, but only for the entries ``start`` to ``stop - 1``, one by one and without
+    prefetching.
+    """
     codes, count = planes.view(np.uint8), planes.shape[1]
     for i in range(start, stop):
         byte, plane = (skip + i) // count, (skip + i) % count

@@ -55,7 +55,7 @@ Factors = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class EntrySlab:
-    """Positions of up to SLAB entries, all int64.
+    """Positions of consecutive entries of a batch, about SLAB at most, each int64 [entries].
 
     Attributes:
         at: First bit or element in the source array.
@@ -71,7 +71,7 @@ class EntrySlab:
 
 
 def slabs(work: SectionBlocks, batch: DeviceBatch) -> Iterator[EntrySlab]:
-    """Yield the entries of the blocks of ``work``, in order, in slabs of about SLAB entries."""
+    """Yield the positions of all entries of the section ``work``, in order, about SLAB of them at a time."""
     step = work.encoding.bits if isinstance(work.encoding, Codes) else 1
     slab_of = np.cumsum(work.blocks[:, LENGTH]) // SLAB
     edges = [0, *(np.flatnonzero(np.diff(slab_of)) + 1).tolist(), len(slab_of)]
@@ -89,7 +89,7 @@ def slabs(work: SectionBlocks, batch: DeviceBatch) -> Iterator[EntrySlab]:
 
 
 class DeviceBatch:
-    """Encoded arrays of updates of one layout. Each array is copied to the device when it is first used."""
+    """Encoded arrays of updates of one layout, for a torch device. Each array is copied there when it is first used."""
 
     def __init__(self, pieces: TierBlocks, updates: Sequence[CheckedArrays], device: torch.device) -> None:
         self.pieces = pieces
@@ -103,7 +103,8 @@ class DeviceBatch:
         return torch.from_numpy(self.pieces.index).to(self.device)
 
     def rows(self, source: int) -> torch.Tensor:
-        """Return array ``source`` of all updates, [updates, length].
+        """Return array number ``source`` of all updates on the device, [updates, length]. The first call copies it
+        there.
 
         Byte arrays are padded with at least 64 zero bits, to a multiple of 64 bits. bfloat16 values are int16 bit
         patterns.
@@ -123,8 +124,9 @@ class DeviceBatch:
         return self._rows[source]
 
     def join_arrays(self, used: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the arrays ``used`` concatenated, [updates, entries], and the first entry of each source in them, int64
-        [sources].
+        """Return (concatenation of the arrays ``used``, first entry of each source in it).
+
+        The first is [updates, entries]. The second is int64 [sources], 0 for sources that are not in ``used``.
         """
         rows = [self.rows(source) for source in used]
         starts = torch.zeros(len(self.pieces.sources), dtype=torch.int64)
@@ -133,17 +135,17 @@ class DeviceBatch:
 
 
 class SectionReader(Protocol):
-    """Reader of one section of a batch."""
+    """Reader of one section (a group of tensors with one encoding) of a batch, as fixed-point values."""
 
     def fixed(self, k: int, slab: EntrySlab) -> torch.Tensor:
-        """Return the fixed-point values that update ``k`` adds to the entries of ``slab``, int64.
+        """Return the fixed-point values that update number ``k`` adds to the entries of ``slab``, int64 [entries].
 
         The caller passes all slabs to each update once, in order.
         """
 
 
 class _CodeReader:
-    """Reader of codes: looks up the fixed-point value of each code in the update's table."""
+    """Reader of a section of codes: looks up the fixed-point value of each code in the update's table."""
 
     def __init__(self, batch: DeviceBatch, work: SectionBlocks, factors: Factors, bits: int) -> None:
         values = code_values(batch.pieces, work, batch.updates, factors)
@@ -159,7 +161,7 @@ class _CodeReader:
 
 
 class _FloatReader:
-    """Reader of floats: multiplies them by the update's factor and rounds half to even."""
+    """Reader of a section of floats: multiplies them by the update's factor and rounds half to even."""
 
     def __init__(self, batch: DeviceBatch, work: SectionBlocks, factors: Factors, dtype: str) -> None:
         rows, self._starts = batch.join_arrays(np.unique(work.blocks[:, SOURCE]).tolist())
@@ -171,7 +173,7 @@ class _FloatReader:
 
 
 class _SparseReader:
-    """Reader of masked floats: an entry whose mask bit is 1 takes the next value, and any other 0."""
+    """Reader of a section of masked floats: an entry whose mask bit is 1 takes the next stored value, and any other 0."""
 
     def __init__(self, batch: DeviceBatch, work: SectionBlocks, factors: Factors) -> None:
         self._mask = batch.rows(int(work.blocks[0, SOURCE]))
@@ -188,8 +190,9 @@ class _SparseReader:
 
 
 def reader_of(batch: DeviceBatch, work: SectionBlocks, factors: Factors) -> SectionReader:
-    """Return the reader for the encoding of ``work``. ``factors``, float64 [updates], multiply the values of the
-    updates.
+    """Return the reader for the section ``work`` (a group of tensors with one encoding) of the batch.
+
+    ``factors``, float64 [updates], multiply the values of the updates.
     """
     match work.encoding:
         case Codes(bits=bits):
@@ -211,8 +214,9 @@ except ImportError:  # there is no triton for this platform
 
 
 class TorchAccumulator:
-    """Accumulator on a torch device. ``triton``: add one-bit codes with Triton; None does so on CUDA if triton is
-    installed.
+    """Accumulator (integer sums over a flat model of ``size`` entries) on a torch device.
+
+    ``triton``: add one-bit codes with Triton. None does so on CUDA if triton is installed.
     """
 
     def __init__(self, size: int, device: torch.device, triton: bool | None = None) -> None:
@@ -246,7 +250,9 @@ class TorchAccumulator:
                 self._sums[slab.target] += part  # regions name no entry twice
 
     def by_parts(self, pieces: TierBlocks) -> bool:
-        """Return False: one kernel launch per part would cost more than it saves."""
+        """Return False: updates must be added with :meth:`add`, because one kernel launch per part of the model costs
+        too much.
+        """
         return False
 
     def sum_parts(self, batches: Sequence[UpdateBatch]) -> PartSums:
@@ -326,7 +332,11 @@ def measure_signs(
 
 
 def _draw(parameters: int, clients: int, device: torch.device) -> tuple[torch.Tensor, Integers, torch.Tensor]:
-    """Return (random codes, fixed-point scales of every client and group, blocks) for a model of contiguous tensors."""
+    """Return random one-bit updates for a measurement, as (codes, values, blocks).
+
+    They are uint8 [clients, bytes] on the device, int64 [clients, groups, 2] fixed-point values of bit 0 and bit 1,
+    and int64 [blocks, 5].
+    """
     row = (-(-parameters // 32) + 1) * 4
     generator = torch.Generator(device).manual_seed(0)
     codes = torch.randint(256, (clients, row), dtype=torch.uint8, device=device, generator=generator)
@@ -372,7 +382,10 @@ def _wait(device: torch.device) -> None:
 def _compare(
     sums: torch.Tensor, codes: torch.Tensor, values: Integers, blocks: torch.Tensor, launches: int
 ) -> None:
-    """Raise RuntimeError unless the first, the middle and the last block hold ``launches`` times numpy's sums."""
+    """Raise RuntimeError unless three blocks of ``sums`` hold ``launches`` times the sums that numpy computes.
+
+    The first, the middle and the last block are compared.
+    """
     for number in (0, len(blocks) // 2, len(blocks) - 1):
         first, length, _, row, _ = blocks[number].tolist()
         packed = codes[:, first // 8 : (first + length + 7) // 8].cpu().numpy()

@@ -57,7 +57,7 @@ def _fixed(value: Number, factor: Number) -> Number:
 
 @compiled
 def _shifted(value: Number, factor: Number) -> Number:
-    """Return the fixed-point value plus ``_SHIFT_BITS``, for a value below :data:`NEAR`."""
+    """Return ``rint(value * factor) + _SHIFT_BITS`` as int64. The product must be below :data:`NEAR`."""
     return bits_of(np.float64(value) * factor + _SHIFT)
 
 
@@ -69,7 +69,15 @@ def add_floats(
     blocks: Numbers,
     sink: Sink,
 ) -> None:
-    """Add float32 entries: entry x of update k adds ``rint(float64(x) * factors[k])``."""
+    """Add float32 entries of a batch: entry x of update k adds ``rint(float64(x) * factors[k])``.
+
+    Args:
+        addresses: Memory address of each array of each update, uint64 [updates, arrays].
+        factors: Fixed-point factor of each update, float64 [updates].
+        near: True for updates whose products all stay below :data:`NEAR`, bool [updates]; they are added faster.
+        blocks: Stretches of entries to add, int64 [blocks, 5] (:mod:`edgefl_server.aggregate.scatter`).
+        sink: Output, whose sums or new model are changed.
+    """
     scratch, own = np.zeros(BLOCK, np.int64), np.zeros(_TOGETHER, np.uint64)
     updates = addresses.shape[0]
     by = np.zeros(updates + _TOGETHER - 1, np.float64)  # 0 for the updates that are repeated to make four
@@ -116,7 +124,10 @@ def add_halves(
     blocks: Numbers,
     sink: Sink,
 ) -> None:
-    """Add 16-bit float entries of batches. ``widened``, float32 [65536], maps each bit pattern to its value."""
+    """Add entries of a batch in 16-bit floats. Arguments are as in :func:`add_floats`, except ``widened``.
+
+    ``widened``, float32 [65536], maps each bit pattern (float16 or bfloat16) to its value.
+    """
     scratch, wide = np.zeros(BLOCK, np.int64), np.zeros(BLOCK, np.float32)
     for b in range(blocks.shape[0]):
         block = blocks[b]
@@ -145,9 +156,16 @@ def add_kept(
     blocks: Numbers,
     sink: Sink,
 ) -> None:
-    """Add masked entries: if an entry's mask bit is 1, it adds the next float32 value of array ``source``, else nothing.
+    """Add masked float32 entries of a batch: an entry whose mask bit is 1 adds the next stored value, any other
+    nothing.
 
-    ``starts``, int64 [updates, blocks], is the index in ``source`` of each block's first value.
+    Args:
+        addresses: Memory address of each array of each update, uint64 [updates, arrays].
+        source: Index of the array of stored values. The blocks name the array of the mask.
+        starts: Index in the stored values of each block's first value, int64 [updates, blocks].
+        factors: Fixed-point factor of each update, float64 [updates].
+        blocks: Stretches of entries to add, int64 [blocks, 5] (:mod:`edgefl_server.aggregate.scatter`).
+        sink: Output, whose sums or new model are changed.
     """
     scratch, places = np.zeros(BLOCK, np.int64), np.zeros(BLOCK + _AHEAD, np.int16)
     for b in range(blocks.shape[0]):
@@ -207,9 +225,18 @@ def add_changed(
     sums: Numbers,
     weights: Numbers,
 ) -> None:
-    """Add one update's float32 entries to ``sums``, and its ``weight`` to ``weights``, where they differ from ``base``.
+    """Add the float32 entries of one update that differ from ``base``, and count its weight there.
 
-    ``base`` is the flat model, float32 [size].
+    Args:
+        addresses: Memory address of each array of the update, uint64 [1, arrays].
+        factor: Fixed-point factor of the update.
+        base: Flat model, float32 [size].
+        weight: Weight of the update.
+        blocks: Blocks of the update, int64 [blocks, 5] (:mod:`edgefl_server.aggregate.scatter`).
+        index: Model positions of scattered entries, int64.
+        size: Entries of the model.
+        sums: Fixed-point sums, int64 [size], changed in place.
+        weights: Total weight of each entry, int64 [size], changed in place.
     """
     for b in range(blocks.shape[0]):
         block = blocks[b]
@@ -226,7 +253,11 @@ def add_changed(
 
 @compiled
 def add_weight(weight: Number, blocks: Numbers, index: Numbers, size: Number, weights: Numbers) -> None:
-    """Add ``weight`` to the elements of ``weights`` (int64, the flat model) that the blocks cover."""
+    """Add ``weight`` to the elements of ``weights`` (int64 [size], the flat model) that the update holds.
+
+    ``blocks``, int64 [blocks, 5], are its stretches of entries, and ``index`` the model positions of scattered entries
+    (:mod:`edgefl_server.aggregate.scatter`).
+    """
     for b in range(blocks.shape[0]):
         block = blocks[b]
         at, count = block[TARGET], block[LENGTH]

@@ -49,7 +49,11 @@ def compiled(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def pointer(element: Any) -> Any:
-    """Return a numba intrinsic that turns an address (uint64) into a pointer to ``element``, which can be indexed."""
+    """Return a numba intrinsic that turns a memory address (uint64) into a pointer to values of numba type
+    ``element``.
+
+    Compiled code indexes the pointer like an array. Nothing checks its bounds.
+    """
 
     @intrinsic
     def at(typing_context: Any, address: Any) -> Any:

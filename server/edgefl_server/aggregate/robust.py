@@ -145,9 +145,10 @@ def combine(values: Floats, held: Held, rule: RobustRule = MEAN) -> tuple[npt.ND
 
 
 def _combine(values: Floats, held: Held, rule: RobustRule) -> npt.NDArray[np.float64]:
-    """Combine one block of entries.
+    """Return the combined value of each entry in one block, float64 [entries]; undefined where no update holds the
+    entry.
 
-    Rows are sorted by value, with infinity at the places of updates that do not hold the entry, so these come last.
+    Values are sorted per entry, with infinity for updates that do not hold it, so that these come last.
     """
     rows = np.where(held, values, np.inf).astype(values.dtype, copy=False)
     rows += 0.0  # makes -0.0 a plain 0: sorting takes them for equal and would keep their order of arrival

@@ -29,7 +29,7 @@ def _below(bits: Number) -> Number:
 def count_bits(address: Number, firsts: Numbers, lengths: Numbers, counts: Numbers) -> None:
     """Set ``counts[b]`` to the number of set bits among the ``lengths[b]`` bits from bit ``firsts[b]`` on.
 
-    Does not read beyond them.
+    Bits are counted from the memory address ``address``. Memory beyond them is not read.
     """
     for b in range(firsts.shape[0]):
         skip = firsts[b] & 7
@@ -67,7 +67,10 @@ def largest(addresses: Numbers, counts: Numbers) -> int:
 
 @compiled
 def largest_half(addresses: Numbers, counts: Numbers) -> int:
-    """Return the largest magnitude of 16-bit floats (float16 or bfloat16), as the 15 bits below its sign."""
+    """Return the largest magnitude among arrays of 16-bit floats (float16 or bfloat16), as the 15 bits below its sign.
+
+    Array k has ``counts[k]`` values at address ``addresses[k]``.
+    """
     most = np.uint16(0)
     for k in range(addresses.shape[0]):
         patterns, own = shorts_at(addresses[k]), np.uint16(0)

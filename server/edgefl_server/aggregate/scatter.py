@@ -51,8 +51,12 @@ _SHORT = 64  # where slices leave stretches shorter than this, on average, an in
 
 @dataclass(frozen=True)
 class Layout:
-    """Positions of the global tensors in one flat array, sorted by name. ``offsets`` are first entries; ``size`` is the
-    total.
+    """Positions of a model's tensors in one flat array, in which they follow each other sorted by name.
+
+    Attributes:
+        shapes: Shape of each tensor, by name.
+        offsets: First entry of each tensor in the flat array, by name.
+        size: Number of entries of all tensors.
     """
 
     shapes: Mapping[str, tuple[int, ...]]
@@ -61,12 +65,12 @@ class Layout:
 
     @cached_property
     def starts(self) -> list[int]:
-        """First entry of each tensor, in order."""
+        """Position of each tensor's first entry in the flat array, in the order of the tensors' names."""
         return list(self.offsets.values())
 
     @cached_property
     def names(self) -> list[str]:
-        """Names of the tensors, in order."""
+        """Names of the tensors in the order in which they follow each other."""
         return list(self.offsets)
 
 
@@ -88,13 +92,15 @@ def layout_of(weights: Mapping[str, Array]) -> Layout:
 
 
 def flatten(layout: Layout, weights: Mapping[str, Array]) -> Floats:
-    """Return ``weights`` as one array, in the order of ``layout``."""
+    """Return a copy of ``weights`` as one flat array, in the order of ``layout``."""
     parts = [weights[name].reshape(-1) for name in layout.offsets]
     return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
 
 def stretch(layout: Layout, weights: Mapping[str, Array], part: slice) -> Floats:
-    """Return the entries ``part`` of the flat model. It is a view if they lie in one tensor, else a copy."""
+    """Return the entries ``part`` (a slice of the flat model) of ``weights``. It is a view if they lie in one tensor,
+    else a copy.
+    """
     first, last = bisect_right(layout.starts, part.start) - 1, bisect_left(layout.starts, part.stop)
     parts = [
         weights[name].reshape(-1)[max(0, part.start - at) : part.stop - at]
@@ -105,11 +111,11 @@ def stretch(layout: Layout, weights: Mapping[str, Array], part: slice) -> Floats
 
 @dataclass(frozen=True, eq=False)
 class SectionBlocks:
-    """Blocks of one section, int64 [blocks, 5], and the encoding of their entries.
+    """Blocks of one section, and the encoding of their entries. A section is a group of tensors with one encoding.
 
     Attributes:
         encoding: Encoding of the section.
-        blocks: Columns FIRST, LENGTH, SOURCE, ROW and TARGET.
+        blocks: Blocks, int64 [blocks, 5], with the columns FIRST, LENGTH, SOURCE, ROW and TARGET.
         scale: Index of the section's first scale in ``scales``.
         rows: Number of its scales.
         kept: Index of the first value of a sparse section in ``values``.
@@ -124,7 +130,7 @@ class SectionBlocks:
 
 @dataclass(frozen=True, eq=False)
 class TierBlocks:
-    """Compiled layout of a tier's updates.
+    """Compiled layout of a tier's updates: the model position and the encoding of every entry.
 
     Attributes:
         form: Encoding of the updates.
@@ -148,7 +154,7 @@ class TierBlocks:
 
     @cached_property
     def entries(self) -> dict[str, int]:
-        """Number of entries of each tensor of the update."""
+        """Number of entries of each tensor of the update, by local name."""
         return {name: math.prod(shape) for name, shape in self.shapes.items()}
 
     @cached_property
@@ -161,38 +167,45 @@ class TierBlocks:
 
     @cached_property
     def blocks(self) -> Integers:
-        """Blocks of all sections, int64 [blocks, 5]."""
+        """Blocks (stretches of at most :data:`BLOCK` entries) of all sections, int64 [blocks, 5]."""
         return np.concatenate([work.blocks for work in self.works]) if self.works else _no_blocks()
 
     @cached_property
     def whole(self) -> bool:
-        """Return True if the pieces hold every entry of the model."""
+        """Return True if updates hold every entry of the model."""
         return self.size == self.model
 
     @cached_property
     def covering(self) -> bool:
-        """Return True if the update holds the whole model and no entry is scattered."""
+        """Return True if updates hold every entry of the model in contiguous stretches, so that none is scattered."""
         return self.whole and bool((self.blocks[:, TARGET] < self.model).all())
 
     @cached_property
     def by_parts(self) -> bool:
-        """Return True if no entry is scattered and the blocks of each section are in the order of their model positions."""
+        """Return True if the sums of one part of the model can be computed without the other parts.
+
+        That is so if no entry is scattered, and the blocks of each section are in the order of their model positions.
+        """
         targets = [work.blocks[:, TARGET] for work in self.works]
         return all(bool((own < self.model).all() and (np.diff(own) > 0).all()) for own in targets)
 
     @cached_property
     def edges(self) -> list[Integers]:
-        """Return, for each section, the index of the first block of each part of the model, followed by the number of
-        blocks.
+        """Return the blocks at which each part (:data:`PART` entries) of the model begins: one int64 array per
+        section.
 
-        Requires that :attr:`by_parts` is True.
+        Element i is the index of the first block in part i; the last element is the number of blocks. Requires that
+        :attr:`by_parts` is True.
         """
         starts = np.arange(0, self.model + PART, PART)
         return [np.searchsorted(work.blocks[:, TARGET], starts) for work in self.works]
 
     @cached_property
     def stretches(self) -> dict[str, Stretches]:
-        """Return the stretches of all encoded arrays by dtype, as (source indices, byte offsets, numbers of values)."""
+        """Return the encoded arrays of each dtype, divided into stretches that one thread scans.
+
+        By dtype, it is (indices of the arrays, byte offsets in them, numbers of values), with one element per stretch.
+        """
         found: dict[str, list[tuple[int, int, int]]] = {}
         for source, name in enumerate(self.sources):
             dtype, shape = self.expected[name]
@@ -212,16 +225,18 @@ class TierBlocks:
 
     @cached_property
     def steepest(self) -> float:
-        """Largest magnitude of a code level among the sections whose scales are part of the update; 0 if there is no
-        such section.
+        """Largest magnitude of a code's level, before it is multiplied by a scale that is part of the update.
+
+        0 if no section of the form has such scales.
         """
         codes = [work.encoding for work in self.works if isinstance(work.encoding, Codes)]
         return max((reach(each, 1.0) for each in codes if each.scale is None), default=0.0)
 
     @cached_property
     def masked(self) -> tuple[list[str], Integers, Integers, Integers]:
-        """Return the tensors that the mask covers, in its order, as (names, first bits, entries, numbers of kept
-        entries).
+        """Return the tensors that the mask covers, in its order, as four parallel sequences.
+
+        They are (names, first bits in the mask, numbers of entries, numbers of entries that the mask keeps).
         """
         found = [
             (name, self.entries[name], section.encoding.kept(self.entries[name]))
@@ -233,7 +248,9 @@ class TierBlocks:
         return [name for name, _, _ in found], np.cumsum(lengths) - lengths, lengths, kept
 
     def targets(self) -> Integers:
-        """Return the model position of each entry, int64 [size], in the order of the blocks."""
+        """Return the position in the flat model of each entry of an update, int64 [size], in the order of
+        :attr:`blocks`.
+        """
         parts = [
             np.arange(at, at + length) if at < self.model else self.index[at - self.model :][:length]
             for length, at in self.blocks[:, [LENGTH, TARGET]].tolist()
@@ -242,7 +259,12 @@ class TierBlocks:
 
 
 def compile_pieces(layout: Layout, regions: Mapping[str, Region], form: Form = DENSE) -> TierBlocks:
-    """Return the compiled layout of updates that hold ``regions`` in ``form``.
+    """Return the compiled layout of a tier's updates, with which loops find the model position of every entry.
+
+    Args:
+        layout: Positions of the tensors in the flat model.
+        regions: Positions of the tier's tensors in the global model, by local name.
+        form: Encoding of the updates.
 
     Raises:
         KeyError: If the model does not have a tensor of ``regions``.
@@ -271,8 +293,11 @@ def reach(codes: Codes, scale: float) -> float:
 
 
 def _check_codes(encoding: Encoding, form: Form) -> None:
-    """Raise ConfigError if a code with a fixed scale exceeds the limit of ``form``. Scales in updates are checked
+    """Check that codes with a fixed scale cannot exceed the limit of ``form``. Scales in updates are checked
     elsewhere.
+
+    Raises:
+        ConfigError: If they can.
     """
     if not isinstance(encoding, Codes) or encoding.scale is None:
         return
@@ -289,7 +314,17 @@ def _check_codes(encoding: Encoding, form: Form) -> None:
 def _works(
     form: Form, entries: Mapping[str, int], sources: tuple[str, ...], cutter: _RunConverter
 ) -> Iterator[SectionBlocks]:
-    """Yield the blocks of each section. A section's data follow those of the section before in the same encoded array."""
+    """Yield the blocks (stretches of entries) of each section of ``form``, in order.
+
+    A section is a group of tensors with one encoding. In an encoded array, its data follow those of the section
+    before.
+
+    Args:
+        form: Encoding of the updates.
+        entries: Number of entries of each local tensor.
+        sources: Names of the encoded arrays.
+        cutter: Converter of tensors into runs, which are joined and cut into blocks.
+    """
     used = dict.fromkeys(("codes", "scales", "values", "halves", "mask"), 0)
     for section in form.sections:
         match section.encoding:
@@ -319,7 +354,10 @@ _Runs = tuple[int, int, int, int, int] | Integers
 
 
 class _RunConverter:
-    """Converter of tensors into runs, which have the columns of a block and any length. Collects scattered positions."""
+    """Converter of tensors into runs: rows with the columns of a block, but of any length.
+
+    It collects the model positions of scattered entries in :attr:`index`.
+    """
 
     def __init__(self, layout: Layout, regions: Mapping[str, Region]) -> None:
         self.layout = layout
@@ -334,7 +372,7 @@ class _RunConverter:
     def runs(
         self, name: str, first: int, step: int, source: int, groups: Mapping[str, int] | None = None
     ) -> Iterator[_Runs]:
-        """Yield the runs of tensor ``name``.
+        """Yield the runs of tensor ``name``: stretches that are contiguous both in the update and in the model.
 
         Args:
             name: Name of the local tensor.
@@ -356,9 +394,11 @@ class _RunConverter:
             first += step * int(lengths.sum())
 
     def _together(self, part: str, positions: Positions) -> tuple[Integers, Integers]:
-        """Return (lengths, model positions) of the contiguous runs of global tensor ``part``, in local order.
+        """Return (lengths, model positions) of the contiguous runs of global tensor ``part``, in local order, both
+        int64.
 
-        If the runs are too short, the positions are appended to the index, and one run refers to them.
+        ``positions`` are the local entries' positions in that tensor. If the runs are too short, the positions are
+        appended to the index, and one run refers to them.
         """
         start = self.layout.offsets[part]
         if not positions.size:
@@ -377,7 +417,12 @@ def _no_blocks() -> Integers:
 
 
 def _blocks(runs: list[_Runs], step: int, model: int) -> Integers:
-    """Join adjacent runs, then cut them at the maximum length of a block and at the boundaries of model parts."""
+    """Return blocks, int64 [blocks, 5]: adjacent ``runs`` joined, then cut at BLOCK entries and where model parts
+    begin.
+
+    ``step`` is the distance between entries in the source (bits or elements), ``model`` the number of entries of the
+    model.
+    """
     kinds = groupby(runs, lambda each: isinstance(each, tuple))
     parts = [np.array(list(each)) if single else np.concatenate(list(each)) for single, each in kinds]
     whole = np.concatenate(parts) if parts else _no_blocks()
@@ -405,7 +450,11 @@ def _blocks(runs: list[_Runs], step: int, model: int) -> Integers:
 
 
 def _cut_at_parts(blocks: Integers, step: int, model: int) -> Integers:
-    """Cut the blocks at the boundaries of the parts of the model."""
+    """Return ``blocks`` (int64 [blocks, 5]) with those cut in two that cross the boundary between two parts of the
+    model.
+
+    The argument's array is changed too. ``step`` and ``model`` are as in :func:`_blocks`.
+    """
     left = PART - blocks[:, TARGET] % PART
     across = np.flatnonzero((blocks[:, TARGET] < model) & (left < blocks[:, LENGTH]))
     second, left = blocks[across], left[across]

@@ -50,8 +50,11 @@ _Part = Callable[[Mapping[str, Array]], Reals]
 
 @dataclass(frozen=True)
 class TensorReader:
-    """Reader of some tensors of an encoded update. ``names`` are the local tensors, in the order of the returned
-    entries.
+    """Reader of some tensors of an encoded update.
+
+    Attributes:
+        names: Local tensors, in the order of the returned entries.
+        parts: Functions from the encoded arrays to the entries of some of these tensors, in the same order.
     """
 
     names: tuple[str, ...]
@@ -66,8 +69,15 @@ class TensorReader:
 def make_reader(
     form: Form, held: Collection[str], regions: Mapping[str, Region], shapes: Shapes
 ) -> TensorReader | None:
-    """Return a reader of the local tensors ``held``, or None if one of them is sparse, because masks differ between
-    updates.
+    """Return a reader of the local tensors ``held``, or None if one of them is sparse.
+
+    Masks of sparse tensors differ between updates, so their positions cannot be computed before.
+
+    Args:
+        form: Encoding of the updates.
+        held: Local tensors to read.
+        regions: Positions of the tensors in the global model.
+        shapes: Shapes of the global tensors.
     """
     if not form.sections:
         names = tuple(sorted(held))
@@ -95,7 +105,13 @@ def make_reader(
 def _starts(
     section: Section, sizes: Mapping[str, int], places: Mapping[str, int]
 ) -> tuple[str, dict[str, int], int]:
-    """Return (name of the encoded array, start of each tensor of the section in it, end of the section)."""
+    """Return (name of the section's encoded array, first index of each tensor in it, first index behind the section).
+
+    Args:
+        section: Section of codes or floats; not sparse.
+        sizes: Number of entries of each tensor of the section.
+        places: First unused index of each encoded array.
+    """
     match section.encoding:
         case Codes(bits=bits):
             key, lengths = "codes", {name: packed_bytes(size, bits) for name, size in sizes.items()}
@@ -128,7 +144,11 @@ def _part(
 
 
 def _code_reader(encoding: Codes, where: Positions, scales: Positions) -> _Part:
-    """Return a reader of the codes that begin at the bits ``where`` and use the scales at the indices ``scales``."""
+    """Return a function that decodes some codes of an update, from its arrays to float32 [codes].
+
+    The codes begin at the bits ``where``, and use the scales at the indices ``scales`` unless the encoding has a fixed
+    scale.
+    """
     levels, known, bits = np.asarray(encoding.levels, np.float32), encoding.scale, encoding.bits
     first, last = (int(where.min()) // 8, (int(where.max()) + bits - 1) // 8 + 1) if where.size else (0, 0)
     places = where[:, None] - 8 * first + np.arange(bits)
@@ -147,7 +167,10 @@ def _code_reader(encoding: Codes, where: Positions, scales: Positions) -> _Part:
 
 
 def _scales(section: Section, name: str, region: Region, shapes: Shapes, first: int) -> Positions:
-    """Return the index of each entry's scale in the array ``scales`` of the update."""
+    """Return the index of each entry's scale in the update's array ``scales``, int64 [entries of tensor ``name``].
+
+    ``first`` is the index of the section's first scale.
+    """
     counts = [(part, where.stop - where.start) for part, where, _ in spans(name, region, shapes)]
     groups = section.groups if section.scales else dict.fromkeys((part for part, _ in counts), 0)
     return np.concatenate(
@@ -248,8 +271,9 @@ class StatisticsBounds:
     def row(
         self, form: Form, arrays: Mapping[str, Array], regions: Mapping[str, Region], shapes: Shapes
     ) -> Reals:
-        """Return the update's entries of all tensors in :attr:`names`, concatenated, with NaN for entries that it does
-        not hold.
+        """Return the update's entries of all tensors in :attr:`names`, decoded and concatenated, float32.
+
+        Entries that it does not hold are NaN.
         """
         row = {name: np.full(values.shape, np.nan, np.float32) for name, values in self.base.items()}
         held = [name for name, region in regions.items() if self.names & _global_names(name, region)]
@@ -284,7 +308,7 @@ class StatisticsBounds:
         return True
 
     def _prepare_tier(self, form: Form, regions: Mapping[str, Region], shapes: Shapes) -> _TierBounds:
-        """Return the precomputed check for updates of this form and these regions."""
+        """Return the precomputed check of a tier's updates, which all have this form and these regions."""
         held = tuple(name for name, region in regions.items() if self.names & _global_names(name, region))
         read = make_reader(form, held, regions, shapes)
         chosen, lows, highs, start = [], [], [], 0
@@ -300,14 +324,17 @@ class StatisticsBounds:
     def _parts(
         self, name: str, region: Region, shapes: Shapes
     ) -> Iterator[tuple[str, slice, npt.NDArray[np.int64] | None]]:
-        """Yield (global tensor, slice of the local tensor, positions in the global tensor or None for all), if it is
-        bounded.
+        """Yield the bounded global tensors of which the local tensor ``name`` holds entries.
+
+        Each is (global name, slice of the flat local tensor, positions in the flat global tensor or None for all).
         """
         return (each for each in spans(name, region, shapes) if each[0] in self.base)
 
     def _between(self, form: Form, part: str, positions: npt.NDArray[np.int64] | None) -> tuple[Reals, Reals]:
-        """Return (lowest, highest) value of the entries at ``positions`` of tensor ``part``, or of their change for such
-        a form.
+        """Return (lowest, highest) permitted value of the entries at ``positions`` of global tensor ``part``; None for
+        all entries.
+
+        If ``form`` holds changes, these are bounds of the change.
         """
         own = slice(None) if positions is None else positions
         low, high, base = self.low[part][own], self.high[part][own], self.base[part][own]
@@ -319,7 +346,12 @@ def bounds_of(
 ) -> StatisticsBounds:
     """Return bounds of ``reach`` units around ``weights`` for the tensors ``names``.
 
-    With ``reach`` 0 only variances are bounded, from below by 0. ``median``: see :class:`StatisticsBounds`.
+    Args:
+        weights: Global model at the round's begin.
+        names: Global tensors to bound.
+        reach: Largest distance from ``weights`` in units, which depend on the kind of tensor (see this module). With 0
+            only variances are bounded, from below by 0.
+        median: True to replace the mean of these entries by the median over their holders.
     """
     base = {name: weights[name].reshape(-1).astype(np.float32) for name in sorted(names)}
     low, high = {}, {}
@@ -333,13 +365,14 @@ def bounds_of(
 
 
 def is_variance(name: str) -> bool:
-    """Return True if ``name`` names a moving variance."""
+    """Return True if the last part of the tensor's name is torch's name of a moving variance, ``running_var``."""
     return name.rpartition(".")[2] == VARIANCE
 
 
 def without_negative_variances(arrays: Mapping[str, Array], names: Collection[str]) -> Arrays:
-    """Return ``arrays`` with the variances among ``names`` raised to at least 0: rounding of a change may make them
-    negative.
+    """Return ``arrays`` with the moving variances among ``names`` raised to at least 0.
+
+    They can be negative because changes are rounded.
     """
     variances = {name: np.maximum(arrays[name], 0) for name in names if is_variance(name) and name in arrays}
     return {**arrays, **{name: array.astype(arrays[name].dtype) for name, array in variances.items()}}
@@ -364,7 +397,11 @@ def _of(
     regions: Mapping[str, Region],
     shapes: Shapes,
 ) -> Iterator[tuple[str, Region, Array]]:
-    """Yield (local tensor, its region, its decoded entries) for the tensors ``held``. Other tensors are not decoded."""
+    """Yield (local tensor, its region in the global model, its flat decoded entries) for the tensors ``held`` of an
+    update.
+
+    Its other tensors are not decoded.
+    """
     if not form.sections:
         for name in held:
             yield name, regions[name], arrays[name].reshape(-1)

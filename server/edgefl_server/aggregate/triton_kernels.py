@@ -60,14 +60,20 @@ TUNINGS = (Tuning(), Tuning(registers=None), Tuning(64, 2), Tuning(64, 2, None),
 
 @triton.jit
 def _swap(a, b, low: tl.constexpr, by: tl.constexpr):
-    """Return two words: the fields of ``a`` and ``b`` in the mask ``low`` side by side, and the fields above them."""
+    """Return two words with the fields of ``a`` and ``b`` sorted; a field is a run of ``by`` bits.
+
+    The first word has the fields under the mask ``low``, those of ``b`` shifted up by ``by``. The second has the
+    fields above them, those of ``a`` shifted down.
+    """
     return (a & low) | ((b & low) << by), ((a >> by) & low) | (b & (low << by))
 
 
 @triton.jit
 def _word(at, client, clients, stride, shift, inside):
-    """Return 32 bits of ``client``, beginning at bit ``shift`` of the word at address ``at``; 0 for a client that does
-    not exist.
+    """Return 32 code bits of ``client``, beginning at bit ``shift`` of the word at address ``at``.
+
+    Words are ``stride`` apart from client to client. It is 0 for a client that does not exist, and where ``inside`` is
+    False.
     """
     # In the interpreter two numbers compare to a Python bool, and a mask & True is int32.
     here = (inside & (client < clients)) != 0
@@ -94,7 +100,10 @@ def _sum_of(tables, offset):
 
 @triton.jit
 def _look_up(sums, tables, table, nibbles):
-    """Return eight sums, each increased by the table entry that its nibble of ``nibbles`` selects."""
+    """Return eight sums, each increased by the table entry that its nibble of the 32-bit word ``nibbles`` selects.
+
+    ``table`` is the byte offset of the group's table in ``tables``; a table has 16 int64 entries.
+    """
     s0, s1, s2, s3, s4, s5, s6, s7 = sums
     s0 += _sum_of(tables, ((nibbles << 3) & 0x78) | table)
     s1 += _sum_of(tables, ((nibbles >> 1) & 0x78) | table)
@@ -208,10 +217,10 @@ def add_signs(
 
 
 def sign_tables(values: Integers) -> Integers:
-    """Return lookup tables, int64 [rows, groups, 16], for groups of four clients.
+    """Return lookup tables that add four clients' one-bit codes at once, int64 [rows, groups of clients, 16].
 
-    Entry c is the sum of the values of the four clients, where bit k of c is the bit of client k. ``values`` is int64
-    [clients, rows, 2]. Missing clients of the last group add 0.
+    Entry c is the sum of the values of the four clients, where bit k of c is the bit of client k. ``values``, int64
+    [clients, rows, 2], are what bit 0 and bit 1 of each client add. Missing clients of the last group add 0.
     """
     clients, rows, _ = values.shape
     full = np.zeros((-(-clients // GROUP) * GROUP, rows, 2), np.int64)

@@ -26,9 +26,8 @@ class Presence:
     Attributes:
         known: Number of devices that are present.
         needed: Number of devices that the round needs.
-        missing: Names of absent devices, if they are known.
-        reason: Why more devices are needed than the rules require, or why some online devices do not count; or
-            empty.
+        missing: Names of absent devices, if the algorithm needs particular ones.
+        reason: Why more devices are needed than the rules require, or why some online devices do not count; or empty.
     """
 
     known: int
@@ -38,11 +37,11 @@ class Presence:
 
 
 def presence(rules: Rules, state: State, now: float) -> Presence:
-    """Return the number of devices that the next round has, and the number that it needs.
+    """Return the number of devices that the next round has, and the number that it needs to open.
 
     Args:
         rules: Rules of the run.
-        state: State of the coordinator.
+        state: State of the coordinator, between two rounds.
         now: Epoch seconds.
     """
     least = max(1, rules.min_reports)
@@ -56,7 +55,10 @@ def presence(rules: Rules, state: State, now: float) -> Presence:
 
 
 def _count_needed(rules: Rules, state: State, now: float) -> int:
-    """Return the number of devices that must be present for the next round, for algorithms that do not need all devices."""
+    """Return the number of devices that must be present before the next round opens.
+
+    For algorithms that do not need all devices. It drops to ``min_reports`` when the round has waited long enough.
+    """
     least = max(1, rules.min_reports)
     if now >= state.waiting_since + _patience_s(rules, state):
         return least
@@ -64,7 +66,7 @@ def _count_needed(rules: Rules, state: State, now: float) -> int:
 
 
 def _patience_s(rules: Rules, state: State) -> float:
-    """Return the seconds for which the next round waits for more devices than ``min_reports``."""
+    """Return the seconds for which the next round waits for more devices than ``rules.min_reports``."""
     if state.next_round == 1:
         return rules.ready_timeout_s
     return rules.selection.patience_s if rules.selection.quorum else 0.0
@@ -93,9 +95,10 @@ def _count_present(rules: Rules, state: State, now: float) -> int:
 def candidates(rules: Rules, state: State, now: float) -> list[str]:
     """Return the names of the devices that the next round may select, sorted.
 
-    If the algorithm needs all devices and its members are fixed, these are the members. Otherwise they are the usable
-    devices that are online, or offline for less than ``offline_grace_s``, without suspended ones unless too few would
-    remain.
+    If the algorithm needs all devices and its members (the devices of its first round) are fixed, these are the
+    members.
+    Otherwise they are the usable devices that are online, or offline for less than ``offline_grace_s``. Suspended ones
+    are left out unless too few would remain.
     """
     if rules.all_needed and state.members:
         return sorted(state.members)
@@ -108,8 +111,9 @@ def candidates(rules: Rules, state: State, now: float) -> list[str]:
 
 
 def opens_at(rules: Rules, state: State, now: float) -> float | None:
-    """Return the epoch second at which the next round may open, or be given up, without another message; None if at no
-    time.
+    """Return the epoch second at which the next round may open, or the run end, if no further message arrives.
+
+    None if only a message can change that.
     """
     if not rules.all_needed:
         ready = state.waiting_since + _patience_s(rules, state)
@@ -124,10 +128,11 @@ def opens_at(rules: Rules, state: State, now: float) -> float | None:
 
 
 def find_gone(rules: Rules, state: State, now: float) -> dict[str, str]:
-    """Return the members that have been missing for longer than the grace, with the reason of each, by name.
+    """Return the members that have been missing for too long, with the reason of each, by name. If there are any, the
+    run ends.
 
-    The result is empty unless the algorithm needs all devices and ``absent`` is ``refuse``. If not empty, the run
-    ends.
+    Members are the devices of the algorithm's first round. The result is empty unless the algorithm needs all of them
+    and ``rules.absent`` is ``refuse``.
     """
     if not (rules.all_needed and rules.absent == "refuse" and state.members):
         return {}
@@ -143,7 +148,11 @@ def find_gone(rules: Rules, state: State, now: float) -> dict[str, str]:
 
 
 def find_lacking(rules: Rules, state: State, current: OpenRound, now: float) -> dict[str, str]:
-    """Return the devices of the open round that will send no update, with the reason of each, by name."""
+    """Return the devices of the open round ``current`` that will send no update, with the reason of each, by name.
+
+    Their update was refused, they declined, their task expired, the deadline passed, or they were offline for too
+    long.
+    """
     if not _may_lack(rules, state, current, now):
         return {}
     why = {name: _find_reason(rules, state, current, name, now) for name in current.assignments}
@@ -153,8 +162,8 @@ def find_lacking(rules: Rules, state: State, current: OpenRound, now: float) -> 
 def _may_lack(rules: Rules, state: State, current: OpenRound, now: float) -> bool:
     """Return True if some device of the round may send no update, so that each has to be examined.
 
-    That is so if a device was rejected, declined or expired, or if a deadline or the grace of an offline device has
-    passed.
+    That is so if a device was rejected, declined or expired, if the deadline has passed, or if a device is offline for
+    too long.
     """
     ended = sum(current.count(status) for status in ("rejected", "declined", "expired"))
     if ended or now >= current.deadline:
@@ -163,7 +172,7 @@ def _may_lack(rules: Rules, state: State, current: OpenRound, now: float) -> boo
 
 
 def _away_until(rules: Rules, state: State, current: OpenRound) -> Iterator[float]:
-    """Yield, for each offline device of the round whose task is open, the epoch second at which its grace ends."""
+    """Yield, for each offline device with an open task, the epoch second at which it has been offline for too long."""
     waited, away = current.assignments.open, state.devices.away
     for name in waited if len(waited) < len(away) else away:
         if name in waited and (until := away_until(rules, state, current, name)) is not None:
@@ -187,8 +196,10 @@ def _find_reason(rules: Rules, state: State, current: OpenRound, name: str, now:
 
 
 def find_unreported(rules: Rules, state: State, current: OpenRound, now: float) -> dict[str, str]:
-    """Return every known device with a tier whose update was not accepted in the round, with the reason of each, by
+    """Return all known devices with a tier that have no accepted update in the round, with the reason of each, by
     name.
+
+    Unlike :func:`find_missing`, it includes devices that had no task.
     """
     elsewhere = {
         name: device.unfit or "it was not there"
@@ -202,7 +213,8 @@ def find_unreported(rules: Rules, state: State, current: OpenRound, now: float) 
 
 
 def find_missing(rules: Rules, state: State, ended: OpenRound, now: float) -> dict[str, str]:
-    """Return the devices of an ended round without an accepted update, with the reason of each, by name.
+    """Return the devices with a task in the ended round but without an accepted update, with the reason of each, by
+    name.
 
     In asynchronous rounds, open tasks continue in the next round, and their devices are not missing.
     """
@@ -216,7 +228,7 @@ def find_missing(rules: Rules, state: State, ended: OpenRound, now: float) -> di
 
 
 def without_carry(current: OpenRound) -> tuple[str, ...]:
-    """Return the names of the devices that declined because they lost the state of earlier rounds."""
+    """Return the names of the devices that declined because they lost the state that they keep from round to round."""
     return tuple(each.device for each in current.with_status("declined") if each.reason == NO_CARRY)
 
 
@@ -226,12 +238,12 @@ def all_refused(current: OpenRound, names: Collection[str]) -> bool:
 
 
 def given_up_at(rules: Rules, state: State, current: OpenRound) -> float | None:
-    """Return the epoch second at which a round ends before its deadline because its devices stay offline; None if it
+    """Return the epoch second at which the round ends before its deadline because devices stay offline; None if it
     does not.
 
-    If all devices are needed, the first device whose grace ends, ends the round. Otherwise the round ends when it has
-    enough reports and the grace of every device with an open task is over. The result is None while such a device is
-    online.
+    A device's grace is the time that it may be offline. If all devices are needed, the round ends with the first grace
+    that ends. Otherwise it ends when it has ``min_reports`` accepted updates and the grace of every device with an
+    open task is over. While such a device is online, the result is None.
     """
     if current.whole:
         return min(_away_until(rules, state, current), default=None)
@@ -247,11 +259,11 @@ def given_up_at(rules: Rules, state: State, current: OpenRound) -> float | None:
 
 
 def away_until(rules: Rules, state: State, current: OpenRound, name: str) -> float | None:
-    """Return the epoch second at which the grace of an offline device of the round ends; None if it is online or
-    unknown.
+    """Return the epoch second at which the grace of offline device ``name`` ends; None if it is online or unknown.
 
-    The grace begins with the round at the earliest, and moves with its deadline. So after a restart or an outage of
-    the server, devices that were offline before have the whole grace to come back.
+    The grace (the time that a device may be offline) begins with the round at the earliest, and moves with its
+    deadline. So after a restart or an outage of the server, devices that were offline before have the whole grace to
+    come back.
     """
     device = state.devices.get(name)
     if device is None or device.online:
@@ -260,8 +272,10 @@ def away_until(rules: Rules, state: State, current: OpenRound, name: str) -> flo
 
 
 def grace_ends(rules: Rules, device: RosterEntry | None, since: float) -> float:
-    """Return the epoch second at which the grace ends: it begins when the device was last seen, or at ``since`` if that
-    is later.
+    """Return the epoch second at which ``device`` has been offline for ``rules.offline_grace_s``.
+
+    The time counts from when the device was last seen, or from ``since`` if that is later. A ``device`` of None was
+    never seen.
     """
     return max(since, device.seen if device is not None else since) + rules.offline_grace_s
 
@@ -269,7 +283,7 @@ def grace_ends(rules: Rules, device: RosterEntry | None, since: float) -> float:
 def format_devices(reasons: Mapping[str, str]) -> str:
     """Return devices grouped by reason as text: ``strong-0, strong-1 (it declined (no-carry)), weak-1 (...)``.
 
-    At most a fixed number of devices is named, followed by the number of further devices.
+    ``reasons`` is by device name. At most 20 devices are named, followed by the number of further devices.
     """
     devices: dict[str, list[str]] = {}
     for name, why in list(reasons.items())[:_MAX_NAMED]:

@@ -11,25 +11,28 @@ from edgefl_server.coordinator.states import Actions, OpenRound
 
 
 class RoundBackend(Protocol):
-    """Environment that performs the coordinator's actions."""
+    """Environment that performs the coordinator's actions: the server, or the simulator."""
 
     def open_round(self, opened: OpenRound) -> None:
         """Begin a round: publish its model and send its devices their tasks."""
 
     def send_task(self, assignment: Assignment) -> None:
-        """Send one device its task again."""
+        """Send a device the task ``assignment`` again."""
 
     def reassign(self, over: tuple[Assignment, ...], tasks: tuple[Assignment, ...]) -> None:
-        """End the tasks ``over``, whose updates are refused from now on, and send the new ``tasks``."""
+        """End the tasks ``over``, whose updates are refused from now on, and send the new ``tasks`` to their devices."""
 
     def close_round(self, ended: OpenRound) -> None:
-        """Compute the new model from the accepted updates, then report ``ModelReady`` to the coordinator."""
+        """Compute the new model from the accepted updates of ``ended``, then report ``ModelReady`` to the coordinator."""
 
     def abandon_round(self, ended: OpenRound, text: str, *, restart: bool) -> None:
-        """End a round without a new model. ``restart`` is True if the algorithm begins again with its opening exchange."""
+        """End a round without a new model. ``text`` is the reason for people.
+
+        ``restart`` is True if the algorithm begins again with its first round.
+        """
 
     def finish(self) -> None:
-        """End the run after its last round."""
+        """End the run successfully after its last round."""
 
     def refuse(self, error: EdgeflError) -> None:
         """End the run early because of ``error``, which the caller of the run receives."""

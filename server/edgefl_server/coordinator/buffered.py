@@ -78,17 +78,23 @@ def continue_round(rules: Rules, state: State, current: OpenRound, now: float) -
 
 
 def wake_at(rules: Rules, state: State, current: OpenRound) -> float:
-    """Return the epoch second at which a task may end without a message."""
+    """Return the earliest epoch second at which a task of the asynchronous round may end without a message.
+
+    A task ends then because its time is over, or because its device stayed offline for too long.
+    """
     return min([current.deadline, *(ends for _, ends in _find_away(rules, state, current))])
 
 
 def _count_free(rules: Rules, state: State, at_work: int) -> int:
-    """Return the number of tasks that may begin besides ``at_work`` open ones; 0 while an operator holds the run."""
+    """Return the number of tasks that may begin besides the ``at_work`` open ones; 0 while an operator holds the run."""
     return 0 if state.held else max(0, (rules.concurrency or len(state.devices)) - at_work)
 
 
 def _draw_tasks(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[Assignment, ...]:
-    """Return new tasks for the free places. Their devices are drawn at random among candidates without a task."""
+    """Return new tasks of the round, for as many devices as may have one besides the open tasks.
+
+    They are drawn at random among the candidates that have none.
+    """
     free = _count_free(rules, state, current.count("open"))
     if not free:
         return ()
@@ -104,7 +110,7 @@ def _draw_tasks(rules: Rules, state: State, current: OpenRound, now: float) -> t
 
 
 def _is_busy(current: OpenRound, name: str, now: float) -> bool:
-    """Return True if the device has an open task, or a failed one whose time is not over."""
+    """Return True if the device has an open task, or a task that failed and whose time is not over yet."""
     task = current.assignments.get(name)
     if task is None or task.status in ("accepted", "expired"):
         return False
@@ -112,7 +118,10 @@ def _is_busy(current: OpenRound, name: str, now: float) -> bool:
 
 
 def _find_expired(rules: Rules, state: State, current: OpenRound, now: float) -> Iterator[Assignment]:
-    """Yield the open tasks whose time is over, or whose device stayed offline for longer than the grace, as ``expired``."""
+    """Yield the open tasks that end now, with status ``expired``.
+
+    Their time is over, or their device stayed offline for longer than ``offline_grace_s``.
+    """
     late: Iterable[Assignment] = current.assignments.open.values() if now >= current.deadline else ()
     ended = {task.device: task for task in late if task.until <= now}
     ended |= {task.device: task for task, ends in _find_away(rules, state, current) if ends <= now}
@@ -121,7 +130,7 @@ def _find_expired(rules: Rules, state: State, current: OpenRound, now: float) ->
 
 
 def _find_away(rules: Rules, state: State, current: OpenRound) -> Iterator[tuple[Assignment, float]]:
-    """Yield (open task of an offline device, epoch second at which the device's grace ends)."""
+    """Yield (open task, epoch second at which it expires) for each open task whose device is offline."""
     waited, away = current.assignments.open, state.devices.away
     for name in waited if len(waited) < len(away) else away:
         device, task = away.get(name), waited.get(name)
@@ -130,6 +139,8 @@ def _find_away(rules: Rules, state: State, current: OpenRound) -> Iterator[tuple
 
 
 def _next_end(rules: Rules, current: OpenRound, now: float) -> float:
-    """Return the epoch second at which the next task's time ends; ``deadline_s`` from now if there is none."""
+    """Return the earliest epoch second after ``now`` at which a task's time ends; ``deadline_s`` from now if there is
+    none.
+    """
     ends = (task.until for task in current.assignments.values() if task.status != "accepted")
     return min((each for each in ends if each > now), default=now + rules.deadline_s)

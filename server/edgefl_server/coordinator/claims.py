@@ -13,7 +13,7 @@ from edgefl_server.coordinator.states import OpenRound, Rules, State
 
 @dataclass(frozen=True)
 class Claim:
-    """Fields of an update that have to agree with its device's task."""
+    """Fields of a received update that have to agree with its device's task."""
 
     device: str
     run: str
@@ -64,11 +64,12 @@ def find_task(state: State, device: str, round_number: int, nonce: str) -> Assig
 
 
 def weight_cap(rules: Rules, opened: OpenRound) -> int:
-    """Return the largest weight that one update of the round can have, whatever its device claims.
+    """Return the largest weight that one update of the round can have, whatever its device claims; at least 1.
 
-    It is ``rules.weight_cap`` times the median of the weight limits at the round's begin. While more than half of the
-    devices are honest, the median is an honest claim, or close to one. The lower median is used for an even number,
-    so that one device of two cannot raise the cap. In asynchronous rounds the cap is fixed when the round opens.
+    It is ``rules.weight_cap`` times the median of the tasks' weight limits. While more than half of the devices are
+    honest, the median is an honest claim, or close to one. For an even number the lower median is used, so that one
+    device of two cannot raise the cap. In asynchronous rounds the cap is fixed when the round opens. Without weights
+    or without a cap it is the largest weight limit.
     """
     if opened.weight_cap:
         return opened.weight_cap
@@ -79,17 +80,18 @@ def weight_cap(rules: Rules, opened: OpenRound) -> int:
 
 
 def weigh(rules: Rules, state: State, claim: Claim) -> int:
-    """Return the weight that an update claims.
+    """Return the weight that an update claims: its number of samples up to a limit; 1 if updates are not weighted.
 
     Raises:
-        UpdateRejected: If the claims differ from the task of the device.
+        UpdateRejected: If the device has no such task, or if the claims differ from its task.
     """
     assignment = find_task(state, claim.device, claim.round, claim.nonce)
     return weight_of(rules, assignment, state.round.version_of(claim.round) if state.round else "", claim)
 
 
 def weight_of(rules: Rules, assignment: Assignment, model_version: str, claim: Claim) -> int:
-    """Return the weight that an update claims; 1 if updates are not weighted.
+    """Return the weight that an update claims: its number of samples up to the task's limit; 1 if updates are not
+    weighted.
 
     Args:
         rules: Rules of the run.

@@ -24,7 +24,7 @@ class Rollback:
 
     @property
     def on(self) -> bool:
-        """True if one of the bounds is set."""
+        """True if accuracy or loss has a bound."""
         return bool(self.accuracy or self.loss)
 
 
@@ -33,13 +33,16 @@ NEVER = Rollback()
 
 @dataclass(frozen=True)
 class BestMetrics:
-    """Highest accuracy and lowest loss of the rounds that count so far; None before there is one."""
+    """Highest accuracy and lowest loss of the rounds that were not undone so far; None before there is one."""
 
     accuracy: float | None = None
     loss: float | None = None
 
     def after(self, metrics: Mapping[str, float]) -> BestMetrics:
-        """Return the best metrics after one more round with ``metrics``. Values that are not finite are ignored."""
+        """Return the best metrics after one more round with ``metrics``, of which ``accuracy`` and ``loss`` are used.
+
+        Values that are not finite are ignored.
+        """
         accuracies, losses = (
             [value for value in (known, metrics.get(name)) if value is not None and math.isfinite(value)]
             for name, known in (("accuracy", self.accuracy), ("loss", self.loss))
@@ -48,7 +51,9 @@ class BestMetrics:
 
 
 def best_of(rounds: Iterable[Mapping[str, float | None]]) -> BestMetrics:
-    """Return the best metrics of several evaluations. None values are ignored."""
+    """Return the highest accuracy and the lowest loss of several rounds' metrics. None and values that are not finite
+    are ignored.
+    """
     best = BestMetrics()
     for metrics in rounds:
         best = best.after({name: value for name, value in metrics.items() if value is not None})
@@ -56,7 +61,10 @@ def best_of(rounds: Iterable[Mapping[str, float | None]]) -> BestMetrics:
 
 
 def collapse(rule: Rollback, best: BestMetrics, metrics: Mapping[str, float]) -> str:
-    """Return the reason why a round with these ``metrics`` must be undone; an empty text if it counts."""
+    """Return the reason why a round with these ``metrics`` must be undone; an empty text if its model is kept.
+
+    Metrics that are not finite are a reason even if ``rule`` has no bounds.
+    """
     for name in ("loss", "accuracy"):
         if not math.isfinite(metrics.get(name, 0.0)):
             return f"{name} is {metrics[name]}"

@@ -13,11 +13,11 @@ Heat = Literal["any", "cool", "warm"]
 
 @dataclass(frozen=True)
 class Selection:
-    """Table ``selection`` of a federation file.
+    """Options of the selection of devices: table ``selection`` of a federation file.
 
     Attributes:
         policy: Order in which devices are selected.
-        quotas: Shares of the tiers for the policy ``tiers``.
+        quotas: (tier, share) pairs for the policy ``tiers``.
         power: Required power supply.
         link: Required kind of link.
         thermal: Highest thermal state.

@@ -26,7 +26,7 @@ class Assignment:
         device: Name of the device.
         tier: Tier that it trains.
         seed: Seed of its training.
-        nonce: Identifier of the device's answer.
+        nonce: Identifier of the task, which the device's answer repeats.
         weight_limit: Largest weight that its update may claim.
         status: Status of the task.
         reason: Why the device declined, or why its update was refused.
@@ -48,12 +48,12 @@ class Assignment:
 
 
 class Devices(Mapping[str, RosterEntry]):
-    """Devices by name.
+    """Immutable map of the known devices by name, with counts that are kept up to date.
 
     Attributes:
         ready: Number of usable devices that are online.
         left_out: Number of devices with a tier that are online and excluded by their conditions.
-        away: Devices that are offline.
+        away: Devices that are offline, by name.
         members: Number of devices with a tier.
     """
 
@@ -68,11 +68,11 @@ class Devices(Mapping[str, RosterEntry]):
         self.members = sum(map(_has_tier, known.values()))
 
     def with_device(self, device: RosterEntry) -> Devices:
-        """Return the devices with ``device`` added; it replaces a device of the same name."""
+        """Return a copy of the map with ``device`` added; it replaces a device of the same name."""
         return self._replace(device.name, device)
 
     def without(self, name: str) -> Devices:
-        """Return the devices without the device ``name``, if there is one."""
+        """Return a copy of the map without the device ``name``; an equal map if there is none."""
         return self._replace(name, None)
 
     def _replace(self, name: str, device: RosterEntry | None) -> Devices:
@@ -97,8 +97,9 @@ class Devices(Mapping[str, RosterEntry]):
         return after
 
     def here(self, now: float, grace_s: float) -> int:
-        """Return the number of usable devices that are online, or have been offline for less than ``grace_s``. ``now``:
-        epoch seconds.
+        """Return the number of usable devices that are online, or have been offline for less than ``grace_s`` seconds.
+
+        ``now`` is in epoch seconds.
         """
         return self.ready + sum(device.eligible(now, grace_s) for device in self.away.values())
 
@@ -116,7 +117,7 @@ class Devices(Mapping[str, RosterEntry]):
 
 
 class Assignments(Mapping[str, Assignment]):
-    """Tasks of a round by device, in the order of the devices' names.
+    """Immutable map of a round's tasks by device, in the order of the devices' names.
 
     Args:
         tasks: The tasks.
@@ -138,10 +139,10 @@ class Assignments(Mapping[str, Assignment]):
             self._counts[task.status] += 1
 
     def with_answer(self, name: str, status: Status, reason: str = "") -> Assignments:
-        """Return the tasks with the answer of device ``name``: its ``status``, and the reason if it was refused or
+        """Return a copy in which the task of device ``name`` has this ``status``, and ``reason`` if it was refused or
         declined.
 
-        Only an open task changes: later answers, and devices without a task, are ignored.
+        Only an open task changes: for later answers, and for devices without a task, the map itself is returned.
         """
         task = self.open.get(name)
         if task is None or status == "open":
@@ -154,14 +155,17 @@ class Assignments(Mapping[str, Assignment]):
         return after
 
     def with_lost_turn(self, name: str) -> Assignments:
-        """Return the tasks with ``lost_turn`` set in that of device ``name``, if it is open."""
+        """Return a copy in which the open task of device ``name`` has ``lost_turn`` set; the map itself if there is
+        none.
+        """
         if (task := self.open.get(name)) is None:
             return self
         return self.with_tasks([replace(task, lost_turn=True)])
 
     def with_tasks(self, tasks: Sequence[Assignment]) -> Assignments:
-        """Return the tasks with ``tasks`` added; each device must have no open task. Answers to replaced tasks stay
-        counted.
+        """Return a copy with the new ``tasks`` added, one per device; a device's earlier task must not be open.
+
+        :meth:`count` still includes the answers to tasks that are replaced.
         """
         new = {task.device: task for task in tasks}
         after = Assignments.__new__(Assignments)
@@ -172,7 +176,7 @@ class Assignments(Mapping[str, Assignment]):
         return after
 
     def later(self, seconds: float) -> Assignments:
-        """Return the tasks with ``seconds`` added to the end of each."""
+        """Return a copy in which every task ends ``seconds`` later."""
         moved = {name: replace(task, until=task.until + seconds) for name, task in self._all.items()}
         after = Assignments(moved)
         after._counts = self._counts

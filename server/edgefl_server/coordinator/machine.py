@@ -57,15 +57,15 @@ def initial(model_version: str, now: float) -> State:
 def step(
     rules: Rules, state: State, event: states.Event, now: float, *, settle: bool = True
 ) -> tuple[State, Actions]:
-    """Return the state after an event, and the actions that follow from it, in order.
+    """Return the state after an event, and the actions that follow from it, in the order to perform them. Pure.
 
     Args:
         rules: Rules of the run.
         state: State before the event.
         event: The event.
         now: Epoch seconds.
-        settle: False to note a hello or a status only, at the same cost for any number of devices. A later event, such as a
-            Tick, decides whether a round opens or closes for it.
+        settle: False to store a hello or a status only, at the same cost for any number of devices. A later event,
+            such as a Tick, decides whether a round opens or closes for it.
     """
     match event:
         case states.DeviceHello():
@@ -95,7 +95,10 @@ def step(
 
 
 def wake_at(rules: Rules, state: State, now: float) -> float | None:
-    """Return the epoch second at which a Tick may change the state; None if only other events can."""
+    """Return the epoch second at which the caller should send a Tick event, because time alone may change the state.
+
+    None if only other events can change it.
+    """
     if state.phase == "open" and state.round is not None:
         if rules.buffered:
             return buffered.wake_at(rules, state, state.round)
@@ -107,9 +110,10 @@ def wake_at(rules: Rules, state: State, now: float) -> float | None:
 def _hello(
     rules: Rules, state: State, event: states.DeviceHello, now: float, *, settle: bool
 ) -> tuple[State, Actions]:
-    """Store the device of a hello, then settle the round if ``settle`` is True.
+    """Store the device of a hello, then settle the round if ``settle`` is True. Return (new state, actions).
 
-    A hello is retained and may be old, so the device's last status decides whether it is online.
+    If the device has an open task, it is sent again. A hello is retained and may be old, so the device's last status
+    decides whether it is online.
     """
     known = state.devices.get(event.device)
     tier = roster.tier_of(rules.tiers, event.device, event.memory_bytes, known.tier if known else "")
@@ -147,7 +151,7 @@ def _apply_status(state: State, event: states.DeviceStatus, now: float) -> State
 
 
 def _delay_deadlines(rules: Rules, state: State, seconds: float) -> State:
-    """Move all deadlines by ``seconds``, including the grace of offline devices."""
+    """Return ``state`` with all deadlines ``seconds`` later. Offline devices may stay away as much longer, too."""
     current = state.round and replace(
         state.round,
         deadline=state.round.deadline + seconds,
@@ -185,7 +189,10 @@ def _with_answer(state: State, device: str, *, status: Status, reason: str = "")
 
 
 def _settle(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
-    """Close the open round if it is over, then open the next one if its devices are present."""
+    """Close the open round if it is over, then open the next one if enough devices are present.
+
+    Return (new state, actions).
+    """
     actions: Actions = ()
     if state.phase == "open" and state.round is not None:
         go_on = _maybe_finish if rules.buffered else _maybe_close
@@ -222,7 +229,10 @@ def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> 
 
 
 def _end_with_too_few(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
-    """End a round with too few reports: abandon it, begin the algorithm again, or end the run."""
+    """End a round that has fewer than ``min_reports`` updates. Return (new state, actions).
+
+    The round is abandoned, the algorithm begins again, or the run ends.
+    """
     lost = attendance.without_carry(current)
     if rules.whole and len(lost) == len(current.assignments) and _may_begin_again(rules, current):
         return _begin_again(state, current, lost, now)
@@ -238,7 +248,10 @@ def _end_with_too_few(rules: Rules, state: State, current: OpenRound, now: float
 
 
 def _maybe_finish(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
-    """Close an asynchronous round if it has enough updates; otherwise assign new tasks."""
+    """Close an asynchronous round if it has enough updates, else end expired tasks and assign new ones.
+
+    Return (new state, actions). The run ends if training diverged on all devices.
+    """
     if current.count("accepted") < current.goal:
         enough = len(current.assignments) >= min(MOST_REFUSED, len(state.devices))
         if enough and not current.count("open") and round_texts.all_diverged(current):
@@ -251,7 +264,7 @@ def _maybe_finish(rules: Rules, state: State, current: OpenRound, now: float) ->
 
 
 def _warn_suspended(before: State, after: State) -> Actions:
-    """Return a warning about the devices that were suspended between the two states, or no action."""
+    """Return a warning about the devices that are suspended in ``after`` but not in ``before``, or no action."""
     suspended = suspension.newly_suspended(before, after)
     if not suspended:
         return ()
@@ -274,7 +287,11 @@ def _warn_incomplete(rules: Rules, state: State, current: OpenRound, now: float)
 def _end_incomplete(
     rules: Rules, state: State, current: OpenRound, lacking: dict[str, str], now: float
 ) -> tuple[State, Actions]:
-    """End a round that needs all of its devices but lacks some: try again, begin the algorithm again, or end the run."""
+    """End a round that needs all of its devices but lacks some. Return (new state, actions).
+
+    Depending on the rules the round is tried again, the algorithm begins again, or the run ends. ``lacking``: reason
+    by device.
+    """
     count, missing = len(current.assignments), attendance.format_devices(lacking)
     text = f"round {current.number} is abandoned and the model unchanged: it needs all {count} devices, and lacks {missing}"
     if rules.absent == "refuse":
@@ -302,7 +319,7 @@ def _end_incomplete(
 
 
 def _may_begin_again(rules: Rules, current: OpenRound) -> bool:
-    """Return True if earlier exchanges could restore the state that devices lost."""
+    """Return True if starting the algorithm again would restore the state that devices lost."""
     return rules.opening > 0 and current.position > 0
 
 
@@ -337,10 +354,10 @@ def _complete_round(state: State, current: OpenRound, model_version: str, now: f
 def _fail_round(
     rules: Rules, state: State, current: OpenRound, ready: states.ModelReady, now: float
 ) -> tuple[State, Actions]:
-    """Continue after a server step without a usable model: schedule the next round, or end the run.
+    """Continue after a round whose server step gave no usable model: schedule the next round, or end the run.
 
-    The third failure in a row ends the run. A round that the rollback rule undid does not count, because malicious
-    updates must not be able to end the run.
+    Return (new state, actions). The third failure in a row ends the run. A round that the rollback rule undid does not
+    count, because malicious updates must not be able to end the run.
     """
     after = replace(_between_rounds(state, current, now), refused=0 if ready.undone else state.refused + 1)
     if after.refused == MOST_REFUSED:

@@ -16,7 +16,13 @@ WINDOW = 8
 
 
 class Participation(msgspec.Struct, frozen=True, array_like=True):
-    """Participation of one device: number of its tasks, number of its accepted updates, and the round of its last task."""
+    """Participation of one device in a run.
+
+    Attributes:
+        tasks: Number of its tasks.
+        reports: Number of its accepted updates.
+        last: Number of the round of its last task.
+    """
 
     tasks: int
     reports: int
@@ -24,9 +30,13 @@ class Participation(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Turnout(msgspec.Struct, frozen=True, array_like=True):
-    """Number of a tier's tasks in one round with a known result, and the number of these that brought no update.
+    """Result of a tier's tasks in one round.
 
     A task that is still open when the round reaches its goal has no known result, unless its device is offline.
+
+    Attributes:
+        tasks: Number of tasks with a known result.
+        lost: Number of these that brought no accepted update.
     """
 
     tasks: int
@@ -58,13 +68,20 @@ class ParticipationRecord:
     def read(
         cls, participations: Mapping[str, Participation], turnouts: tuple[Mapping[str, Turnout], ...]
     ) -> ParticipationRecord:
-        """Return the record made of stored rows: participations by device, and the turnouts of rounds, the newest last."""
+        """Return a record built from stored rows.
+
+        Args:
+            participations: Participation by device.
+            turnouts: Tasks and lost tasks by tier of each round, the newest last.
+        """
         counts = [each.reports for each in participations.values()]
         squares = sum(count * count for count in counts)
         return cls(Map(participations), turnouts[-WINDOW:], reports=sum(counts), squares=squares)
 
     def turnout(self, number: int) -> Mapping[str, Turnout]:
-        """Return the turnout of round ``number`` if it is the newest; otherwise an empty mapping."""
+        """Return the turnout (tasks and lost tasks) by tier of round ``number`` if it is the newest; otherwise an
+        empty mapping.
+        """
         return self.turnouts[-1] if self.turnouts and number == self.newest else {}
 
     def of_round(self, number: int, names: Iterable[str]) -> dict[str, Participation]:
@@ -73,19 +90,19 @@ class ParticipationRecord:
         return {name: each for name, each in found.items() if each.last == number}
 
     def fairness(self, devices: int) -> float | None:
-        """Return Jain's index of the reports of ``devices`` devices, or None before the first report.
+        """Return Jain's index of the numbers of accepted updates of ``devices`` devices, or None before the first
+        update.
 
-        For reports x of n devices it is (sum x)^2 / (n * sum x^2): 1 if all have as many, 1 / n if one
-        has them all.
+        For reports x of n devices it is (sum x)^2 / (n * sum x^2): 1 if all have as many, 1 / n if one has them all.
+        Devices without a task count too.
         """
         most = max(devices, len(self.of))
         return self.reports**2 / (most * self.squares) if self.squares else None
 
     def lost_share(self, tier: str = "") -> float | None:
-        """Return the share of tasks in the last rounds that brought no update, for one tier with its candidate; "" for
-        all tiers.
+        """Return the share of tasks in the last rounds that brought no update; None if no task has a known result.
 
-        The result is None if no task is known.
+        ``tier`` limits it to one tier, including the tasks with that tier's candidate bundle; "" for all tiers.
         """
         tallies = [
             each for turnout in self.turnouts for name, each in turnout.items() if tier in ("", base_of(name))
@@ -97,7 +114,11 @@ class ParticipationRecord:
 def record_round(
     record: ParticipationRecord, number: int, tasks: Assignments, turnout: Mapping[str, Turnout]
 ) -> ParticipationRecord:
-    """Return ``record`` with the tasks of round ``number``, which receives no more updates, and its ``turnout``."""
+    """Return ``record`` with the tasks of round ``number`` added, and with its ``turnout`` (tasks and lost tasks by
+    tier).
+
+    The round must not receive more updates.
+    """
     after, reports, squares = record.of.mutate(), record.reports, record.squares
     for name, task in tasks.items():
         before = after.get(name, NOBODY)
@@ -112,8 +133,10 @@ def record_round(
 
 
 def turnout_of(tasks: Assignments, devices: Devices, *, late: bool) -> dict[str, Turnout]:
-    """Return the turnout of a round by tier. ``late`` is True if the deadline has passed, so that open tasks count as
-    lost.
+    """Return the turnout of a round by tier, from its ``tasks`` and the known ``devices``.
+
+    ``late`` is True if the deadline has passed, so that open tasks count as lost. Otherwise an open task counts only
+    if its device is offline.
     """
     counts: dict[str, Turnout] = {}
     for task in tasks.values():

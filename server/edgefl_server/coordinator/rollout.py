@@ -27,7 +27,7 @@ Verdict = Literal["", "promoted", "taken back"]
 
 @dataclass(frozen=True)
 class Rollout:
-    """Table ``rollout`` of a federation file.
+    """Trial of a candidate bundle: table ``rollout`` of a federation file.
 
     Attributes:
         seed: Seed of the federation.
@@ -49,14 +49,25 @@ class Rollout:
 
 
 class ReportMedians(msgspec.Struct, frozen=True, array_like=True):
-    """Medians over the accepted updates of a tier in one round: training loss and milliseconds of local steps, or None."""
+    """Medians over the accepted updates of a tier in one round.
+
+    Attributes:
+        loss: Training loss, or None if no update has one.
+        train_ms: Milliseconds of local steps, or None.
+    """
 
     loss: float | None
     train_ms: float | None
 
 
 class TrialArm(msgspec.Struct, frozen=True, array_like=True):
-    """One side of a trial: a tier with its present bundle, or with the candidate. ``reports`` has one entry per round."""
+    """Results of one side of a trial: a tier with its present bundle, or with the candidate.
+
+    Attributes:
+        tasks: Number of tasks.
+        lost: Number of tasks without an update.
+        reports: Medians of the updates, one entry per round that had some.
+    """
 
     tasks: int = 0
     lost: int = 0
@@ -68,13 +79,17 @@ class TrialArm(msgspec.Struct, frozen=True, array_like=True):
         return self.lost / self.tasks if self.tasks else 0.0
 
     def mean(self, name: str) -> float | None:
-        """Return the mean over the rounds of ``loss`` or ``train_ms``; None if no round has a value."""
+        """Return the mean over the rounds of the medians ``name`` (``loss`` or ``train_ms``); None if no round has a
+        value.
+        """
         values = [value for each in self.reports if (value := getattr(each, name)) is not None]
         return statistics.fmean(values) if values else None
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """State of the trial of a candidate.
+    """State of the trial of a candidate bundle.
+
+    A lot number is a device's fixed random number (:func:`lot`).
 
     Attributes:
         began: First round of the trial.
@@ -94,10 +109,10 @@ class Trial(msgspec.Struct, frozen=True):
 
 
 def begin_trial(rollout: Rollout, number: int, devices: Devices, names: Iterable[str]) -> Trial:
-    """Return a trial that begins with round ``number`` and draws its devices among ``names``.
+    """Return a trial that begins with round ``number``.
 
-    In each tier, the given share of devices, rounded up, uses the candidate; at least one keeps the present bundle. A
-    device that appears later is assigned by its lot number.
+    In each tier of ``rollout``, its share of the devices ``names`` (rounded up) uses the candidate. At least one keeps
+    the present bundle. A device that appears later is assigned by its lot number.
     """
     lots: dict[str, list[str]] = {tier: [] for tier in rollout.tiers}
     for name in names:
@@ -107,18 +122,27 @@ def begin_trial(rollout: Rollout, number: int, devices: Devices, names: Iterable
 
 
 def _mark(share: float, lots: list[str]) -> str:
-    """Return the highest of the sorted ``lots`` that uses the candidate; an empty text if no device does."""
+    """Return the highest lot number (of the sorted ``lots``) of a device that uses the candidate bundle.
+
+    ``share`` is the fraction of devices that use it. It is an empty text if no device does.
+    """
     count = min(roster.share(share, len(lots)), len(lots) - 1)
     return lots[count - 1] if count > 0 else ""
 
 
 def lot(seed: int, name: str) -> str:
-    """Return the lot number of a device for the whole trial: 16 hexadecimal digits, which are compared as text."""
+    """Return the lot number of device ``name``, which decides whether it tries a candidate bundle.
+
+    It has 16 hexadecimal digits, which are compared as text, and stays the same for the whole trial.
+    """
     return hashlib.sha256(f"rollout/{seed}/{name}".encode()).hexdigest()[:16]
 
 
 def tier_for(rollout: Rollout | None, trial: Trial | None, device: RosterEntry) -> str:
-    """Return the tier of a device's next task, with the suffix ``@candidate`` if the device uses the candidate."""
+    """Return the tier of a device's next task, with the suffix ``@candidate`` if the device uses the candidate bundle.
+
+    ``rollout`` and ``trial`` are None if the federation has no candidate.
+    """
     if rollout is None or trial is None or device.tier not in rollout.tiers or trial.verdict == "taken back":
         return device.tier
     tries = trial.verdict == "promoted" or lot(rollout.seed, device.name) <= trial.marks.get(device.tier, "")
@@ -133,8 +157,8 @@ def count_round(
     Args:
         rollout: Options of the trial.
         trial: The trial before the round.
-        turnout: Tasks and lost tasks of the round, by tier.
-        reports: Medians of the round's accepted updates, by tier.
+        turnout: Tasks and lost tasks of the round, by tier. A candidate's tier has the suffix ``@candidate``.
+        reports: Medians of the round's accepted updates, in the same way.
     """
     arms = dict(trial.arms)
     for tier in {*turnout, *reports}:
@@ -150,7 +174,11 @@ def count_round(
 
 
 def judge(rollout: Rollout, trial: Trial) -> tuple[Verdict, str]:
-    """Return (verdict, reason). Both are empty while the trial continues."""
+    """Return (verdict on the candidate, reason for people). Both are empty while the trial continues.
+
+    The verdict is ``promoted``, or ``taken back`` if a bound of ``rollout`` is exceeded or nothing can be compared.
+    Too many lost tasks end the trial early.
+    """
     old, new = _together(rollout, trial, ""), _together(rollout, trial, CANDIDATE)
     over = trial.rounds >= rollout.rounds
     if (over or new.tasks >= LEAST_TASKS) and new.lost_share > old.lost_share + rollout.most_failures:
@@ -183,7 +211,10 @@ def _together(rollout: Rollout, trial: Trial, side: str) -> TrialArm:
 
 
 def _worse(rollout: Rollout, tier: str, before: TrialArm, after: TrialArm) -> str:
-    """Return the text about the first bound that the candidate exceeds in ``tier``; empty if it exceeds none."""
+    """Return a text about the first bound that the candidate exceeds in ``tier``; empty if it exceeds none.
+
+    ``before`` and ``after`` are the figures without and with the candidate.
+    """
     old, new = before.mean("loss"), after.mean("loss")
     if old is not None and (new is None or new - old > rollout.most_loss_increase * abs(old)):
         found = "no finite loss" if new is None else f"a training loss of {new:.4g}"

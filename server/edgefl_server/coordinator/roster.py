@@ -66,20 +66,25 @@ class RosterEntry:
         return bool(self.tier) and not self.unfit
 
     def eligible(self, now: float, grace_s: float) -> bool:
-        """Return True if a round may select the device: it is usable, and offline for less than ``grace_s``."""
+        """Return True if a round may select the device: it is usable, and online or offline for less than ``grace_s``
+        seconds.
+
+        ``now`` is in epoch seconds.
+        """
         return self.usable and (self.online or now - self.seen < grace_s)
 
 
 def gone(device: RosterEntry) -> RosterEntry:
-    """Return a copy of ``device`` that is offline and whose grace is over."""
+    """Return a copy of ``device`` that counts as offline for so long that no round waits for it."""
     return replace(device, online=False, seen=0.0)
 
 
 def tier_of(tiers: Sequence[TierRule], device: str, memory_bytes: int, known: str = "") -> str:
-    """Return the tier of a device: the longest matching pattern, otherwise the largest tier whose memory it has.
+    """Return the tier of a device, by its name or else by its memory.
 
-    The longest pattern, because ``half-*`` also matches the devices of a tier ``half-slow``; the first of equal ones. A tier
-    whose plan was raised keeps the devices that it has.
+    Of the tiers with a matching name pattern, it is the one with the longest pattern; of equally long ones, the first.
+    Otherwise it is the tier that requires the most memory of those for which the device has enough. If reports raised
+    the requirement of a tier, its devices stay.
 
     Args:
         tiers: Rules of the tiers.
@@ -115,28 +120,37 @@ def _takes(tier: TierRule) -> str:
 
 
 def eligible(devices: Mapping[str, RosterEntry], now: float, grace_s: float) -> list[str]:
-    """Return the names of the devices that a round may select, sorted."""
+    """Return the sorted names of the devices that a round may select.
+
+    They are usable (they have a tier and fit the conditions), and online or offline for less than ``grace_s`` seconds.
+    ``now`` is in epoch seconds.
+    """
     return sorted(name for name, device in devices.items() if device.eligible(now, grace_s))
 
 
 def share(fraction: float, count: int) -> int:
-    """Return ``ceil(fraction * count)``, at most ``count``. Rounding errors such as 0.1 * 30 = 3.0000000000000004 are
-    ignored.
+    """Return the number of devices that is the ``fraction`` of ``count``, rounded up: at most ``count``.
+
+    Rounding errors such as 0.1 * 30 = 3.0000000000000004 are ignored.
     """
     return min(count, math.ceil(fraction * count - 1e-9))
 
 
 def sample(seed: int, round_number: int | str, names: Iterable[str], count: int) -> list[str]:
-    """Return ``count`` of ``names``, sorted, drawn uniformly by the seed and ``round_number``.
+    """Return ``count`` of ``names`` (all if there are fewer), sorted, drawn uniformly by ``seed`` and
+    ``round_number``.
 
-    ``round_number`` may also identify a draw within a round. Each name is ranked by its own hash, so an additional
-    device displaces at most one of the drawn devices.
+    ``round_number`` may also be a text that identifies a draw within a round. Each name is ranked by its own hash, so
+    an additional device displaces at most one of the drawn devices.
     """
     return sorted(heapq.nsmallest(count, names, key=places(seed, round_number)))
 
 
 def places(seed: int, round_number: int | str) -> Callable[[str], bytes]:
-    """Return the sort key of device names in the draw of a round: the names with the lowest keys are selected first."""
+    """Return the sort key by which a round draws devices: a function from a device's name to bytes.
+
+    The names with the lowest keys are drawn. Keys depend on ``seed`` and ``round_number``.
+    """
     before = hashlib.sha256(_text("select", seed, round_number, "").encode())
 
     def place(name: str) -> bytes:
@@ -149,8 +163,9 @@ def places(seed: int, round_number: int | str) -> Callable[[str], bytes]:
 
 
 def task_seed(seed: int, round_number: int, device: str, turn: int = 0) -> int:
-    """Return the seed of a device's batches and noise in a round, in [0, 2**63). Each ``turn`` in the round has its own
-    seed.
+    """Return the seed of a device's batches and noise in a round, in [0, 2**63).
+
+    ``turn`` is the number of the device's task in that round, if it gets several; each has its own seed.
     """
     return int.from_bytes(_digest("task", seed, round_number, device, *_turn(turn))[:8], "big") >> 1
 
@@ -158,6 +173,8 @@ def task_seed(seed: int, round_number: int, device: str, turn: int = 0) -> int:
 def task_nonce(run: str, seed: int, round_number: int, device: str, turn: int = 0) -> str:
     """Return the identifier of a device's task in a round of a run, 24 hexadecimal digits. It is the same after a
     restart.
+
+    ``turn`` is the number of the device's task in that round, if it gets several.
     """
     return _digest("nonce", run, seed, round_number, device, *_turn(turn)).hex()[:24]
 

@@ -114,8 +114,8 @@ def refuse_untrained(rules: Rules, *, diverged: bool, declined: Mapping[str, str
 
 
 def left_out(benched: Mapping[str, int]) -> str:
-    """Return the text of the warning about suspended devices. ``benched``: first round that may select each device
-    again.
+    """Return the text of the warning about suspended devices. ``benched``: by device, the first round that may select
+    it again.
     """
     names = attendance.format_devices({name: f"until round {until}" for name, until in benched.items()})
     return (
@@ -125,7 +125,7 @@ def left_out(benched: Mapping[str, int]) -> str:
 
 
 def lost(state: State, gone: dict[str, str]) -> RefuseRun:
-    """Return the action that ends a run because members are missing for longer than the grace. ``gone``: reason by
+    """Return the action that ends a run because devices that it needs were offline for too long. ``gone``: reason by
     device.
     """
     return RefuseRun(

@@ -16,12 +16,15 @@ from edgefl_server.coordinator.states import Rules, State
 
 
 def goal_of(rules: Rules, count: int) -> int:
-    """Return the number of accepted updates that closes a round which selects among ``count`` devices."""
+    """Return the number of accepted updates that closes a round for which ``count`` devices are candidates."""
     return max(1, rules.min_reports, roster.share(rules.fraction, count))
 
 
 def select_devices(rules: Rules, state: State, names: Sequence[str]) -> list[str]:
-    """Return the names that the next round selects among ``names``, sorted, by the policy of the rules."""
+    """Return the names of those of the candidates ``names`` that the next round selects, sorted.
+
+    Their number and choice follow the rules: policy, fraction, and over-selection for lost tasks.
+    """
     number, selection = state.next_round, rules.selection
     if selection.policy == "tiers":
         tiers = {name: state.devices[name].tier for name in names}
@@ -41,7 +44,11 @@ def select_devices(rules: Rules, state: State, names: Sequence[str]) -> list[str
 
 
 def needed(rules: Rules, state: State) -> int:
-    """Return how many devices must be present so that a round gets its ``min_reports`` with the probability ``quorum``."""
+    """Return the number of devices that must be present before a round opens.
+
+    With a quorum, a round of that many devices gets ``min_reports`` updates with the probability ``quorum``, if
+    devices fail as often as in the last rounds. Otherwise it is ``min_reports``.
+    """
     least = max(1, rules.min_reports)
     if not rules.selection.quorum:
         return least
@@ -50,7 +57,7 @@ def needed(rules: Rules, state: State) -> int:
 
 @lru_cache(1024)
 def trials(wanted: int, lost: float, probability: float) -> int:
-    """Return the smallest number of tasks of which ``wanted`` are answered with at least ``probability``.
+    """Return the smallest number of tasks of which at least ``wanted`` are answered with this ``probability``.
 
     Args:
         wanted: Number of answers.
@@ -70,7 +77,10 @@ def trials(wanted: int, lost: float, probability: float) -> int:
 
 
 def seats(weights: Mapping[str, float], room: Mapping[str, int], count: int) -> dict[str, int]:
-    """Return ``count`` seats divided among names by weight (highest averages, D'Hondt).
+    """Return the number of seats of each name, where ``count`` seats are divided by weight (highest averages,
+    D'Hondt).
+
+    If ``room`` has fewer seats in total, all of them are given.
 
     Args:
         weights: Weight of each name.
@@ -89,7 +99,10 @@ def seats(weights: Mapping[str, float], room: Mapping[str, int], count: int) -> 
 
 
 def _how_many(rules: Rules, state: State, names: Sequence[str]) -> int:
-    """Return the number of devices to select, for policies without quotas by tier."""
+    """Return the number of the candidates ``names`` to select, for policies without quotas by tier.
+
+    It is larger than the goal if tasks are expected to be lost.
+    """
     goal, factor = goal_of(rules, len(names)), rules.over_selection
     if rules.selection.measured and state.record.turnouts:
         holders = Counter(state.devices[name].tier for name in names)
@@ -99,7 +112,10 @@ def _how_many(rules: Rules, state: State, names: Sequence[str]) -> int:
 
 
 def _by_quota(rules: Rules, state: State, room: Mapping[str, int]) -> dict[str, int]:
-    """Return the number of devices to select by tier. ``room``: number of available devices by tier."""
+    """Return the number of devices to select from each tier, by tier, for the policy ``tiers``.
+
+    ``room`` is the number of candidates by tier.
+    """
     total, selection = sum(room.values()), rules.selection
     weights = dict(selection.quotas) or dict.fromkeys(room, 1.0)
     wanted = seats(weights, room, max(goal_of(rules, total), _safe(rules, state, total)))
@@ -111,12 +127,18 @@ def _by_quota(rules: Rules, state: State, room: Mapping[str, int]) -> dict[str, 
 
 
 def _safe(rules: Rules, state: State, most: int) -> int:
-    """Return the smallest number of devices, at most ``most``, that reaches the quorum; 0 without a quorum."""
+    """Return the smallest number of devices that gets ``min_reports`` with the required probability, at most ``most``.
+
+    It is 0 if the rules have no quorum.
+    """
     return min(most, needed(rules, state)) if rules.selection.quorum else 0
 
 
 def _lost(rules: Rules, state: State, tier: str) -> float:
-    """Return the share of lost tasks of ``tier``, or of all tiers if the record has none of it."""
+    """Return the share of lost tasks of ``tier`` in the last rounds; of all tiers if none of its tasks is known.
+
+    It is bounded so that at most ``most_over_selection`` times the wanted devices are selected.
+    """
     share = state.record.lost_share(tier)
     return _limit_share(rules, state.record.lost_share() if share is None else share)
 

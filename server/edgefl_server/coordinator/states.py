@@ -30,8 +30,9 @@ HINGE = 4
 
 
 def _hinge(versions: int) -> float:
-    """Return the weight of an update by its staleness (FedAsync, Xie et al. 2019, section 5.2, a = 1); 1 up to HINGE
-    versions.
+    """Return the weight factor of an update that is ``versions`` rounds old: 1 up to HINGE, then 1 / (1 + excess).
+
+    (FedAsync, Xie et al. 2019, section 5.2, a = 1.)
     """
     return 1.0 if versions <= HINGE else 1.0 / (1.0 + versions - HINGE)
 
@@ -47,7 +48,8 @@ journal stores the share of each update, so a replay does not need the rule."""
 
 
 def share(rule: Rule, versions: int) -> float:
-    """Return the factor in (0, 1] for an update that began ``versions`` rounds ago; 1 for 0 versions.
+    """Return the factor in (0, 1] for an update that began ``versions`` rounds ago, by staleness rule ``rule``; 1 for
+    0 versions.
 
     Raises:
         ValueError: If ``versions`` is negative.
@@ -74,14 +76,30 @@ class Rules:
     """Rules of a run, from its federation file. Times are in seconds.
 
     Attributes:
-        most_samples: Largest weight of an update if ``weighted``. The server cannot verify a device's number of samples, and
-            each doubling of the possible total weight costs the sums one bit of precision.
+        run: Identifier of the run.
+        seed: Seed of the federation.
+        rounds: Number of rounds.
+        tiers: Rules by which devices belong to tiers.
+        min_devices: Devices that the first round waits for.
+        min_reports: Accepted updates without which a round is abandoned.
+        fraction: Share of the candidates whose updates close a round.
+        over_selection: Multiple of these devices that is selected, for lost tasks.
+        weighted: True if updates are weighted by their numbers of samples.
+        samples: Largest number of samples that a device trains with in a round; 0 for all.
+        most_samples: Largest weight of an update if ``weighted``. The server cannot verify a device's number of
+            samples, and each doubling of the possible total weight costs the sums one bit of precision.
         weight_cap: The same as a multiple of the round's median (:func:`edgefl_server.coordinator.claims.weight_cap`).
+        deadline_s: Longest duration of a round; in asynchronous rounds, of a task.
+        ready_timeout_s: Time for which the first round waits for ``min_devices``.
+        offline_grace_s: Time that a device may be offline before it counts as gone.
         whole: True if the algorithm needs every device in every round.
         absent: Treatment of such a round that lacks a device.
-        opening: Number of exchanges with which the method begins. If there are some, it can begin again from any model.
+        opening: Number of exchanges (round trips) with which the method begins. If there are some, it can begin again
+            from any model.
         strikes: Rounds in a row that a device may spoil before it is suspended.
         bench_rounds: Rounds of a suspension (:mod:`edgefl_server.coordinator.suspension`).
+        selection: Options of the selection of devices.
+        rollout: Options of the trial of a candidate bundle, or None.
         buffer: Updates of an asynchronous round (:mod:`edgefl_server.coordinator.buffered`); 0 for synchronous rounds.
         concurrency: Devices that have a task at any time in asynchronous rounds; 0 for all.
         max_staleness: Rounds after which an update is refused in asynchronous rounds.
@@ -121,18 +139,25 @@ class Rules:
         return self.buffer > 0
 
     def share(self, versions: int) -> float:
-        """Return the factor of an update's change whose device began ``versions`` rounds ago; 1 in synchronous rounds."""
+        """Return the factor, at most 1, of the change in an update that began ``versions`` rounds ago. 1 in
+        synchronous rounds.
+        """
         return share(self.staleness, versions) if self.buffered else 1.0
 
     @property
     def all_needed(self) -> bool:
-        """True if a round closes only after every one of its devices has reported."""
+        """True if a round closes only after every one of its devices has an accepted update."""
         return self.whole and self.absent != "partial"
 
 
 @dataclass(frozen=True)
 class Version:
-    """Model that a round begins from, and the number of completed exchanges before it."""
+    """Model that the tasks of a round begin from.
+
+    Attributes:
+        model_version: Version of the model.
+        position: Number of the algorithm's completed exchanges (round trips) before the round.
+    """
 
     model_version: str
     position: int
@@ -143,12 +168,17 @@ class OpenRound:
     """Round in progress, which closes when ``goal`` updates are accepted. Times are epoch seconds.
 
     Attributes:
-        position: Number of completed exchanges before it.
-        whole: True if all of its devices must report.
-        older: In asynchronous rounds, the earlier rounds whose tasks are still open.
-        drawn: In asynchronous rounds, the number of tasks that begin from its own model.
-        weight_cap: In asynchronous rounds, the largest weight of one update.
+        number: Number of the round, from 1.
+        model_version: Model that its tasks begin from.
+        opened: Time at which it opened.
         deadline: End of the round; in asynchronous rounds, the end of its next task.
+        goal: Number of accepted updates that closes it.
+        assignments: Its tasks by device.
+        position: Number of the algorithm's completed exchanges (round trips) before it.
+        whole: True if all of its devices must report.
+        older: In asynchronous rounds, the earlier rounds whose tasks are still open, by number.
+        drawn: In asynchronous rounds, the number of tasks that begin from its own model.
+        weight_cap: In asynchronous rounds, the largest weight of one update; 0 in synchronous rounds.
     """
 
     number: int
@@ -174,7 +204,10 @@ class OpenRound:
         return tuple(each for each in self.assignments.values() if each.round == self.number)
 
     def version_of(self, number: int) -> str:
-        """Return the version of the model that tasks of round ``number`` begin from; empty if their updates are refused."""
+        """Return the version of the model that tasks of round ``number`` begin from.
+
+        It is empty if this round accepts no updates of tasks of that round.
+        """
         if number == self.number:
             return self.model_version
         return self.older[number].model_version if number in self.older else ""
@@ -184,7 +217,9 @@ class OpenRound:
         return tuple(each for each in self.assignments.values() if each.status == status)
 
     def count(self, status: Status) -> int:
-        """Return the number of tasks with this status."""
+        """Return the number of tasks with this status. In asynchronous rounds it includes replaced tasks that were
+        accepted.
+        """
         return self.assignments.count(status)
 
 
@@ -193,20 +228,25 @@ class State:
     """State of the coordinator.
 
     Attributes:
+        phase: Phase of the state machine.
+        next_round: Number of the round that opens next, or that is open.
+        model_version: Version of the current global model.
+        waiting_since: Epoch seconds at which the phase ``waiting`` began.
+        devices: Known devices by name.
         round: The round that is open or closing, or None.
-        position: Completed exchanges since the method began, or began again.
-        base: The last round that was closed.
+        position: Completed exchanges (round trips of the algorithm) since the method began, or began again.
+        base: The last round that was closed; 0 before the first.
         members: Devices that must take part until the method begins again, if all are needed.
-        refused: Attempts of the present exchange in a row that failed only by refused updates, declined tasks, or a failed
-            server step.
+        refused: Attempts of the present exchange in a row that failed only by refused updates, declined tasks, or a
+            failed server step.
         declined: Devices that declined the last attempt, with reasons, if no device sent an update.
         strikes: Rounds in a row that each device spoiled.
-        suspended: Rounds before which suspended devices are not selected.
+        suspended: By suspended device, the first round that may select it again.
         held: True while an operator lets no other round open.
         record: Participation of the devices so far.
-        trial: Trial of a candidate, or None.
+        trial: Trial of a candidate bundle, or None.
         carried: Between asynchronous rounds, the open tasks.
-        versions: Between asynchronous rounds, the models of the last rounds.
+        versions: Between asynchronous rounds, the models of the last rounds, by round.
     """
 
     phase: Literal["waiting", "open", "closing", "done"]
@@ -233,8 +273,9 @@ class State:
 
 
 class DeviceHello(msgspec.Struct, frozen=True):
-    """Event: a device introduced itself. The message is live after a connection of the device, retained after one of the
-    server.
+    """Event: a device sent its hello message, which describes it.
+
+    It arrives when the device connects, and again, as a retained message, when the server connects.
 
     Attributes:
         device: Name of the device.
@@ -256,8 +297,13 @@ class DeviceHello(msgspec.Struct, frozen=True):
 
 
 class DeviceStatus(msgspec.Struct, frozen=True):
-    """Event: the broker reports a device online or offline. ``for_good``: skip the grace, because the device's key is
-    invalid.
+    """Event: the broker reports a device online or offline.
+
+    Attributes:
+        device: Name of the device.
+        online: True if it is connected.
+        for_good: True if the device may not come back, because its key is invalid; it then counts as offline for
+            longer than the grace.
     """
 
     device: str
@@ -266,13 +312,13 @@ class DeviceStatus(msgspec.Struct, frozen=True):
 
 
 class DeviceLeft(msgspec.Struct, frozen=True):
-    """Event: a device that never had a task lost its place to another device."""
+    """Event: the server forgets a device that never had a task, to make room for another device."""
 
     device: str
 
 
 class Answered(msgspec.Struct, frozen=True):
-    """Event: the update of a device was accepted, or finally refused.
+    """Event: the update of a device was accepted, or refused so that it cannot be sent again.
 
     Attributes:
         device: Name of the device.
@@ -309,13 +355,12 @@ class Answers(msgspec.Struct, frozen=True):
 
 
 class ModelReady(msgspec.Struct, frozen=True):
-    """Event: the model after the closing round has been computed and saved.
+    """Event: the model after the closing round has been computed and saved, or the round gave none.
 
     Attributes:
-        model_version: Version of the model.
+        model_version: Version of the current model.
         failed: Why the old model is kept; or empty.
-        undone: True if the new model was rejected by the rollback rule
-            (:mod:`edgefl_server.coordinator.collapse`).
+        undone: True if the new model was rejected by the rollback rule (:mod:`edgefl_server.coordinator.collapse`).
     """
 
     model_version: str
@@ -324,7 +369,9 @@ class ModelReady(msgspec.Struct, frozen=True):
 
 
 class TrialCounted(msgspec.Struct, frozen=True):
-    """Event: the last round was added to the trial of a candidate, which is in the journal."""
+    """Event: the last round was added to the trial of a candidate bundle. ``trial`` is its new state, already in the
+    journal.
+    """
 
     trial: Trial
 
@@ -376,20 +423,30 @@ class SendTask(msgspec.Struct, frozen=True):
 
 
 class ReassignTasks(msgspec.Struct, frozen=True):
-    """Action: journal the end of the tasks ``over``, whose updates are refused from now on, and send the new ``tasks``."""
+    """Action: journal the end of the tasks ``over``, whose updates are refused from now on, and send the new
+    ``tasks``.
+
+    Only asynchronous rounds have it.
+    """
 
     over: tuple[Assignment, ...]
     tasks: tuple[Assignment, ...]
 
 
 class CloseRound(msgspec.Struct, frozen=True):
-    """Action: compute the new model from the accepted updates, then report ModelReady."""
+    """Action: compute the new model from the accepted updates of the round, then send the event ModelReady."""
 
     round: OpenRound
 
 
 class AbandonRound(msgspec.Struct, frozen=True):
-    """Action: end the round without a new model. ``restart``: the algorithm begins again with the next round."""
+    """Action: end the round without a new model.
+
+    Attributes:
+        round: The round.
+        text: Reason, for people.
+        restart: True if the algorithm begins again with the next round.
+    """
 
     round: OpenRound
     text: str
@@ -403,7 +460,12 @@ class Warn(msgspec.Struct, frozen=True):
 
 
 class RefuseRun(msgspec.Struct, frozen=True):
-    """Action: end the run early. ``diverged``: no update of the last round was finite."""
+    """Action: end the run early.
+
+    Attributes:
+        text: Reason and remedy, for people.
+        diverged: True if no update of the last round was finite.
+    """
 
     text: str
     diverged: bool = False

@@ -25,6 +25,8 @@ from edgefl_server.coordinator.states import OpenRound, Rules, State
 def count_strikes(rules: Rules, state: State, ended: OpenRound, now: float) -> State:
     """Return ``state`` with updated strikes and suspensions for the devices of an ended round.
 
+    A strike is a spoiled round. ``rules.strikes`` of them in a row suspend a device; an accepted update clears both.
+
     Args:
         rules: Rules of the run.
         state: State of the coordinator.
@@ -49,18 +51,27 @@ def count_strikes(rules: Rules, state: State, ended: OpenRound, now: float) -> S
 
 
 def newly_suspended(before: State, after: State) -> dict[str, int]:
-    """Return the devices that were suspended between two states, with the first round that may select each again."""
+    """Return the devices whose suspension began or was extended between two states, by name.
+
+    The value is the first round that may select the device again.
+    """
     return {name: until for name, until in after.suspended.items() if before.suspended.get(name, 0) < until}
 
 
 def without_suspended(state: State, names: Collection[str], least: int) -> list[str]:
-    """Return the names that are not suspended, or all names if fewer than ``least`` would remain."""
+    """Return those of ``names`` that the next round may select because they are not suspended.
+
+    If fewer than ``least`` would remain, all of ``names`` are returned.
+    """
     chosen = [name for name in names if state.suspended.get(name, 0) <= state.next_round]
     return chosen if len(chosen) >= max(1, least) else list(names)
 
 
 def may_begin_without(rules: Rules, state: State, names: Collection[str]) -> bool:
-    """Return True if an algorithm that needs all members may begin again after removing ``names`` from them."""
+    """Return True if an algorithm that needs all its members may begin again without the members ``names``.
+
+    The rules must permit to wait (``absent``), and enough members must be left.
+    """
     left = len(state.members) - len(names)
     return rules.absent == "wait" and left >= max(1, rules.min_devices, rules.min_reports)
 

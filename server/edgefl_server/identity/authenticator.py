@@ -38,8 +38,12 @@ _BETWEEN_ROTATIONS_S = 60.0
 
 @dataclass(frozen=True)
 class _KeyEntry:
-    """New key to add to the registry. ``until`` is the end of the earlier key in epoch seconds; ``token`` permits the
-    new one.
+    """New key to add to the registry.
+
+    Attributes:
+        source: Why it is trusted.
+        until: Epoch seconds until which the key before it stays valid.
+        token: Name of the enrolment token that permits it, or empty.
     """
 
     source: Source
@@ -49,7 +53,7 @@ class _KeyEntry:
 
 @dataclass(frozen=True)
 class VerifiedMessage(Generic[AnyMessage]):
-    """Message with a valid signature.
+    """Message that passed :meth:`Authenticator.verify`.
 
     Attributes:
         device: Name of the device.
@@ -69,12 +73,12 @@ class VerifiedMessage(Generic[AnyMessage]):
 
 
 class Authenticator:
-    """Authenticator of one federation's devices.
+    """Authenticator of the messages of one federation's devices.
 
     Args:
         registry: Keys of the devices.
         events: Receives a notice of each key that is trusted from now on.
-        enrolled: True if only keys of the registry are trusted.
+        enrolled: True if only keys of the registry are trusted; False to trust the first key of a name.
         clock: Epoch seconds.
     """
 
@@ -97,7 +101,11 @@ class Authenticator:
         self._newcomers: dict[str, bytes] = {}
 
     def open(self, kind: type[AnyMessage], device: str, topic: str, payload: bytes) -> AnyMessage:
-        """Verify and accept a message, and return it. Arguments and errors are the same as for :meth:`verify`."""
+        """Verify and accept a message, and return it. It takes the arguments of :meth:`verify` and raises its errors.
+
+        Raises:
+            IdentityError: Also if the message introduces a key that was revoked.
+        """
         verified_message = self.verify(kind, device, topic, payload)
         self.accept(verified_message)
         return verified_message.message
@@ -111,7 +119,9 @@ class Authenticator:
         *,
         max_devices: int = _MAX_NAMES,
     ) -> VerifiedMessage[AnyMessage]:
-        """Verify a message. Stores nothing.
+        """Verify the signature and the message number of a message. Nothing is changed before :meth:`accept`.
+
+        Only a status by an unknown key is kept in memory, until the hello of that key arrives.
 
         Args:
             kind: Expected type.
@@ -149,9 +159,12 @@ class Authenticator:
         return VerifiedMessage(device, message, envelope, known, entry, is_copy)
 
     def accept(self, verified_message: VerifiedMessage[AnyMessage]) -> None:
-        """Store the new key and the number of a verified message.
+        """Store the new key that a verified message introduces, and the message's number, against replays.
 
-        On a full disk they are kept in memory and stored later (:meth:`take_error`).
+        If the disk is full, they are kept in memory and stored later (:meth:`take_error`).
+
+        Raises:
+            IdentityError: If the new key was revoked.
         """
         self._registry.retry()
         device, envelope, entry = verified_message.device, verified_message.envelope, verified_message.entry
@@ -164,8 +177,9 @@ class Authenticator:
         self._store_number(type(verified_message.message), device, envelope, verified_message.known)
 
     def is_first(self, kind: type[Message], device: str, topic: str, payload: bytes) -> bool:
-        """Return True if the device signed this message and it is newer than every accepted one of its kind. Stores
-        nothing.
+        """Return True if the device signed this message and it is newer than every accepted one of type ``kind``.
+
+        False for a message that is invalid or unsigned. Does not accept it.
         """
         try:
             envelope = self.verify(kind, device, topic, payload).envelope
@@ -174,11 +188,18 @@ class Authenticator:
         return envelope is not None and envelope.at > self._numbers.get((device, envelope.key, kind), 0)
 
     def is_listed(self, device: str) -> bool:
-        """Return True if devices must be enrolled and this one is. Only then its name cannot be invented."""
+        """Return True if devices must be enrolled and this one has a key in the registry.
+
+        False if devices need not be enrolled, because anybody can then invent the name.
+        """
         return self._enrolled and bool(self._registry.keys(device))
 
     def is_barred(self, device: str) -> bool:
-        """Return True if no message of the device can be accepted, because it has no valid key."""
+        """Return True if no message of the device can be accepted, because all of its keys were revoked or have
+        expired.
+
+        If devices must be enrolled, also if it has no key.
+        """
         keys, now = self._registry.keys(device), self._clock()
         is_valid = any(
             each.state == "active" or (each.state == "retired" and now < each.until) for each in keys
@@ -186,14 +207,14 @@ class Authenticator:
         return not is_valid and (self._enrolled or bool(keys))
 
     def take_error(self) -> StoreError | None:
-        """Return the error of a failed write since the last call; None if all writes succeeded."""
+        """Return the error of the last failed write of the registry since the last call; None if there was none."""
         return self._registry.take_error()
 
     def take_status(self, device: str) -> Status | None:
         """Return the status of a device whose last hello introduced its key; None if the key was known before.
 
-        A status that arrived before that hello was stored unverified, and is verified now. Without one the device is
-        online.
+        A status that arrived before that hello was stored unverified, and is verified and accepted now. Without one
+        the device is online. The result is given once.
         """
         key = self._newcomers.pop(device, None)
         if key is None:
@@ -205,8 +226,9 @@ class Authenticator:
         return Status(online=True)
 
     def is_new(self, device: str, error: IdentityError) -> bool:
-        """Return True if no refusal of this device for this reason was reported before. An attacker may cause a million
-        refusals.
+        """Return True at the first refusal of this device for the error's reason, so that it is reported only once.
+
+        Only a bounded number is remembered, because an attacker may cause a million refusals.
         """
         key = device, error.reason
         if key in self._reported:
@@ -217,7 +239,9 @@ class Authenticator:
         return True
 
     def _keep_early(self, device: str, key: bytes, topic: str, payload: bytes) -> None:
-        """Store a status, unverified, until the hello of its key arrives. Only a bounded number is kept."""
+        """Store a status message, unverified, until a hello introduces ``key``. The oldest one is dropped if there are
+        too many.
+        """
         self._early[device, key] = topic, payload
         self._early.move_to_end((device, key))
         if len(self._early) > _MAX_EARLY:
@@ -232,7 +256,9 @@ class Authenticator:
         keys: Sequence[DeviceKey],
         max_devices: int,
     ) -> _KeyEntry:
-        """Return the addition of a new key: permitted by a token, by the key before it, or as the first key of the name.
+        """Return the registry entry for a new key that a hello introduces.
+
+        It is permitted by an enrolment token, by the device's earlier key, or as the first key of the name.
 
         Raises:
             IdentityError: If the key is not permitted, changes too quickly, or too many names are known.
@@ -279,7 +305,7 @@ class Authenticator:
         self._events.emit(Noted(text=_NOTICES[entry.source].format(device=device, key=key.hex())))
 
     def _is_copy(self, kind: type[Message], device: str, envelope: Envelope, known: DeviceKey | None) -> bool:
-        """Return True if this process accepted the same message before.
+        """Return True if this process has accepted a message with the same number by this key before.
 
         The last message that an earlier process accepted is not a copy: it is retained, and its effect may be lost.
 
@@ -316,12 +342,17 @@ class Authenticator:
 
 
 def _stored_number(kind: type[Message], known: DeviceKey | None) -> int:
-    """Return the number of the last message of this kind in the registry; 0 without one."""
+    """Return the number of the last accepted ``kind`` (hello or status) of this key in the registry; 0 if there is
+    none.
+    """
     return {Hello: known.hello_at, Status: known.status_at}.get(kind, 0) if known else 0
 
 
 def check_valid(device: str, known: DeviceKey, now: float) -> None:
-    """Raise IdentityError if the key was revoked, or replaced and its time is over. ``now``: epoch seconds."""
+    """Raise IdentityError if the key was revoked, or if it was replaced and its remaining time is over.
+
+    ``now`` is in epoch seconds.
+    """
     if known.state == "revoked":
         raise IdentityError(
             "revoked-key",
@@ -337,13 +368,19 @@ def check_valid(device: str, known: DeviceKey, now: float) -> None:
 
 
 def unsigned_error(kind: type[Message], device: str, *, enrolled: bool) -> IdentityError:
-    """Return the error for a message without a signature."""
+    """Return the error for a ``kind`` of message without a signature, where one is needed.
+
+    ``enrolled`` is True if only enrolled devices may take part.
+    """
     why = "only enrolled devices are let in" if enrolled else "this device signs what it says"
     return IdentityError("unsigned", f"a {kind.__name__} of {device} is not signed, and {why}", device=device)
 
 
 def unknown_key(device: str, envelope: Envelope, keys: Sequence[DeviceKey]) -> IdentityError:
-    """Return the error for a message signed by a key that is not among the device's ``keys``."""
+    """Return the error for a message of ``device`` that was signed by a key which is not among its ``keys``.
+
+    Its reason is ``unknown-key`` if the device has no active key, else ``wrong-key``.
+    """
     good = ", ".join(short_key(each.key) for each in keys if each.state == "active")
     if not good:
         text = f"device {device} with the key {envelope.key.hex()} is not enrolled: give it a token (`edgefl enroll token`)"

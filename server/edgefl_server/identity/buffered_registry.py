@@ -22,8 +22,13 @@ _KeyStates = tuple[tuple[bytes, State], ...]
 
 @dataclass(frozen=True)
 class _PendingKey:
-    """Key that is not written yet. ``until`` is the end of the earlier key, ``before`` the state of the registry at that
-    time.
+    """Key that is not written yet.
+
+    Attributes:
+        key: The new key.
+        until: Epoch seconds until which the key before it stays valid.
+        token: Name of the token that permits it, or empty.
+        before: (key, state) of all keys of the device when it was added, to detect changes by another process.
     """
 
     key: DeviceKey
@@ -33,7 +38,7 @@ class _PendingKey:
 
 
 class BufferedRegistry:
-    """Registry with a buffer of failed writes.
+    """Registry of device keys that keeps failed writes in memory and repeats them later (:meth:`retry`).
 
     Args:
         registry: The registry.
@@ -49,7 +54,7 @@ class BufferedRegistry:
         self._error: StoreError | None = None
 
     def keys(self, device: str) -> list[DeviceKey]:
-        """Return all keys that a device ever had, including unwritten ones, the oldest first."""
+        """Return all stored keys of a device and its unwritten one, the oldest first."""
         written, pending = self._registry.keys(device), self._keys.get(device)
         if pending is None:
             return written
@@ -61,26 +66,26 @@ class BufferedRegistry:
         return [*(_retire(each, pending.until) for each in written), pending.key]
 
     def devices(self) -> int:
-        """Return the number of names with keys, or slightly more."""
+        """Return the number of device names with keys. Devices with an unwritten key may be counted twice."""
         return self._registry.devices() + len(self._keys)
 
     def token(self, name: str, now: float) -> tuple[str, bytes] | None:
-        """Return (device, secret) of a token; None if it is unknown, expired or used."""
+        """Return (device, secret) of the enrolment token ``name``; None if it is unknown, used, or expired at ``now``."""
         is_used = any(pending.token == name for pending in self._keys.values())
         return None if is_used else self._registry.token(name, now)
 
     def add(
         self, device: str, key: bytes, *, source: Source, now: float, until: int = 0, token: str = ""
     ) -> None:
-        """Add a key.
+        """Add a key of a device; earlier ones retire. If the registry cannot be written, it is kept in memory.
 
         Args:
             device: Name of the device.
             key: Public key.
             source: Origin of the key.
             now: Epoch seconds.
-            until: End of the key before it, in epoch seconds.
-            token: Name of the token that permits it, or empty.
+            until: Epoch seconds until which the key before it stays valid.
+            token: Name of the token that permits it, which is used up; or empty.
 
         Raises:
             ConfigError: If the key was revoked.
@@ -97,7 +102,10 @@ class BufferedRegistry:
             self._keys[device] = pending
 
     def store_numbers(self, device: str, key: bytes, *, hello_at: int = 0, status_at: int = 0) -> None:
-        """Store the number of the last hello or status that a key signed. 0 leaves the stored number."""
+        """Store the number of the last hello or status that a key signed; 0 leaves the stored number.
+
+        If the registry cannot be written, it is kept in memory.
+        """
         if self._can_write():
             try:
                 self._registry.store_numbers(device, key, hello_at=hello_at, status_at=status_at)
@@ -108,12 +116,15 @@ class BufferedRegistry:
         self._numbers[device, key] = max(hello, hello_at), max(status, status_at)
 
     def take_error(self) -> StoreError | None:
-        """Return the error of a failed write since the last call; None if all writes succeeded."""
+        """Return the error of the last failed write since the last call; None if there was none."""
         error, self._error = self._error, None
         return error
 
     def retry(self) -> None:
-        """Repeat the failed writes, if enough time has passed since the last failure."""
+        """Repeat the failed writes, if there are any and a second has passed since the last failure.
+
+        An error is kept for :meth:`take_error`.
+        """
         if self._can_write() or 0 <= self._clock() - self._failed_at < _RETRY_S:
             return
         try:
@@ -148,7 +159,7 @@ def _states(keys: list[DeviceKey]) -> _KeyStates:
 
 
 def _retire(known: DeviceKey, until: int) -> DeviceKey:
-    """Return ``known`` as it is after another key replaced it: retired, and valid until ``until``."""
+    """Return ``known`` as a key that another one has replaced: retired, and valid until ``until`` (epoch seconds)."""
     if known.state != "active":
         return known
     return msgspec.structs.replace(known, state="retired", until=until)

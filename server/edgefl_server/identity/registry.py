@@ -3,9 +3,9 @@
 ::
 
     registry = Registry(Path("devices.sqlite"), "demo")
-    token = registry.issue(new_token(server_key), "phone-7", valid_until=time.time() + 3600)
+    registry.issue(new_token(server_key), "phone-7", valid_until=time.time() + 3600)
     registry.add("phone-7", key, source="request", now=time.time())
-    registry.revoke("phone-7", now=time.time())
+    registry.revoke("phone-7")
 """
 
 from __future__ import annotations
@@ -51,10 +51,15 @@ _MOST_READ = 100_000
 
 
 class DeviceKey(msgspec.Struct, frozen=True, kw_only=True):
-    """Key of a device.
+    """Public key of a device, as stored in the registry.
 
     Attributes:
-        until: End of a key that another one replaced, in epoch seconds.
+        device: Name of the device.
+        key: The public key.
+        state: ``active``, ``retired`` (replaced, and valid until ``until``), or ``revoked``.
+        source: Why the key is trusted.
+        until: Epoch seconds until which the key is valid.
+        added_at: Epoch seconds at which it was added.
         hello_at: Number of the last hello that it signed; a message with a smaller number is a replay.
         status_at: The same for the last status.
     """
@@ -70,7 +75,9 @@ class DeviceKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Registry:
-    """Registry of one federation's devices. Thread-safe; several processes may have the same file open.
+    """Registry of the device keys of ``federation``, in the SQLite file ``path``, which is created if missing.
+
+    Thread-safe; several processes may have the same file open.
 
     Raises:
         StoreError: If the file cannot be used.
@@ -109,7 +116,13 @@ class Registry:
 
     @contextmanager
     def _using(self, *, durable: bool = False, changed: str = "") -> Iterator[sqlite3.Connection]:
-        """Open a transaction that may change the device ``changed``. ``durable``: it is on disk before this returns."""
+        """Context of a transaction that may change the keys of the device ``changed``, whose cached keys are dropped.
+
+        ``durable``: the transaction is on disk when the context ends.
+
+        Raises:
+            StoreError: If the database fails.
+        """
         with self._reading() as db:
             self._read.pop(changed, None)
             db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
@@ -118,7 +131,11 @@ class Registry:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Return the database for reading, without a transaction, because each message reads."""
+        """Context in which the database is locked for this thread, without a transaction, because each message reads.
+
+        Raises:
+            StoreError: If the database fails.
+        """
         with self._lock:
             try:
                 yield self._db
@@ -128,7 +145,7 @@ class Registry:
     # -- keys ------------------------------------------------------------------------------------------------
 
     def keys(self, device: str) -> list[DeviceKey]:
-        """Return all keys that a device ever had, the oldest first."""
+        """Return all stored keys of a device, the oldest first. The caller must not change the list, which is cached."""
         with self._reading() as db:
             self._look(db)
             if device not in self._read:
@@ -138,7 +155,7 @@ class Registry:
             return self._read[device]
 
     def devices(self) -> int:
-        """Return the number of names with keys."""
+        """Return the number of device names with keys."""
         with self._reading() as db:
             self._look(db)
             if self._count is None:
@@ -147,21 +164,28 @@ class Registry:
             return int(self._count)
 
     def _look(self, db: sqlite3.Connection) -> None:
-        """Drop the cached keys if another process changed the file, which its version number shows."""
+        """Drop all cached keys if another process changed the file, or if too many are cached."""
         [(version,)] = db.execute("PRAGMA data_version").fetchall()
         if version != self._version or len(self._read) > _MOST_READ:
             self._read, self._count, self._version = {}, None, version
 
     def all(self) -> list[DeviceKey]:
-        """Return the keys of all devices by name, the oldest first."""
+        """Return the keys of all devices, sorted by device, then the oldest first."""
         with self._using() as db:
             return _rows(db, f"{_OF_ALL} ORDER BY device, added_at, rowid", self._federation)
 
     def add(
         self, device: str, key: bytes, *, source: Source, now: float, until: int = 0, token: str = ""
     ) -> None:
-        """Add a key of a device and delete the token of that name. Earlier active keys retire and are valid until
-        ``until``.
+        """Add an active key of a device. Its earlier active keys become ``retired`` and are valid until ``until``.
+
+        Args:
+            device: Name of the device.
+            key: Public key.
+            source: Why the key is trusted.
+            now: Epoch seconds.
+            until: Epoch seconds.
+            token: Name of an enrolment token that is deleted, or empty.
 
         Raises:
             ConfigError: If the key was revoked.
@@ -193,8 +217,9 @@ class Registry:
             self._count += 1
 
     def revoke(self, device: str) -> int:
-        """Revoke all keys of a device, and return their number. Keys that these introduced later are not accepted
-        either.
+        """Revoke all keys of a device, and return how many were not revoked before.
+
+        Keys that a revoked key introduced by rotation are not accepted later either.
         """
         with self._using(durable=True, changed=device) as db:
             changed = db.execute(
@@ -213,7 +238,9 @@ class Registry:
             return gone.rowcount
 
     def store_numbers(self, device: str, key: bytes, *, hello_at: int = 0, status_at: int = 0) -> None:
-        """Store the number of the last hello or status that a key signed. 0 leaves the stored number."""
+        """Store the number of the last hello or status that a key signed, unless the stored one is higher. 0 changes
+        nothing.
+        """
         with self._using(changed=device) as db:
             db.execute(
                 "UPDATE keys SET hello_at = max(hello_at, ?), status_at = max(status_at, ?) "
@@ -224,7 +251,9 @@ class Registry:
     # -- tokens ----------------------------------------------------------------------------------------------
 
     def issue(self, token: Token, device: str, *, valid_until: float) -> None:
-        """Store a token whose owner may add one key of ``device``, once, until ``valid_until`` (epoch seconds)."""
+        """Store an enrolment token. Its owner may add one key of ``device``, once, until ``valid_until`` (epoch
+        seconds).
+        """
         with self._using(durable=True) as db:
             db.execute(
                 "INSERT INTO tokens VALUES(?, ?, ?, ?, ?)",
@@ -232,7 +261,7 @@ class Registry:
             )
 
     def token(self, name: str, now: float) -> tuple[str, bytes] | None:
-        """Return (device, secret) of a token; None if it is unknown or expired."""
+        """Return (device, secret) of the enrolment token ``name``; None if it is unknown, used, or expired at ``now``."""
         with self._using() as db:
             row = db.execute(
                 "SELECT device, secret FROM tokens WHERE name = ? AND federation = ? AND until > ?",
@@ -241,21 +270,27 @@ class Registry:
         return (str(row[0]), bytes(row[1])) if row else None
 
     def redeem(self, name: str, device: str, key: bytes, *, now: float) -> None:
-        """Add ``key`` by the token ``name`` and delete the token."""
+        """Add ``key`` to ``device`` by the enrolment token ``name``, which is deleted. Does not check the token.
+
+        Raises:
+            ConfigError: If the key was revoked.
+            StoreError: If the file cannot be written.
+        """
         self.add(device, key, source="token", now=now, token=name)
 
     # -- numbers ---------------------------------------------------------------------------------------------
 
     def number(self) -> int:
-        """Return the stored number of the server's messages (:class:`edgefl.wire.mqtt.envelope.MessageCounter`); 0
-        without one.
+        """Return the stored number from which the server's own messages continue; 0 if there is none.
+
+        (:class:`edgefl.wire.mqtt.envelope.MessageCounter`.)
         """
         with self._using() as db:
             row = db.execute("SELECT value FROM facts WHERE name = 'number'").fetchone()
         return int(row[0]) if row else 0
 
     def keep_number(self, number: int) -> None:
-        """Store the number from which the server's messages continue after a restart."""
+        """Store the number from which the server's own signed messages continue after a restart."""
         with self._using(durable=True) as db:
             db.execute("INSERT OR REPLACE INTO facts VALUES('number', ?)", (str(number),))
 

@@ -53,7 +53,7 @@ _MOST_REASON, _MOST_TEXT = 32, 400
 
 @dataclass(frozen=True, kw_only=True)
 class ProfilingOptions:
-    """Settings of a fleet profile. Times are in seconds.
+    """Settings of a :class:`FleetProfiler`. Times are in seconds.
 
     Attributes:
         federation: Name of the federation.
@@ -83,7 +83,16 @@ class ProfilingOptions:
 
 
 class FleetProfiler:
-    """Profiler of a fleet. :meth:`run` sends requests and collects the profiles; :meth:`stop` ends it early."""
+    """Profiler of a fleet: asks devices over MQTT to measure bundles, and collects their profiles.
+
+    :meth:`run` does all of it; :meth:`stop` ends it early.
+
+    Args:
+        address: Address of the broker.
+        options: Settings of the profile.
+        signer: Key that signs the requests and the bundles; None to leave them unsigned.
+        clock: Monotonic clock in seconds.
+    """
 
     def __init__(
         self,
@@ -135,7 +144,9 @@ class FleetProfiler:
     # -- the loop --------------------------------------------------------------------------------------------
 
     def run(self, progress: Callable[[FleetReport], None] = lambda _: None) -> FleetReport:
-        """Request profiles and wait until every device has answered or its time is over. Returns the report.
+        """Send the requests and wait until every device has answered or the time is over. Return the report.
+
+        Everything that was published is cleared from the broker at the end.
 
         Args:
             progress: Called with the report so far after each change.
@@ -157,7 +168,7 @@ class FleetProfiler:
         return self.report()
 
     def report(self) -> FleetReport:
-        """Return the report so far."""
+        """Return the report so far, with the devices sorted by name. May be called while :meth:`run` is running."""
         return FleetReport(
             federation=self._options.federation,
             seconds=round(self._clock() - self._started_at, 3),
@@ -187,7 +198,10 @@ class FleetProfiler:
                     self._incoming(event)
 
     def _publish_offer(self) -> None:
-        """Publish the bundles again after each connection, in case the broker lost them, and repeat the open requests."""
+        """Publish the bundles as retained messages, and mark all requests to be sent again.
+
+        It runs after each connection, because the broker may have lost them.
+        """
         self._up_since = self._up_since or self._clock()
         until = time.time() + self._seconds_left()
         offer = ProfileOffer(until=until, blobs=tuple(ref for ref, _ in self._blobs.values()))
@@ -249,10 +263,12 @@ class FleetProfiler:
             self._answer(self._row(device), self._open_message(ProfileAnswer, device, message))
 
     def _open_message(self, kind: type[AnyMessage], device: str, message: IncomingMessage) -> AnyMessage:
-        """Verify and return a device's message. The first key of each device is trusted while this command runs.
+        """Verify and return a device's message. The first key that signs for a device is trusted while this command
+        runs.
 
         Raises:
             IdentityError: If another key signed it.
+            ProtocolError: If it is malformed or its signature is invalid.
         """
         opened = open_message(kind, message.topic, message.payload)
         if self._keys.setdefault(device, opened.key) != opened.key:
@@ -309,7 +325,10 @@ class FleetProfiler:
             self._store_profile(row, answer.profile)
 
     def _store_profile(self, row: DeviceProfileState, data: bytes) -> None:
-        """Store a profile. If it is malformed, or of a bundle that was not requested, store the device as declined."""
+        """Store an encoded profile in the device's row, as state ``done``.
+
+        If it is malformed, or of a bundle that was not requested, the device is stored as ``declined``.
+        """
         try:
             profile = profiles.decode(data)
         except ProtocolError as error:
@@ -323,7 +342,13 @@ class FleetProfiler:
         row.update(state="done", profile=profile)
 
     def _clear_forgotten(self, nonce: str, payload: bytes) -> None:
-        """Clear the blobs at the broker that an earlier, killed profiler left, once its offer has expired."""
+        """Clear the retained blobs of the profiler ``nonce`` from the broker, if its offer ended over an hour ago.
+
+        Such a profiler was killed before it could clear them. ``payload`` is its encoded offer.
+
+        Raises:
+            ProtocolError: If the offer is malformed.
+        """
         offer = decode(ProfileOffer, payload)
         if nonce == self._nonce or time.time() < offer.until + _LEFTOVER_S:
             return
@@ -355,7 +380,7 @@ class FleetProfiler:
         row.asked_first = row.asked_first or now
 
     def _conclude(self) -> None:
-        """Set state and reason of each device without a profile."""
+        """Set the final state and its explanation for each device without a profile."""
         options = self._options
         for row in (row for row in self._rows.values() if not row.final):
             if not row.has_hello and not row.online:
@@ -381,7 +406,7 @@ class FleetProfiler:
                 row.update(state="silent", text=text)
 
     def _leave(self) -> None:
-        """Clear everything that was published at the broker, and disconnect."""
+        """Clear everything that this profiler published at the broker, wait for the confirmation, and disconnect."""
         if self._session.connected:
             last = self._clear(self._nonce, tuple(ref for ref, _ in self._blobs.values()))
             last.wait(_FAREWELL_S)

@@ -40,7 +40,7 @@ class DeviceReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Reports on all devices of a federation, sorted by name. ``seconds`` is the duration of the profile."""
+    """Reports on all devices of a profiled federation, sorted by name. ``seconds`` is the duration of the profiling."""
 
     federation: str
     seconds: float
@@ -53,7 +53,7 @@ class FleetReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def silent(self) -> tuple[DeviceReport, ...]:
-        """Return the devices without a profile."""
+        """Return the devices without a profile, whatever the reason."""
         return tuple(row for row in self.devices if row.profile is None)
 
 
@@ -71,7 +71,7 @@ class DeviceProfileState:
     has_answered: bool = False
 
     def update(self, **changes: object) -> None:
-        """Replace fields of the report."""
+        """Replace the fields ``changes`` of the device's report."""
         self.report = msgspec.structs.replace(self.report, **changes)
 
     @property
@@ -85,7 +85,7 @@ Offered = Mapping[str, Mapping[str, BundleArchive]]
 
 
 def by_tier(bundles: Iterable[BundleArchive]) -> Offered:
-    """Return ``bundles`` by tier and format.
+    """Return ``bundles`` as a mapping by tier, then by format. Equal bundles count once.
 
     Raises:
         ConfigError: If there is no bundle, or different bundles have the same tier and format.
@@ -109,8 +109,9 @@ def by_tier(bundles: Iterable[BundleArchive]) -> Offered:
 def tier_for(offered: Offered, device: str, hello: Hello) -> str:
     """Return the tier whose bundle a device should measure; empty if it cannot be determined.
 
-    If one tier is offered, it is that one. Otherwise it is the tier that the device requests. Without a request the
-    device's name decides (``weak-3``), then its memory, if all bundles have a memory plan.
+    If one tier is offered, it is that one. Otherwise it is the tier that the hello requests, or none if that is not
+    offered. Without a request the device's name decides (``weak-3``), then its memory, if all bundles have a memory
+    plan.
     """
     if len(offered) == 1:
         return next(iter(offered))
@@ -131,14 +132,16 @@ _MOST_BYTES = 64 << 20
 
 
 class ProfileFile(msgspec.Struct, frozen=True, kw_only=True):
-    """JSON contents of a file with reports. ``v`` is the version of the format."""
+    """Contents of a JSON file with reports on devices. ``v`` is the version of the format."""
 
     v: int = VERSION
     devices: tuple[DeviceReport, ...]
 
 
 def record(path: Path, devices: Sequence[DeviceReport]) -> None:
-    """Write the reports of ``devices`` to a JSON file, including the reasons of devices without a profile.
+    """Write the reports of ``devices`` to the JSON file ``path``; its folder is created if missing.
+
+    Devices without a profile are written with their reasons.
 
     Raises:
         ConfigError: If the file cannot be written.
@@ -182,15 +185,15 @@ def read_recorded(path: Path) -> tuple[DeviceReport, ...]:
 
 
 def merge_reports(report: FleetReport, others: Sequence[DeviceReport]) -> FleetReport:
-    """Return ``report`` with ``others`` appended to its devices."""
+    """Return a copy of ``report`` with ``others`` appended to its devices. The order is not changed."""
     return msgspec.structs.replace(report, devices=(*report.devices, *others))
 
 
 def _check_device(device: DeviceReport) -> DeviceReport:
-    """Return ``device`` if it is within the bounds of a profile received over the network.
+    """Return ``device``, read from a file, with its profile checked like one that was received over the network.
 
     Raises:
-        ProtocolError: If it is not.
+        ProtocolError: If a name cannot be printed or is too long, or the profile is malformed.
     """
     texts = (device.device, device.tier, device.agent, device.reason)
     if not all(text.isprintable() and len(text) <= _LETTERS for text in texts):

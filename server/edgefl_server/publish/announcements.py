@@ -35,8 +35,15 @@ _PROGRESS_S = 0.2
 
 
 class Announcements:
-    """Publisher of one run's announcements. The bundles are offered from the start. ``folder`` stores the published
-    models.
+    """Publisher of one run's announcements and tasks. The bundles are published from the start.
+
+    Args:
+        spec: Description of the run.
+        run: Identifier of the run.
+        session: Broker session that sends the messages.
+        folder: Folder of the run, which stores the published models.
+        sign: Function that signs the digest of a manifest.
+        seal: Function that signs a message for a topic.
     """
 
     def __init__(
@@ -83,11 +90,16 @@ class Announcements:
 
     @property
     def published(self) -> list[BlobRef]:
-        """References of all blobs of the current model, and of the pages of the last announcement."""
+        """References of all blobs of the current model, and of the announcement's second part if it was divided."""
         return [*_refs(self._downlink.units), *self.publisher.pages]
 
     def publish(self, model: ModelVersion) -> None:
-        """Publish the parts of a new model."""
+        """Publish all parts of a new model, so that :meth:`announce` can name them.
+
+        Raises:
+            StoreError: If they cannot be written to disk.
+            ConfigError: If a part is larger than the limit of a blob.
+        """
         self._downlink.publish(model.number, model.version, model.parts(self._spec))
         self._keep_units(model)
 
@@ -97,23 +109,40 @@ class Announcements:
         self._units[number] = self._downlink.units
 
     def resume(self, model: ModelVersion) -> None:
-        """Publish the parts of a model with the same bytes as the process before this one."""
+        """Publish the parts of ``model`` after a restart, with the same bytes as the process before this one.
+
+        If the record of that process is missing, they are encoded anew.
+
+        Raises:
+            StoreError: If they cannot be written to disk.
+        """
         self._downlink.resume(model.number, model.version, model.parts(self._spec))
         self._keep_units(model)
 
     def received(self, model: ModelVersion) -> Arrays:
-        """Return the weights of ``model`` as devices receive them, with the rounding of the encoding."""
+        """Return the weights of ``model``, by global name, as devices receive them: rounded by the downlink's
+        encoding.
+
+        With int8 the model must be the last published one.
+        """
         return self._downlink.received(model.weights, model.parts(self._spec))
 
     def clear(self, refs: Iterable[BlobRef]) -> None:
-        """Clear blobs at the broker that an earlier process published."""
+        """Clear retained blobs at the broker that an earlier process published. Live blobs stay."""
         for ref in refs:
             self.publisher.clear(ref)
 
     def announce(self, state: State, model_version: str) -> None:
-        """Announce the state of the run, then clear the blobs that the announcement no longer names.
+        """Publish the announcement of the run's state, then clear the blobs that it no longer names.
 
-        The blobs of the current model must be published before. ``model_version`` is its version.
+        The blobs of the current model must be published before.
+
+        Args:
+            state: State of the coordinator.
+            model_version: Version of the current model.
+
+        Raises:
+            ConfigError: If the announcement is larger than the broker accepts.
         """
         current, spec = state.round, self._spec
         number = current.number if current else max(0, state.next_round - 1)
@@ -177,16 +206,22 @@ class Announcements:
         self._session.publish(topic, self._seal(topic, task), expires_s=self._spec.rules.deadline_s)
 
     def call(self, number: int, device: str, tier: str) -> None:
-        """Send a task without a nonce to a device that may have stopped listening, so that it reads the announcement.
+        """Send a device a task without a nonce, so that it reads the announcement even if it has stopped listening.
 
-        ``number`` is the round after which that happens.
+        Args:
+            number: Round that has just ended.
+            device: Name of the device.
+            tier: Tier of the device.
         """
         topic = self._topics.device(device).tasks
         task = Task(run=self._run, round=number, tier=tier, seed=0, nonce="")
         self._session.publish(topic, self._seal(topic, task), expires_s=self._spec.limits.round_deadline_s)
 
     def _offer(self, exchange: ExchangeSpec, sign: Sign) -> dict[str, Offer]:
-        """Publish the bundles of an exchange and return the offers, by format."""
+        """Publish the bundles of an exchange (round trip of the algorithm).
+
+        Return its offers by format; an offer names the bundle of each tier, with signatures.
+        """
         refs: dict[str, dict[str, BlobRef]] = {}
         for tier, spec in exchange.tiers.items():
             for format, bundle in spec.bundles.items():
@@ -199,7 +234,14 @@ def _refs(units: Mapping[str, tuple[BlobRef, ...]]) -> list[BlobRef]:
 
 
 def offer_bundle(publisher: Publisher, bundle: BundleArchive) -> BlobRef:
-    """Publish the blobs of a bundle and return the reference of its manifest, which names them as published."""
+    """Publish the blobs of a bundle, and return the reference of its manifest.
+
+    The published manifest names the blobs as they were sent, which may be compressed.
+
+    Raises:
+        ConfigError: If a blob is larger than the limit.
+        StoreError: If a blob cannot be stored.
+    """
     graphs = tuple(
         msgspec.structs.replace(
             graph, blob=publisher.offer(bundle.blobs[graph.blob.sha256], graph.blob.chunk)

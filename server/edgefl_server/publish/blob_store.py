@@ -16,7 +16,7 @@ _READ = 1 << 20
 
 
 class BlobStore(Protocol):
-    """Storage of encoded blobs by SHA-256."""
+    """Storage of encoded blobs by their SHA-256, in lower-case hexadecimal digits."""
 
     def keep(self, sha256: str, data: bytes) -> None:
         """Store a blob. ``sha256`` is the digest of ``data``.
@@ -33,21 +33,25 @@ class BlobStore(Protocol):
         """
 
     def pieces(self, ref: BlobRef) -> Iterator[bytes]:
-        """Yield the chunks of a blob.
+        """Yield the chunks of a blob in order, each of ``ref.chunk`` bytes except the last one.
 
         Raises:
             StoreError: If the blob was removed or is incomplete.
         """
 
     def keep_only(self, wanted: Collection[str]) -> None:
-        """Delete all blobs except those ``wanted`` (SHA-256), including blobs of an earlier process."""
+        """Delete all blobs except those ``wanted`` (SHA-256), including blobs of an earlier process.
+
+        Raises:
+            StoreError: If they cannot be deleted.
+        """
 
     def close(self) -> None:
-        """Release the storage."""
+        """Release the storage, such as a lock on its folder."""
 
 
 class MemoryBlobStore:
-    """Blob storage for the lifetime of the process."""
+    """Blob storage in memory, for the lifetime of the process."""
 
     def __init__(self) -> None:
         self._blobs: dict[str, bytes] = {}

@@ -32,12 +32,13 @@ class BlobPublisher(Protocol):
     """Interface of the blob publisher (:class:`edgefl_server.publish.publisher.Publisher`)."""
 
     def offer(self, data: bytes, chunk: int = 0, *, plain: bool = False) -> BlobRef:
-        """Publish a blob of these bytes and return its reference. ``chunk`` 0 is the default; ``plain`` means
-        uncompressed.
+        """Publish a blob of these bytes and return its reference.
+
+        ``chunk`` is the size of a chunk in bytes; 0 is the default. ``plain``: do not compress it.
         """
 
     def put(self, ref: BlobRef, data: bytes) -> BlobRef:
-        """Publish an encoded blob and return its reference."""
+        """Publish a blob that is encoded already, and return its reference."""
 
     def encoded(self, sha256: str) -> bytes:
         """Return the encoded bytes of a published blob."""
@@ -45,9 +46,13 @@ class BlobPublisher(Protocol):
 
 @dataclass(frozen=True)
 class PublishedPart:
-    """Arrays published under one name: a unit of the model (``regions`` is None), or the payload of a tier.
+    """Arrays published under one name: a unit (stage) of the model, or the payload of a tier.
 
-    ``coded`` names the arrays that may be rounded. ``masks`` gives the number of bits of each array of packed bits.
+    Attributes:
+        arrays: Arrays by name.
+        coded: Names of the arrays that may be rounded.
+        masks: Number of bits of each array that holds packed bits.
+        regions: Positions of a payload's arrays in the global model; None for a unit.
     """
 
     arrays: Mapping[str, Array]
@@ -57,7 +62,7 @@ class PublishedPart:
 
     @classmethod
     def of_payload(cls, placement: Placement, trained: frozenset[str]) -> PublishedPart:
-        """Return the published part of a tier's payload.
+        """Return the published part for the payload in a tier's ``placement``.
 
         An array may be rounded if it holds only entries of parameters that are ``trained``.
         """
@@ -72,10 +77,10 @@ class PublishedPart:
 
 @dataclass(frozen=True)
 class _PatchChain:
-    """Complete blob of a part, and the patches to it.
+    """Complete blob of a part, and the patches (differences to the next model) that follow it.
 
     Attributes:
-        since: Model number of the complete blob.
+        since: Number of the model that the complete blob holds.
         refs: The complete blob, then its patches in order.
         r: Arrays as devices have them after all patches.
         regions: Regions of a payload; None for a unit.
@@ -88,7 +93,14 @@ class _PatchChain:
 
 
 class Downlink:
-    """Publisher of successive models. The same models in the same order give the same bytes."""
+    """Encoder and publisher of successive models for devices. The same models in the same order give the same bytes.
+
+    Args:
+        spec: Options of the downlink, such as its encoding.
+        publisher: Publisher of the blobs.
+        published: Records of published models, which are used with int8.
+        blob_limit: Largest decoded blob in bytes.
+    """
 
     def __init__(
         self, spec: DownlinkSpec, publisher: BlobPublisher, published: PublishedModels, blob_limit: int
@@ -105,11 +117,15 @@ class Downlink:
         return {name: line.refs for name, line in self._lines.items()}
 
     def publish(self, number: int, model: str, parts: Mapping[str, PublishedPart]) -> None:
-        """Publish the ``parts`` of ``model`` after round ``number``. With int8 they are on disk before this method
-        returns.
+        """Publish the parts of a model. With int8 a record of them is on disk before this method returns.
+
+        Args:
+            number: Number of the round after which the model exists; 0 for the initial model.
+            model: Version of the model.
+            parts: Parts by published name.
 
         Raises:
-            StoreError: If they cannot be written.
+            StoreError: If they cannot be written. The parts of the model before stay published.
         """
         before, after = self._lines, {name: self._next(number, name, part) for name, part in parts.items()}
         if self._spec.encoding == "int8":
@@ -129,9 +145,10 @@ class Downlink:
         self._lines = after  # last: a full disk leaves it as it was, for another try
 
     def resume(self, number: int, model: str, parts: Mapping[str, PublishedPart]) -> None:
-        """Publish ``model`` again with the same bytes as the process before this one.
+        """Publish the model again with the same bytes as the process before this one. The arguments are as in
+        :meth:`publish`.
 
-        With int8, if the record of that process is missing or differs, the model is published as keyframes.
+        With int8, if the record of that process is missing or differs, the parts are published complete.
         """
         known = self._published.load(number, model) if self._spec.encoding == "int8" else None
         if known is None or known[0].lines.keys() != parts.keys():
@@ -150,7 +167,8 @@ class Downlink:
     def received(self, weights: Mapping[str, Array], parts: Mapping[str, PublishedPart]) -> Arrays:
         """Return ``weights`` by global name as devices receive them, with the rounding of the published ``parts``.
 
-        If a unit and a payload overlap, the payload's entries are written first, so the unit's value remains.
+        With int8 the parts must be those of the last :meth:`publish`. If a unit and a payload overlap, the payload's
+        entries are written first, so the unit's value remains.
         """
         if self._spec.encoding == "float32":
             return dict(weights)
@@ -164,7 +182,11 @@ class Downlink:
         return rounded_weights
 
     def _next(self, number: int, name: str, part: PublishedPart) -> _PatchChain:
-        """Return the chain of a part for the next model: a new complete blob, or the chain before with one more patch."""
+        """Return the blobs of part ``name`` for the next model: a new complete blob, or those before with one more
+        patch.
+
+        They are published, but :attr:`units` does not change.
+        """
         before, encoding = self._lines.get(name), self._spec.encoding
         moved = before is not None and part.regions != before.regions
         keyframe = before is None or number % self._spec.keyframe_every == 0
@@ -189,16 +211,19 @@ def _oldest(lines: Mapping[str, _PatchChain], number: int) -> int:
 
 
 def check_counting(count: Count, encoding: Encoding, forms: Mapping[str, Form], own: Collection[str]) -> None:
-    """Raise ConfigError if the server cannot determine which entries of an update a device changed.
+    """Check that the server can determine which entries of an update a device changed.
 
-    That is so if ``round.count`` is nonzero, updates are dense, the encoding is int8, and several tiers have own
-    payloads: each payload is rounded with steps of its own.
+    It cannot if ``round.count`` is nonzero, updates are dense, the encoding is int8, and some of several tiers have
+    own payloads. Each payload is then rounded with steps of its own.
 
     Args:
         count: Option ``round.count``.
         encoding: Encoding of the downlink.
         forms: Form of the updates, by tier.
         own: Tiers with a payload.
+
+    Raises:
+        ConfigError: If it cannot.
     """
     dense = any(not form.change for form in forms.values())
     if count == "nonzero" and dense and encoding == "int8" and own and len(forms) > 1:

@@ -15,7 +15,11 @@ from edgefl_server.run_spec import RunSpec, TierSpec
 
 
 def group_by_unit(weights: Mapping[str, Array], units: Iterable[str]) -> dict[str, Arrays]:
-    """Return the tensors of each unit under their global names. Units without tensors are left out."""
+    """Return the tensors of each unit (stage of the model): by unit, then by global name. Units without tensors are
+    left out.
+
+    ``weights`` is by global name, such as ``unit.layer.weight``.
+    """
     by_unit = {
         unit: {name: array for name, array in weights.items() if name.startswith(f"{unit}.")}
         for unit in units
@@ -24,12 +28,19 @@ def group_by_unit(weights: Mapping[str, Array], units: Iterable[str]) -> dict[st
 
 
 def unit_blobs(weights: Mapping[str, Array], units: Iterable[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield (unit, safetensors blob of its tensors under their global names). Units without tensors are left out."""
+    """Yield (unit, safetensors blob of its tensors under their global names) for each of ``units``, the stages of the
+    model.
+
+    Units without tensors are left out.
+    """
     return ((unit, tensors.dump(own)) for unit, own in group_by_unit(weights, units).items())
 
 
 def version_of(units: Iterable[tuple[str, bytes]]) -> str:
-    """Return the model version: the SHA-256 over the SHA-256 of each unit's blob, sorted by unit."""
+    """Return the model version, a SHA-256 in hexadecimal digits over the SHA-256 of each unit's blob, sorted by unit.
+
+    ``units`` are (unit, blob) pairs in any order.
+    """
     digests = {unit: hashlib.sha256(data).hexdigest() for unit, data in units}
     whole = hashlib.sha256()
     for unit in sorted(digests):
@@ -55,14 +66,18 @@ class ModelVersion:
 
     @classmethod
     def of(cls, spec: RunSpec, number: int, weights: Arrays) -> ModelVersion:
-        """Return the model version with ``weights`` after round ``number``, and the placements of the round that
-        follows.
+        """Return the model version with ``weights`` after round ``number``.
+
+        It contains the placements (the share of each tier) for the next round.
         """
         placements = {name: tier.place(weights, number + 1) for name, tier in spec.tiers.items()}
         return cls(number, weights, version_of(unit_blobs(weights, spec.units)), placements)
 
     def parts(self, spec: RunSpec) -> dict[str, PublishedPart]:
-        """Return all parts of the model that some tier reads, by the name under which they are published."""
+        """Return all parts of the model that some tier reads, by the name under which they are published.
+
+        A part is a unit (stage) of the model, or the own payload of a tier.
+        """
         units = group_by_unit(self.weights, spec.units)
         parts: dict[str, PublishedPart] = {}
         for exchange in spec.exchanges:

@@ -31,10 +31,10 @@ _BROKER_S = 10.0
 
 
 class MessagePublisher(Protocol):
-    """Part of the interface of :class:`edgefl.wire.mqtt.session.Session` that the publisher uses."""
+    """Broker session, as far as the publisher uses it (:class:`edgefl.wire.mqtt.session.Session`)."""
 
     def publish(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> Delivery:
-        """Queue a message and return its delivery."""
+        """Queue a message and return its delivery, which reports the broker's acknowledgement."""
 
 
 class Publisher:
@@ -135,7 +135,11 @@ class Publisher:
         return self.put(*compress(data, chunk or self._chunk, "none" if plain else self._compression))
 
     def put(self, ref: BlobRef, data: bytes) -> BlobRef:
-        """Add an encoded blob to the live set and publish it, unless an equal one is live already."""
+        """Publish a blob that is encoded already, unless an equal one is live, and return its reference.
+
+        Raises:
+            StoreError: If it cannot be stored.
+        """
         if ref.sha256 not in self._blobs:
             self._store.keep(ref.sha256, data)
             self._blobs[ref.sha256] = ref
@@ -145,14 +149,22 @@ class Publisher:
         return self._blobs[ref.sha256]
 
     def encoded(self, sha256: str) -> bytes:
-        """Return the encoded bytes of a live blob."""
+        """Return the encoded bytes of a live blob.
+
+        Raises:
+            StoreError: If its file was removed.
+        """
         return self._store.read(sha256)
 
     def announce(self, message: Round) -> None:
         """Publish ``message`` as the retained announcement ``rounds/current``. Its blobs must be offered before.
 
+        If it is too large for one message, a part of it is published as a blob (:attr:`pages`). While the broker is
+        away, it is published after the next connection.
+
         Raises:
-            ConfigError: If it is larger than the broker accepts (:attr:`message_limit`), even without its pages.
+            ConfigError: If it is larger than the broker accepts (:attr:`message_limit`) even when divided.
+            StoreError: If that blob cannot be stored.
         """
         topic = self._topics.current_round
         payload, page = self._seal(topic, message), b""
@@ -174,16 +186,21 @@ class Publisher:
             self._delivery = self._session.publish(topic, payload, retain=True)
 
     def wait_delivered(self, timeout_s: float) -> bool:
-        """Return True if the broker acknowledged the announcement and the cleared topics.
+        """Return True if the broker acknowledged the last announcement and the cleared topics, False on timeout.
 
-        Waits ``timeout_s`` for each acknowledgement.
+        Waits at most ``timeout_s`` for each of both. False also if nothing was announced on this connection.
         """
         announced = self._delivery is not None and self._delivery.wait(timeout_s)
         return announced and (self._cleared is None or self._cleared.wait(timeout_s))
 
     def keep_only(self, wanted: Iterable[str]) -> None:
-        """Clear every live blob except those ``wanted`` (SHA-256) and the pages. Call it after the announcement that
-        drops them.
+        """Clear every live blob at the broker and in the storage, except those ``wanted`` (SHA-256) and the
+        :attr:`pages`.
+
+        Call it after the announcement that no longer names them.
+
+        Raises:
+            StoreError: If the storage cannot delete them.
         """
         keep = {*wanted, *(ref.sha256 for ref in self.pages)}
         for sha256 in [name for name in self._blobs if name not in keep]:
@@ -234,7 +251,10 @@ class Publisher:
         self._echoes.clear()
 
     def _publish(self, *, lost: bool) -> None:
-        """Publish all live blobs and the announcement if the broker ``lost`` them, otherwise only those not sent before."""
+        """Publish the live blobs and the announcement after a connection, and clear the blobs that are due.
+
+        ``lost``: the broker lost them, so all are sent; otherwise only those not sent before.
+        """
         self.online, self.asking = True, False
         for sha256 in self._blobs:
             if lost or sha256 not in self._sent:
@@ -263,15 +283,20 @@ class Publisher:
             self.announce(self.current)
 
     def restore_blobs(self) -> None:
-        """Publish all live blobs again because a device misses some. Does nothing while an earlier repetition is under
-        way.
+        """Publish all live blobs again because a device misses some.
+
+        Does nothing while an earlier repetition is not delivered yet, or while the broker is away.
         """
         if self.online and (self._restored is None or self._restored.done()):
             for sha256 in self._blobs:
                 self._restored = self._send(sha256) or self._restored
 
     def storage_fault(self) -> str:
-        """Return a description of the first live blob that cannot be read; an empty text if all can."""
+        """Return a description of the first live blob whose bytes cannot be read from the storage; an empty text if
+        all can.
+
+        Reads only the first chunk of each.
+        """
         try:
             for ref in self._blobs.values():
                 for _ in self._store.pieces(ref):
@@ -281,11 +306,14 @@ class Publisher:
         return ""
 
     def close(self) -> None:
-        """Close the storage. Publish nothing afterwards."""
+        """Close the storage of the blobs. The publisher must not be used afterwards."""
         self._store.close()
 
     def _send(self, sha256: str) -> Delivery | None:
-        """Publish a blob and return the delivery of its last chunk."""
+        """Send the chunks of a live blob to the broker, and return the delivery of the last one.
+
+        None if devices use mirrors only, or if the blob cannot be read.
+        """
         ref, last, patient = self._blobs[sha256], None, True
         self._sent.add(sha256)
         if not self._by_broker:
@@ -299,7 +327,10 @@ class Publisher:
         return last
 
     def _room_for(self, nbytes: int) -> bool:
-        """Wait until the broker has acknowledged enough messages to send ``nbytes`` more. Return False on timeout."""
+        """Wait until few enough bytes are unacknowledged at the broker to send ``nbytes`` more, and return True.
+
+        Return False if the broker acknowledges nothing for ten seconds.
+        """
         while self._waiting and self._waiting_bytes + nbytes > _MOST_WAITING:
             oldest, size = self._waiting.popleft()
             self._waiting_bytes -= size
@@ -322,6 +353,12 @@ class AnnouncementMonitor:
 
     :meth:`receive` handles messages on the announcement's topic, and :meth:`restore_missing` a device's failed
     attempt. :meth:`step` must be called periodically.
+
+    Args:
+        publisher: Publisher of the announcement.
+        own_key: Public key of this server.
+        listener: Receives warnings.
+        clock: Epoch seconds.
     """
 
     def __init__(
@@ -341,7 +378,10 @@ class AnnouncementMonitor:
         self._fault = ""
 
     def connected(self, *, resumed: bool) -> None:
-        """Inform the publisher about a connection. If the session was ``resumed``, wait for the retained announcement."""
+        """Publish what the broker lacks after a connection (:meth:`Publisher.connected`).
+
+        ``resumed``: the broker kept the session, so first wait up to two seconds for the retained announcement.
+        """
         self._publisher.connected(resumed=resumed)
         self._heard_by = self._clock() + _HEARD_S
 
@@ -350,8 +390,9 @@ class AnnouncementMonitor:
         self._publisher.disconnected()
 
     def receive(self, payload: bytes, *, retained: bool = False) -> None:
-        """Handle a message on the announcement's topic. If another client sent it, restore the announcement and warn
-        once.
+        """Handle a message on the announcement's topic. ``retained``: the broker sent it because of a subscription.
+
+        If another client sent it, restore the announcement, and emit one warning for the first time.
         """
         if self._publisher.asking:
             if retained:  # else it was on its way when the connection ended
@@ -374,7 +415,7 @@ class AnnouncementMonitor:
         return False
 
     def restore_missing(self) -> None:
-        """Publish the blobs again after a device failed because of missing chunks, at most once in some time.
+        """Publish the blobs again after a device failed because of missing chunks; at most every 30 seconds.
 
         If stored blobs cannot be read, emit a warning.
         """
@@ -387,7 +428,10 @@ class AnnouncementMonitor:
                     self._listener.emit(Warned(tier="", text=fault))
 
     def step(self) -> float | None:
-        """Restore the announcement if that is due. Return the seconds until the next call; None if no call is needed."""
+        """Restore the announcement at the broker if that is due.
+
+        Return the seconds until the next call; None if no call is needed before another event.
+        """
         if self._publisher.asking:
             if (left := self._heard_by - self._clock()) > 0:
                 return left

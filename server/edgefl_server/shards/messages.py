@@ -28,17 +28,17 @@ Keys = Mapping[str, tuple[DeviceKey, ...]]
 
 
 def shard_of(device: str) -> int:
-    """Return the shard of a device, from 0."""
+    """Return the shard of a device: a number from 0 to ``SHARDS - 1`` that depends only on its name."""
     return crc32(device.encode()) % SHARDS
 
 
 def shards_of(worker: int, workers: int) -> range:
-    """Return the shards of worker number ``worker``, from 0."""
+    """Return the shards whose devices are received by worker number ``worker`` (from 0) of ``workers``."""
     return range(worker, SHARDS, workers)
 
 
 def worker_of(device: str, workers: int) -> int:
-    """Return the number of the worker that receives a device's updates."""
+    """Return the number (from 0) of the worker, among ``workers``, that receives a device's updates."""
     return shard_of(device) % workers
 
 
@@ -46,8 +46,12 @@ def worker_of(device: str, workers: int) -> int:
 
 
 class Begin(msgspec.Struct, frozen=True):
-    """Command: receive the updates of a round. ``opened`` has only the tasks of this worker's devices; ``keys`` are
-    their keys.
+    """Command: receive the updates of a round.
+
+    Attributes:
+        opened: The round, with only the tasks of this worker's devices.
+        spec: Settings for the sums of its updates.
+        keys: All keys of these devices, by device.
     """
 
     opened: OpenRound
@@ -56,20 +60,23 @@ class Begin(msgspec.Struct, frozen=True):
 
 
 class UpdateKeys(msgspec.Struct, frozen=True):
-    """Command: replace the keys of devices. None removes a device."""
+    """Command: replace the keys of the devices ``keys``. None removes a device, whose updates are then refused as
+    unknown.
+    """
 
     keys: Mapping[str, tuple[DeviceKey, ...] | None]
 
 
 class DeviceDeclined(msgspec.Struct, frozen=True):
-    """Command: a device will send no update for the open round."""
+    """Command: ``device`` declined its task and will send no update for the open round."""
 
     device: str
 
 
 class End(msgspec.Struct, frozen=True):
-    """Command: the round has ended. The worker answers with :class:`Summed`; ``summed`` is False if the sum is not
-    needed.
+    """Command: the round has ended. The worker answers with :class:`Summed`.
+
+    ``summed`` is False if the sum is not needed, because the round was abandoned.
     """
 
     round: int
@@ -84,17 +91,20 @@ Command = Begin | UpdateKeys | DeviceDeclined | End | Stop
 class Ready(msgspec.Struct, frozen=True):
     """Message: the worker now receives updates of this round; 0 if no round is open.
 
-    Earlier updates may be lost, so the server sends the open tasks of its devices again.
+    Messages sent before may be lost, so the server sends the open tasks of the worker's devices again.
     """
 
     round: int
 
 
 class UpdatesHandled(msgspec.Struct, frozen=True):
-    """Message: results of received updates. ``replies`` are for devices, ``answers`` for the coordinator, ``events`` for
-    people.
+    """Message: results of received updates of one round. Accepted updates are already in the journal.
 
-    Accepted updates are already in the journal.
+    Attributes:
+        round: Number of the round.
+        replies: Acknowledgements to send to devices.
+        answers: Results for the coordinator.
+        events: Events for people.
     """
 
     round: int
@@ -104,8 +114,12 @@ class UpdatesHandled(msgspec.Struct, frozen=True):
 
 
 class Summed(msgspec.Struct, frozen=True):
-    """Message: sum of a round's updates, and their :func:`digest`. The sum is None without updates, or if it was not
-    requested.
+    """Message: the worker's sum of a round.
+
+    Attributes:
+        round: Number of the round.
+        partial: The sum; None without updates, or if it was not requested.
+        digest: :func:`digest` of the updates in the sum.
     """
 
     round: int
@@ -114,19 +128,22 @@ class Summed(msgspec.Struct, frozen=True):
 
 
 class KeyRequest(msgspec.Struct, frozen=True):
-    """Message: an unknown device sends updates. The server answers with its keys."""
+    """Message: a device whose keys the worker lacks sends updates. The server answers with :class:`UpdateKeys`."""
 
     device: str
 
 
 class StorageFailed(msgspec.Struct, frozen=True):
-    """Message: the journal or the updates' bytes cannot be written. The worker receives nothing until that succeeds."""
+    """Message: the journal or the updates' bytes cannot be written. ``text`` is the reason.
+
+    The worker receives nothing until that succeeds; then it sends :class:`Ready`.
+    """
 
     text: str
 
 
 class RefusedCounts(msgspec.Struct, frozen=True):
-    """Message: numbers of messages that were not read or stored since the worker began, by reason."""
+    """Message: number of messages that the worker dropped unread since it began, by reason."""
 
     counts: Mapping[str, int]
 
@@ -135,7 +152,7 @@ WorkerMessage = Ready | UpdatesHandled | Summed | KeyRequest | StorageFailed | R
 
 
 class FromWorker(msgspec.Struct, frozen=True):
-    """Message of a worker, tagged with its number. ``generation`` counts the processes that had this number."""
+    """Message of a worker, with the worker's number. ``generation`` counts the processes that had this number so far."""
 
     worker: int
     generation: int
@@ -143,6 +160,6 @@ class FromWorker(msgspec.Struct, frozen=True):
 
 
 def digest(digests: Mapping[str, str]) -> str:
-    """Return one digest for a set of accepted updates, from the digest of each by device."""
+    """Return one SHA-256 for a set of accepted updates. ``digests`` has the SHA-256 of each update, by device."""
     text = "\n".join(f"{device} {digests[device]}" for device in sorted(digests))
     return hashlib.sha256(text.encode()).hexdigest()

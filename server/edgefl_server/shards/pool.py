@@ -71,7 +71,7 @@ class WorkerOptions:
 
     @classmethod
     def of(cls, table: ServerTable) -> WorkerOptions:
-        """Return the options from a federation file.
+        """Return the options from the table ``server`` of a federation file.
 
         Raises:
             ConfigError: If they need Ray and it is not installed.
@@ -83,7 +83,11 @@ class WorkerOptions:
         return cls(table.workers, RayLauncher(table.ray, min(table.workers, SHARDS)), table.updates)
 
     def check(self, spec: RunSpec) -> None:
-        """Raise ConfigError if the aggregation of a run cannot be divided among workers."""
+        """Check that the aggregation of a run can be divided among workers.
+
+        Raises:
+            ConfigError: If it needs all updates in one process.
+        """
         if not self.workers:
             return
         rule = spec.aggregate.rule
@@ -104,7 +108,9 @@ class WorkerOptions:
 
 @dataclass
 class _Slot:
-    """Place of one worker in the pool, and the worker that fills it."""
+    """Place of one worker in the pool: its number and shards, the worker that fills it, and when to launch the next
+    one.
+    """
 
     number: int
     shards: range
@@ -123,8 +129,10 @@ class _Slot:
 
 
 class _SlotSink:
-    """Receiver of one worker's messages. Sums go to :meth:`WorkerPool.end_round`, others to the inbox, the worker's end
-    to both.
+    """Receiver of one worker's messages, on the worker's thread.
+
+    Sums go to ``sums`` for :meth:`WorkerPool.end_round`, all others to ``inbox``, the report of the worker's death to
+    both.
     """
 
     def __init__(self, slot: _Slot, sums: queue.SimpleQueue[messages.FromWorker], inbox: Inbox[Any]) -> None:
@@ -141,11 +149,11 @@ class _SlotSink:
 
 
 class WorkerPool:
-    """Workers that receive the updates of a run.
+    """Pool of processes or Ray actors that receive the updates of a run and sum them.
 
     Args:
-        settings: Settings of the workers, without their numbers. With fewer than two workers the pool is empty, and the
-            server receives all updates itself.
+        settings: Settings of the workers, without their numbers. With fewer than two workers the pool is empty, and
+            the server receives all updates itself.
         launcher: Factory of the workers.
         journal: Journal that the workers write to.
         registry: Keys of the devices.
@@ -196,11 +204,14 @@ class WorkerPool:
         return sum((Counter(slot.counts) for slot in self._slots), Counter())
 
     def receives(self, device: str, number: int) -> bool:
-        """Return True if an update of ``device`` for round ``number`` would be received now."""
+        """Return True if an update of ``device`` for round ``number`` would be received now.
+
+        False while the device's worker is missing or does not have the round yet. Always True without workers.
+        """
         return not self._slots or self._slot_of(device).ready_round == number
 
     def stop(self) -> None:
-        """Stop all workers, at the same time."""
+        """Stop all workers at the same time, and wait for their end."""
         handles = [slot.handle for slot in self._slots if slot.handle is not None]
         for handle in handles:
             handle.send(Stop())
@@ -212,7 +223,10 @@ class WorkerPool:
     # -- rounds ----------------------------------------------------------------------------------------------
 
     def begin(self, opened: OpenRound, aggregation: RoundAggregation) -> None:
-        """Send an open round to all workers."""
+        """Send an open round to all workers, each with the tasks of its devices.
+
+        ``aggregation`` has the settings of the sums. Does nothing without workers.
+        """
         if not self._slots:
             return
         self._spec = replace(aggregation.spec, threads=max(1, cores() // len(self._slots)))
@@ -227,12 +241,14 @@ class WorkerPool:
             self._send_round(slot, opened)
 
     def decline(self, device: str) -> None:
-        """Inform the device's worker that the device will send no update."""
+        """Send the worker of ``device`` the information that the device declined its task."""
         if self._slots:
             self._slot_of(device).send(messages.DeviceDeclined(device))
 
     def end_round(self, ended: OpenRound, aggregation: RoundAggregation, *, summed: bool) -> OpenRound:
-        """Close a round in the journal, and add the workers' sums to those of ``aggregation``.
+        """Close a round in the journal, collect the workers' sums, and add them to those of ``aggregation``.
+
+        The updates of a worker whose sum is missing or differs from the journal are summed here.
 
         Args:
             ended: The round with the answers that the coordinator knows.
@@ -262,7 +278,11 @@ class WorkerPool:
         return replace(ended, assignments=tasks)
 
     def _collect(self, number: int, *, summed: bool) -> dict[int, messages.Summed]:
-        """Return the sums by worker number. Workers that died or take too long are missing."""
+        """Return the sums of round ``number`` by worker number. Workers that died or took longer than 120 s are
+        missing.
+
+        Workers that took too long are replaced. ``summed``: request the sums.
+        """
         waiting = {slot.number: slot for slot in self._slots if slot.handle is not None}
         for slot in waiting.values():
             slot.send(messages.End(number, summed))
@@ -286,7 +306,10 @@ class WorkerPool:
         return sums
 
     def _sum_here(self, spec: RoundAggregationSpec, shards: range) -> PartialSum | None:
-        """Sum the accepted updates of ``shards`` from the journal in this process. Return None if there are none."""
+        """Sum the accepted updates of ``shards`` from the journal in this process. Return None if there are none.
+
+        Their events are emitted again.
+        """
         aggregation = spec.build()
         for event, checked, share in stored_updates(
             self._journal.direct, self._settings.rules.run, aggregation, shards
@@ -348,21 +371,28 @@ class WorkerPool:
         return NOTHING
 
     def _end_outage(self) -> tuple[Outage, ...]:
-        """Return the event of one outage when the last stalled worker recovers, or no event."""
+        """Return an Outage event with the time since the first worker stalled, if none is stalled any more; else no
+        event.
+        """
         if self._stalled_since is None or self.is_stalled:
             return ()
         since, self._stalled_since = self._stalled_since, None
         return (Outage(self._clock() - since),)
 
     def _stall(self, slot: _Slot, error: StoreError) -> None:
-        """Mark a worker that receives nothing until it reports that it is ready again, and report the error."""
+        """Mark a worker as stalled because of a storage error, and report the error.
+
+        It receives nothing until it reports that it is ready again.
+        """
         slot.is_stalled = True
         if self._stalled_since is None:
             self._stalled_since = self._clock()
         self._reporter.report_storage_error(error)
 
     def _replace(self, slot: _Slot, reason: str) -> None:
-        """Kill a worker that does not work any more, and schedule its successor."""
+        """Kill a worker that has failed, warn with ``reason``, and schedule the launch of its successor. Does nothing
+        if it is gone.
+        """
         if slot.handle is None:
             return
         slot.handle.kill()
@@ -428,12 +458,16 @@ class WorkerPool:
 
 
 def _validity(keys: tuple[DeviceKey, ...]) -> list[tuple[bytes, str, int]]:
-    """Return the fields of keys that decide whether a worker accepts signatures."""
+    """Return (key, state, end of validity) of each key: the fields that decide whether a worker accepts its
+    signatures.
+    """
     return [(each.key, each.state, each.until) for each in keys]
 
 
 def _share(limits: Limits, workers: int) -> Limits:
-    """Return the limits of each worker, so that all workers together hold as much as one server would."""
+    """Return the limits of one of ``workers`` workers: their memory is divided, so that all hold as much as one server
+    would.
+    """
     return msgspec.structs.replace(
         limits,
         asked_bytes=max(1, limits.asked_bytes // workers),

@@ -52,7 +52,7 @@ _SUBSCRIBED_S = 0.01
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """Settings of a worker.
+    """Settings of one aggregation worker, which it receives when it is started.
 
     Attributes:
         worker: Number of this worker, from 0.
@@ -77,16 +77,18 @@ class WorkerSettings:
     enrolled: bool
 
     def build(self, sink: EventSink[messages.WorkerMessage]) -> AggregationWorker:
-        """Return a worker that sends its messages to ``sink``."""
+        """Return the worker with these settings, which sends its messages to ``sink``. It runs when its ``run`` is
+        called.
+        """
         return AggregationWorker(self, sink)
 
 
 class UnknownDevice(IdentityError):
-    """Message of a device without keys in this worker: the server sends them on request."""
+    """Error: a device sent a message, and this worker has no keys of it. The server sends them on request."""
 
 
 class KeyRing:
-    """Keys of the devices, as the server sent them.
+    """Keys of the devices that the server sent to a worker, and the verification of chunks with them.
 
     Args:
         enrolled: True if devices have to be on a list.
@@ -107,12 +109,12 @@ class KeyRing:
                 self.keys[device] = each
 
     def open(self, device: str, topic: str, payload: bytes) -> UpdateChunk:
-        """Verify and decode a chunk.
+        """Verify the signature of a chunk of an update, and decode it.
 
         Args:
             device: Name in the topic.
             topic: Topic of the message, which is part of what was signed.
-            payload: The envelope.
+            payload: The envelope, or the bare chunk of a device that does not sign.
 
         Raises:
             UnknownDevice: If the server has sent no keys of the device.
@@ -143,7 +145,8 @@ class _CommandQueued:
 
 
 class AggregationWorker:
-    """Aggregation worker.
+    """Worker that receives the updates of its shards of devices, journals them, and returns their sum after each
+    round.
 
     Args:
         settings: Settings of this worker.
@@ -219,7 +222,7 @@ class AggregationWorker:
     # -- the loop --------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        """Handle the commands, then one message."""
+        """Handle all queued commands, then at most one message of a device; waits up to a second for it."""
         while self._commands:
             self._obey(self._commands.popleft())
         if self._is_stopped:
@@ -262,7 +265,11 @@ class AggregationWorker:
                 self._is_stopped = True
 
     def _begin(self, command: messages.Begin) -> None:
-        """Begin a round. Its journaled updates are added first."""
+        """Begin a round: restore its sums from the journal, then subscribe to the topics of its devices.
+
+        Raises:
+            StoreError: If the journal cannot be read.
+        """
         self._ring.update(command.keys)
         opened = command.opened
         self._aggregation = command.spec.build(device="cpu")
@@ -280,13 +287,14 @@ class AggregationWorker:
         self._reports_ready = True
 
     def _update_devices(self) -> None:
-        """Replace the devices in the state by those with keys. Messages of other devices are from unknown devices."""
+        """Replace the devices in the worker's state by those whose keys it has."""
         known = {name: RosterEntry(name, "", 0, True, 0.0) for name in self._ring.keys}
         self._state = replace(self._state, devices=Devices(known))
 
     def _end(self, command: messages.End) -> None:
-        """Send the sum of a round. The journal refuses updates that are still buffered, because the round is closed in
-        it.
+        """Send the sum of the ended round to the server, and forget the round.
+
+        Updates that are still buffered are refused by the journal, because the round is closed in it.
         """
         ended, aggregation = self._state.round, self._aggregation
         if ended is None or aggregation is None or ended.number != command.round:
@@ -305,7 +313,7 @@ class AggregationWorker:
     # -- messages of devices ---------------------------------------------------------------------------------
 
     def _handle(self, message: IncomingMessage) -> None:
-        """Handle a message of a device. Never raises for its contents."""
+        """Handle a message of a device, from its topic to the results for the server. Never raises for its contents."""
         if message.retained and message.payload:
             self._session.publish(message.topic, b"", qos=0, retain=True)
             return
@@ -354,7 +362,7 @@ class AggregationWorker:
             self._apply(self._receiver.request_uploads(self._state.round))
 
     def _apply(self, received: ReceiveResult) -> None:
-        """Apply answers to the state, and send the server all results."""
+        """Apply the answers in ``received`` to the worker's copy of the round, and send the server all results."""
         self._answer(received.answers)
         self._send_progress(received.replies, received.answers)
 
@@ -372,7 +380,7 @@ class AggregationWorker:
     # -- messages for the server -----------------------------------------------------------------------------
 
     def emit(self, event: Event) -> None:
-        """Buffer an event for the next message to the server."""
+        """Buffer an event for people; it is sent to the server with the next results."""
         self._events.append(event)
 
     def _send_progress(
@@ -401,7 +409,7 @@ class AggregationWorker:
             self._sink.put(messages.RefusedCounts(counts))
 
     def report_storage_error(self, error: StoreError) -> None:
-        """Report that the journal cannot be written, and receive nothing until it can."""
+        """Send the server the storage error, and receive nothing until the journal can be written again."""
         self._is_stalled = True
         self._sink.put(messages.StorageFailed(error.message))
 

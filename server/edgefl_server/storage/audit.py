@@ -31,13 +31,16 @@ HISTORY_NAME = "history.jsonl"
 
 
 class HistoryWriter:
-    """Writer of ``history.jsonl``, one line per closed round. A round that a killed server reports again has two lines."""
+    """Writer of ``history.jsonl`` in ``folder``, with one line per closed round.
+
+    A round that a killed server reports again has two lines.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / HISTORY_NAME
 
     def take(self, event: Event) -> Warned | None:
-        """Write the event of a closed round, durable before this returns. Other events are ignored.
+        """Append a line if ``event`` is a closed round, durable before this returns. Other events are ignored.
 
         Returns:
             A warning if the file cannot be written, else None.
@@ -58,10 +61,10 @@ class HistoryWriter:
 
 
 def rounds_of(folder: Path) -> tuple[RoundClosed, ...]:
-    """Return the closed rounds of the run in ``folder``, sorted by number. If a round was reported twice, the first one
-    counts.
+    """Return the closed rounds in the history of the run in ``folder``, sorted by number; empty without a history.
 
-    A line that a killed server left incomplete is ignored; the resumed server reports that round again.
+    If a round was reported twice, the first line counts. A line that a killed server left incomplete is ignored; the
+    resumed server reports that round again.
     """
     path = folder / HISTORY_NAME
     rounds: dict[int, RoundClosed] = {}
@@ -92,8 +95,14 @@ _HASH = b',"hash":"'
 
 @dataclass
 class _ChainState:
-    """End of a chain: number of lines, last hash, size in bytes, run, and the accepted updates (run, round, device,
-    nonce).
+    """State at the end of the audit log, from which it continues.
+
+    Attributes:
+        lines: Number of lines.
+        head: Hash of the last line.
+        size: Size of the file in bytes.
+        run: Identifier of the run.
+        accepted: (run, round, device, nonce) of each accepted update of the last round, so that none is logged twice.
     """
 
     lines: int = 0
@@ -104,7 +113,7 @@ class _ChainState:
 
 
 class AuditLog:
-    """Writer of the audit log in ``folder``."""
+    """Writer of the audit log, a file of chained JSON lines in ``folder``."""
 
     def __init__(self, folder: Path, clock: Clock = time.time) -> None:
         self._path = folder / NAME
@@ -165,8 +174,14 @@ class AuditLog:
 
 
 class AuditVerification(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a verification. ``head`` is the hash of the last line. ``problems`` lists faulty lines and missing
-    rounds.
+    """Result of the verification of an audit log.
+
+    Attributes:
+        lines: Number of lines.
+        head: Hash of the last line, to compare with a stored one.
+        rounds: Number of closed rounds.
+        updates: Number of accepted updates.
+        problems: Descriptions of faulty lines and missing rounds; empty if the log is valid.
     """
 
     lines: int
@@ -178,6 +193,8 @@ class AuditVerification(msgspec.Struct, frozen=True, kw_only=True):
 
 def verify(folder: Path) -> AuditVerification:
     """Verify every line of the audit log in ``folder``, and compare its rounds with ``history.jsonl``.
+
+    Faults do not raise; they are in ``problems`` of the result.
 
     Raises:
         DataError: If there is no log.
@@ -207,7 +224,11 @@ def verify(folder: Path) -> AuditVerification:
 
 
 def _read(line: bytes, number: int, before: str) -> tuple[dict[str, Any], str]:
-    """Return (line as a dict, fault). The fault is empty if the line is valid; the dict is empty if it is not JSON."""
+    """Return (line as a dict, description of its fault), where the line should be number ``number`` after the hash
+    ``before``.
+
+    The description is empty if the line is valid; the dict is empty if it is not JSON.
+    """
     try:
         entry = msgspec.json.decode(line, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -234,7 +255,9 @@ def _own_hash(line: bytes) -> str:
 
 
 def _repair(path: Path) -> _ChainState:
-    """Return the end of the chain in a file. An incomplete last line, left by a killed server, is cut off."""
+    """Return the state at the end of the log file ``path``. An incomplete last line, left by a killed server, is cut
+    off.
+    """
     tail = _ChainState()
     if not path.exists():
         return tail
@@ -251,7 +274,7 @@ def _repair(path: Path) -> _ChainState:
 
 
 def _advance(tail: _ChainState, line: bytes) -> None:
-    """Advance the end of the chain by one line."""
+    """Advance the state ``tail`` in place by one line of the log. The line is not verified."""
     entry, _ = _read(line, tail.lines + 1, tail.head)
     tail.lines, tail.head = tail.lines + 1, _own_hash(line) or tail.head
     event = _event(entry)

@@ -19,7 +19,10 @@ KEPT = 3
 
 
 class Checkpoints:
-    """Checkpoints ``checkpoints/round-0007.safetensors`` and the trained model ``model.safetensors`` in ``folder``."""
+    """Model files of a run in ``folder``, which is created.
+
+    They are the checkpoints ``checkpoints/round-0007.safetensors`` and the trained model ``model.safetensors``.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -43,14 +46,16 @@ class Checkpoints:
         return store(self.path(number), tensors.dump(weights), private=True)
 
     def prune(self, newest: int, keep: Collection[int] = ()) -> None:
-        """Delete all checkpoints up to round ``newest`` except the last ones and those of the rounds in ``keep``."""
+        """Delete the checkpoints of rounds up to ``newest``, except its last three and those of the rounds in
+        ``keep``.
+        """
         for path in self.path(0).parent.glob("round-*.safetensors"):
             number = path.stem.removeprefix("round-")
             if number.isdigit() and int(number) <= newest - KEPT and int(number) not in keep:
                 path.unlink(missing_ok=True)
 
     def load(self, number: int) -> Arrays:
-        """Return the model after round ``number``.
+        """Return the tensors of the model after round ``number``, by name.
 
         Raises:
             StoreError: If the file is missing or damaged.
@@ -66,7 +71,7 @@ class Checkpoints:
             ) from error
 
     def finish(self, weights: Mapping[str, Array]) -> str:
-        """Write the trained model and return the SHA-256 of the file.
+        """Write the trained model to :attr:`model` and return the SHA-256 of the file.
 
         Raises:
             StoreError: If it cannot be written.
@@ -101,14 +106,14 @@ Lines = dict[str, tuple[BlobRef, ...]]
 
 
 class PublishedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """Record of one published model.
+    """Record of one published model, with which a restarted server publishes the same bytes.
 
     Attributes:
         run: Identifier of the run.
         model: Version of the model.
         oldest: Number of the oldest record with a blob that ``lines`` names.
         lines: By published name, the complete blob and the patches since then.
-        blobs: Bytes of the blobs that are new in this record.
+        blobs: Bytes of the blobs that are new in this record, by SHA-256.
     """
 
     run: str
@@ -119,9 +124,10 @@ class PublishedModel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PublishedModels:
-    """Records ``published/round-0007.msgpack`` of ``run`` in ``folder``; 0 is the initial model.
+    """Records of the published models of ``run``, in files ``published/round-0007.msgpack`` of ``folder``.
 
-    Records of another run, which an earlier server left in the folder, are treated as missing.
+    Number 0 is the initial model. Records of another run, which an earlier server left in the folder, are treated as
+    missing.
     """
 
     def __init__(self, folder: Path, run: str) -> None:
@@ -137,7 +143,7 @@ class PublishedModels:
         store(self._path(number), msgspec.msgpack.encode(record))
 
     def load(self, number: int, model: str) -> tuple[PublishedModel, Blobs] | None:
-        """Return the record of round ``number`` and all blobs that it names, encoded.
+        """Return (record of round ``number``, encoded bytes of all blobs that it names by SHA-256).
 
         The result is None if a record or blob is missing or damaged, or if the record is of another version than
         ``model``.

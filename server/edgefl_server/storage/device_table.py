@@ -19,8 +19,9 @@ _FEW = 500
 def save(
     connection: Connection, federation: str, devices: Iterable[tuple[RosterEntry, bytes | None]]
 ) -> None:
-    """Insert or update the rows of ``devices``: pairs of a device and its encoded hello, or None to keep the stored
-    hello.
+    """Insert or update the rows of ``devices``, which are pairs (device, its encoded hello message).
+
+    A hello of None keeps the stored one.
     """
     table, new = tables.devices, {device.name: (device, hello) for device, hello in devices}
     ours = table.c.federation == federation
@@ -46,7 +47,7 @@ def save(
 
 
 def devices(connection: Connection, federation: str) -> dict[str, RosterEntry]:
-    """Return the devices of a federation by name."""
+    """Return the stored devices of a federation by name. Their exclusion by conditions (``unfit``) is not stored."""
     query = sa.select(tables.devices).where(tables.devices.c.federation == federation)
     return {
         row["device"]: RosterEntry(
@@ -62,15 +63,16 @@ def devices(connection: Connection, federation: str) -> dict[str, RosterEntry]:
 
 
 def count(connection: Connection, federation: str) -> int:
-    """Return the number of a federation's devices with a tier."""
+    """Return the number of a federation's stored devices that have a tier."""
     columns = tables.devices.c
     query = sa.select(sa.func.count()).where((columns.federation == federation) & (columns.tier != ""))
     return int(connection.execute(query).scalar_one())
 
 
 def _conditions(hello: bytes) -> Conditions:
-    """Return the conditions in a stored hello. They are unknown if it is missing or invalid, such as one of an earlier
-    release.
+    """Return the power, link and thermal conditions in a stored hello message.
+
+    They are unknown if it is missing or invalid, such as one of an earlier release.
     """
     try:
         conditions = decode(Hello, hello).conditions if hello else UNKNOWN_CONDITIONS

@@ -31,7 +31,13 @@ _PROGRESS_S = 1.0
 
 
 class FeedWriter:
-    """Writer of the feed in ``folder``, on a thread of its own. ``clock`` returns epoch seconds."""
+    """Writer of the event feed in ``folder``, on a thread of its own.
+
+    Args:
+        folder: Folder of the run.
+        clock: Epoch seconds, for the time of an event.
+        most_bytes: Size at which the file is renamed and a new one begins.
+    """
 
     def __init__(self, folder: Path, clock: Clock = time.time, *, most_bytes: int = MOST_BYTES) -> None:
         self._folder = folder
@@ -93,8 +99,9 @@ class FeedWriter:
             self._problem = f"{path} lacks events ({error.strerror or error}), and the fleet's page with it: free some space"
 
     def _take_due(self, *, all_of_it: bool) -> list[tuple[float, Event]]:
-        """Return the queued (time, event) pairs that are due, sorted by time. ``all_of_it``: include progress that is
-        not due yet.
+        """Remove and return the queued (epoch seconds, event) pairs that are due.
+
+        Progress of devices is due once a second, or with ``all_of_it`` now; then the pairs are sorted by time.
         """
         now = time.monotonic()
         with self._lock:
@@ -123,8 +130,9 @@ def _line(at: float, event: Event) -> bytes:
 
 
 def _set_fields(event: Event) -> dict[str, Any]:
-    """Return the fields of ``event`` that differ from their defaults. NaN and infinity are left out, because JSON lacks
-    them.
+    """Return the fields of ``event`` that differ from their defaults, by name.
+
+    NaN and infinity are left out, because JSON lacks them.
     """
     kind = type(event)
     required = len(kind.__struct_fields__) - len(kind.__struct_defaults__)
@@ -163,7 +171,7 @@ _decode = msgspec.json.Decoder(FeedEvent).decode
 
 
 def decode_event(line: bytes) -> FeedEvent | None:
-    """Decode a line of the feed. Return None if it is incomplete or of a later release."""
+    """Decode a line of the feed. Return None if it is incomplete, invalid, or of a later release."""
     try:
         return _decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -171,7 +179,7 @@ def decode_event(line: bytes) -> FeedEvent | None:
 
 
 class FeedReader:
-    """Reader that follows the feed in ``folder`` from its oldest line, across renamed files and new runs."""
+    """Reader that follows the event feed in ``folder`` from its oldest line, across renamed files and new runs."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -181,14 +189,16 @@ class FeedReader:
         self._old = True
 
     def close(self) -> None:
-        """Close the open file."""
+        """Close the open file of the feed. The reader must not be used afterwards."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def lines(self) -> Iterator[bytes]:
-        """Yield the complete lines that are new since the last call. The last incomplete line is yielded once it is
-        complete.
+        """Yield the complete lines that are new since the last call, without their newline.
+
+        The first call begins with the oldest line. An incomplete last line is yielded by a later call. Empty lines are
+        possible.
         """
         if self._old:
             self._old = False
@@ -219,7 +229,9 @@ class FeedReader:
         return True
 
     def _is_replaced(self) -> bool:
-        """Return True if the feed's name now refers to another file, after a rename or the begin of another run."""
+        """Return True if the name of the open feed now refers to another file, after a rename or the start of another
+        run.
+        """
         inode = _inode(self._folder / NAME)
         return inode not in (0, self._inode)
 

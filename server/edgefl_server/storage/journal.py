@@ -38,7 +38,13 @@ MOST_ROWS = 20_000
 
 @dataclass(frozen=True)
 class RunRecord:
-    """Row of a training run. ``number`` is the next or open round, which begins from checkpoint ``number - 1``."""
+    """Row of a training run in the journal.
+
+    Attributes:
+        run: Identifier of the run.
+        digest: Digest of its settings.
+        number: Number of the next or open round, which begins from checkpoint ``number - 1``.
+    """
 
     run: str
     digest: str
@@ -47,7 +53,15 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class StoredUpdate:
-    """Accepted update as received. ``share`` is the factor of its change, ``data`` its encoded bytes."""
+    """Accepted update as stored.
+
+    Attributes:
+        device: Name of the device.
+        sha256: Digest of ``data``.
+        weight: Weight in the mean.
+        share: Factor of its values, below 1 for stale updates.
+        data: Encoded bytes as received.
+    """
 
     device: str
     sha256: str
@@ -59,7 +73,10 @@ class StoredUpdate:
 def _in_transaction(
     rows: Callable[Concatenate[Connection, _Given], _Read],
 ) -> Callable[Concatenate[Journal, _Given], _Read]:
-    """Return a journal method that calls ``rows`` with a connection, in a transaction of its own."""
+    """Return a method of the journal that runs the query ``rows`` in a transaction of its own.
+
+    ``rows`` takes the connection and the arguments of the method.
+    """
 
     @wraps(rows)
     def method(journal: Journal, /, *args: _Given.args, **kwargs: _Given.kwargs) -> _Read:
@@ -70,7 +87,7 @@ def _in_transaction(
 
 
 class Journal:
-    """Journal of one federation.
+    """Journal of one federation: the database of its run, devices, rounds, tasks and updates.
 
     Args:
         url: SQLAlchemy URL of the database.
@@ -82,7 +99,7 @@ class Journal:
         shard_of: Function that returns the shard of a device; only for a worker.
 
     Raises:
-        StoreError: If the database cannot be opened.
+        StoreError: If the database cannot be opened. All methods raise it if the database fails.
     """
 
     def __init__(
@@ -136,7 +153,7 @@ class Journal:
     # -- runs ------------------------------------------------------------------------------------------------
 
     def latest_run(self) -> RunRecord | None:
-        """Return the federation's run, or None if none was begun."""
+        """Return the federation's run, or None if none was begun. A journal has one run per federation."""
         query = sa.select(tables.runs).where(tables.runs.c.federation == self._federation)
         with self._transaction() as connection:
             row = connection.execute(query).mappings().first()
@@ -150,19 +167,20 @@ class Journal:
     # -- devices ---------------------------------------------------------------------------------------------
 
     def save_devices(self, devices: Iterable[tuple[RosterEntry, bytes | None]]) -> None:
-        """Insert or update devices in one transaction: pairs of a device and its encoded hello, or None to keep the
-        stored hello.
+        """Insert or update ``devices`` in one transaction: pairs (device, its encoded hello message).
+
+        A hello of None keeps the stored one.
         """
         with self._transaction() as connection:
             device_table.save(connection, self._federation, devices)
 
     def devices(self) -> dict[str, RosterEntry]:
-        """Return the journaled devices of the federation by name."""
+        """Return the stored devices of the federation by name."""
         with self._transaction() as connection:
             return device_table.devices(connection, self._federation)
 
     def count_devices(self) -> int:
-        """Return the number of devices with a tier."""
+        """Return the number of the federation's stored devices that have a tier."""
         with self._transaction() as connection:
             return device_table.count(connection, self._federation)
 
@@ -206,25 +224,28 @@ class Journal:
             round_table.insert_tasks(connection, run, opened.began)
 
     def reassign(self, run: str, over: Sequence[Assignment], tasks: Sequence[Assignment]) -> None:
-        """Store the status of ``over``, tasks that ended without an answer, and insert the new ``tasks``."""
+        """Store the new status of the tasks ``over``, which ended without an answer, and insert the new ``tasks``."""
         with self._transaction() as connection:
             round_table.answer(connection, run, over)
             round_table.insert_tasks(connection, run, tasks)
 
     def begin_again(self, run: str, number: int) -> None:
-        """Mark an open round: after its end the algorithm begins again. The mark has no effect while the round is open."""
+        """Mark round ``number``: the algorithm begins again after it. The mark has no effect while the round is open."""
         key = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
         with self._transaction() as connection:
             connection.execute(tables.rounds.update().where(key).values(restart=True))
 
     def decline(self, run: str, task: Assignment, reason: str) -> None:
-        """Store that a device declined its task, with the reason."""
+        """Store that a device declined its ``task``, with the ``reason`` code. Nothing changes if the task is not
+        open.
+        """
         with self._transaction() as connection:
             round_table.answer(connection, run, [replace(task, status="declined", reason=reason)])
 
     def published_units(self, run: str) -> list[bytes]:
-        """Return the stored ``units`` of the last round and of those before it whose devices may still work, the newest
-        first.
+        """Return the ``units`` that :meth:`open_round` stored for the last round and earlier ones, the newest first.
+
+        It includes as many earlier rounds as devices may still work for.
         """
         query = (
             sa.select(tables.rounds.c.units)
@@ -243,8 +264,9 @@ class Journal:
         outcome: Mapping[str, Any],
         took_part: Mapping[str, Participation] | None = None,
     ) -> None:
-        """Close or abandon a round: store its outcome, move the run to the next round, and delete what is no longer
-        needed.
+        """Close or abandon round ``number``, and move the run to the next round.
+
+        It stores the outcome, and deletes updates' bytes and old rows that are no longer needed.
 
         Args:
             run: Identifier of the run.
@@ -271,14 +293,20 @@ class Journal:
             self._files.drop()
 
     def add_to_outcome(self, run: str, number: int, more: Mapping[str, Any]) -> None:
-        """Merge ``more``, such as an evaluation, into the outcome of a round."""
+        """Add the entries of ``more``, such as an evaluation, to the stored outcome of a round. Equal keys are
+        replaced.
+        """
         key = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
         with self._transaction() as connection:
             known = connection.execute(sa.select(tables.rounds.c.outcome).where(key)).scalar_one()
             connection.execute(tables.rounds.update().where(key).values(outcome={**known, **more}))
 
     def outcome(self, run: str, number: int) -> tuple[str, dict[str, Any]]:
-        """Return (state, outcome) of one round."""
+        """Return (state, outcome) of round ``number``; the outcome has its figures by name.
+
+        Raises:
+            StoreError: If there is no such round.
+        """
         which = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
         with self._transaction() as connection:
             row = connection.execute(
@@ -287,7 +315,7 @@ class Journal:
         return row[0], row[1]
 
     def outcomes(self, run: str) -> list[tuple[int, str, dict[str, Any]]]:
-        """Return (round, state, outcome) of every round so far, in order."""
+        """Return (number, state, outcome) of every round of the run, in order; the outcome has its figures by name."""
         query = sa.select(tables.rounds.c.round, tables.rounds.c.state, tables.rounds.c.outcome).where(
             tables.rounds.c.run == run
         )
@@ -349,8 +377,9 @@ class Journal:
             return update_table.reject(connection, key, step, reason, text)
 
     def accepted_sha256(self, run: str, number: int, device: str, nonce: str) -> str:
-        """Return the digest of the update that was accepted for a task; an empty text if there is none or its row was
-        deleted.
+        """Return the digest of the update that was accepted for a device's task in round ``number``.
+
+        An empty text if there is none, or if its row was deleted.
         """
         query = sa.select(tables.updates.c.sha256).where(
             (tables.updates.c.run == run)
@@ -366,8 +395,9 @@ class Journal:
     def accepted(
         self, run: str, number: int, shards: Collection[int] | None = None
     ) -> Iterator[StoredUpdate]:
-        """Yield the accepted updates of a round in order of arrival, one in memory at a time. ``shards``: only these;
-        None for all.
+        """Yield the accepted updates of a round in order of arrival. Their bytes are read one at a time.
+
+        ``shards`` limits them to devices of these shards; None for all.
 
         Raises:
             StoreError: If the bytes of an update are missing.
@@ -389,8 +419,9 @@ _TOGETHER_S = 1.0
 
 
 class DeviceWriteBuffer:
-    """Buffer of changed devices that are journaled together. Devices without a tier are not journaled, as anybody may be
-    one.
+    """Buffer of changed devices that are journaled together.
+
+    Devices without a tier are not journaled, because anybody can connect as one.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -399,7 +430,10 @@ class DeviceWriteBuffer:
         self._since = 0.0
 
     def take(self, before: State, after: State, name: str, hello: bytes | None) -> None:
-        """Buffer the device ``name`` if it changed between the two states. ``hello`` is its encoded hello, or None."""
+        """Buffer the device ``name`` if it differs between the two states and has a tier.
+
+        ``hello`` is its encoded hello message; None keeps the stored one.
+        """
         device = after.devices.get(name)
         if device is None or not device.tier or device is before.devices.get(name):
             return
@@ -409,11 +443,12 @@ class DeviceWriteBuffer:
         self._new[name] = (device, hello if hello is not None else known[1] if known else None)
 
     def wait(self) -> float | None:
-        """Return the seconds until the buffer should be written; None if it is empty."""
+        """Return the seconds after which :meth:`write` should be called; None if the buffer is empty."""
         return max(0.0, self._since + _TOGETHER_S - time.monotonic()) if self._new else None
 
     def write(self, *, quiet: bool) -> None:
-        """Journal the buffered devices, if ``quiet`` is True or they have waited long enough.
+        """Journal the buffered devices if ``quiet`` is True (no messages are waiting) or a second has passed; else do
+        nothing.
 
         Raises:
             StoreError: If they cannot be written. They stay buffered.

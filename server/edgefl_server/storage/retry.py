@@ -19,21 +19,21 @@ _POLL_S = 0.05
 
 
 class ActionFailed(StoreError):
-    """Error of an action of the coordinator whose storage failed while the server was stopping."""
+    """Error: an action of the coordinator could not be stored, and the server is stopping, so it is not retried."""
 
 
 class StorageErrorListener(Protocol):
     """Receiver of storage errors that are retried."""
 
     def report_storage_error(self, error: StoreError) -> None:
-        """Report an error whose operation will be retried."""
+        """Report an error of a storage operation. The operation is retried afterwards."""
 
 
 class RetryPolicy:
-    """Retries of storage operations until they succeed, or until :meth:`stop`.
+    """Policy that repeats a storage operation until it succeeds, or until :meth:`stop`.
 
     Args:
-        pause_s: Seconds before the first retry; doubled for each further one.
+        pause_s: Seconds before the first retry; doubled for each further one, up to ten seconds.
         listener: Receives each failure.
     """
 
@@ -44,12 +44,15 @@ class RetryPolicy:
         self._waited = 0.0
 
     def take_waited(self) -> float:
-        """Return the seconds spent in retries since the last call, in which the server could not answer devices."""
+        """Return the seconds spent in operations that were retried, since the last call.
+
+        In this time the server could not answer devices.
+        """
         waited, self._waited = self._waited, 0.0
         return waited
 
     def run(self, operation: Callable[[], _Result]) -> _Result:
-        """Call ``operation`` until it succeeds, and return its result.
+        """Call ``operation`` until it raises no StoreError, and return its result. Blocks between the attempts.
 
         Raises:
             StoreError: The error of the operation, if it fails after :meth:`stop`.
@@ -90,10 +93,11 @@ def _with_retries(
 
 
 class RetryingJournal:
-    """Journal whose operations are retried until they succeed.
+    """Journal whose operations block and are retried until they succeed.
 
     Attributes:
-        direct: The journal itself. A server that starts uses it, so that it fails at once if the journal is unreadable.
+        direct: The journal itself. A server that starts uses it, so that it fails at once if the journal is
+            unreadable.
         policy: Policy of the retries.
     """
 

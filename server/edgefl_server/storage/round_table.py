@@ -21,7 +21,13 @@ from edgefl_server.storage import tables
 
 @dataclass(frozen=True)
 class MethodProgress:
-    """Progress of an algorithm: completed exchanges, last closed round, and names of the members that must take part."""
+    """Progress of a run's algorithm.
+
+    Attributes:
+        position: Number of completed exchanges (round trips) since the algorithm began, or began again.
+        base: Number of the last closed round; 0 before the first.
+        members: Names of the devices that must take part in each round; empty if not all devices are needed.
+    """
 
     position: int = 0
     base: int = 0
@@ -55,11 +61,11 @@ _STATE_LOCKED = (
 
 
 class RoundOver(StoreError):
-    """Error of an update that cannot be stored: the round is closed, or its device's task is not open."""
+    """Error: an update cannot be stored, because its round is closed or its device's task is not open."""
 
 
 def open_round(connection: Connection, run: str) -> OpenRound | None:
-    """Return the open round, or None between rounds."""
+    """Return the open or closing round of the run with its tasks, or None between rounds."""
     which = (tables.rounds.c.run == run) & tables.rounds.c.state.in_(("open", CLOSING))
     row = connection.execute(sa.select(tables.rounds).where(which)).mappings().first()
     if row is None:
@@ -76,7 +82,7 @@ def _round(row: Mapping[Any, Any], tasks: Assignments, position: int, **more: An
 
 
 def _tasks_of(connection: Connection, run: str, number: int) -> dict[str, Assignment]:
-    """Return the tasks of a round by device."""
+    """Return the tasks that began from the model of round ``number``, by device."""
     columns = tables.assignments.c
     query = sa.select(tables.assignments).where((columns.run == run) & (columns.round == number))
     return {each["device"]: _assignment(each) for each in connection.execute(query).mappings()}
@@ -85,7 +91,7 @@ def _tasks_of(connection: Connection, run: str, number: int) -> dict[str, Assign
 def _read_buffered(
     connection: Connection, run: str, row: Mapping[Any, Any], tasks: Mapping[str, Assignment]
 ) -> OpenRound:
-    """Return an asynchronous round with its open ``tasks``, and the number of accepted updates of other tasks."""
+    """Return an asynchronous round from its ``row``, with the open ``tasks``. Answered tasks are only counted."""
     number, took = row["round"], tables.updates.c
     taken = (took.run == run) & (took.step == number) & (took.reason == "")
     rounds = list(connection.execute(sa.select(took.round).where(taken)).scalars())
@@ -101,7 +107,10 @@ def _read_buffered(
 
 
 def ended_round(connection: Connection, run: str, number: int) -> OpenRound:
-    """Return a finished round with its devices and their answers. An asynchronous round has counts of answers only."""
+    """Return round ``number`` with its tasks and their answers.
+
+    Of an asynchronous round, the answers are only counted.
+    """
     which = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
     row = connection.execute(sa.select(tables.rounds).where(which)).mappings().one()
     if row["weight_cap"]:
@@ -111,14 +120,17 @@ def ended_round(connection: Connection, run: str, number: int) -> OpenRound:
 
 
 def open_tasks(connection: Connection, run: str) -> dict[str, Assignment]:
-    """Return the open tasks of all rounds, by device."""
+    """Return the tasks of all rounds of the run that are not answered, by device."""
     columns = tables.assignments.c
     query = sa.select(tables.assignments).where((columns.run == run) & (columns.status == "open"))
     return {each["device"]: _assignment(each) for each in connection.execute(query).mappings()}
 
 
 def versions(connection: Connection, run: str) -> dict[int, Version]:
-    """Return the version of the model from which each round began, by round number."""
+    """Return, by round number, the version of the model from which each round of the run began.
+
+    Each is with the number of exchanges (round trips of the algorithm) completed before.
+    """
     columns = tables.rounds.c
     query = sa.select(columns.round, columns.state, columns.model_version, columns.restart)
     position, found = 0, {}
@@ -138,7 +150,7 @@ def insert_tasks(connection: Connection, run: str, tasks: Iterable[Assignment]) 
 
 
 def progress(connection: Connection, run: str) -> MethodProgress:
-    """Return the progress of the run's algorithm since the last round with the mark ``restart``."""
+    """Return the progress of the run's algorithm. A round with the mark ``restart`` sets the position back to 0."""
     columns = tables.rounds.c
     query = sa.select(columns.round, columns.state, columns.whole, columns.restart).where(columns.run == run)
     rows = connection.execute(query.order_by(columns.round)).all()
@@ -153,7 +165,7 @@ def progress(connection: Connection, run: str) -> MethodProgress:
 
 
 def answer(connection: Connection, run: str, tasks: Sequence[Assignment]) -> int:
-    """Store status and reason of ``tasks`` that are open in the table. Return the number of changed rows."""
+    """Store status and reason of those of ``tasks`` that are open in the table. Return the number of changed rows."""
     rows = [
         {
             "of_run": run,
@@ -169,7 +181,9 @@ def answer(connection: Connection, run: str, tasks: Sequence[Assignment]) -> int
 
 
 def status(connection: Connection, run: str, number: int, device: str, nonce: str) -> str:
-    """Return the final status of a device's task; empty if the task or its row is missing."""
+    """Return the stored status of the task of ``device`` in round ``number`` with this nonce; empty if there is no
+    row.
+    """
     columns = tables.assignments.c
     key = (columns.run == run) & (columns.round == number) & (columns.device == device)
     found = connection.execute(sa.select(columns.status).where(key & (columns.nonce == nonce))).scalar()
@@ -177,7 +191,7 @@ def status(connection: Connection, run: str, number: int, device: str, nonce: st
 
 
 def check_open(connection: Connection, run: str, number: int, answered: int, tasks: int) -> None:
-    """Raise RoundOver unless the round is open and all tasks were open.
+    """Check that the round is open and that all tasks of a batch were open.
 
     In databases with row locks, closing the round waits for this transaction.
 
@@ -187,6 +201,9 @@ def check_open(connection: Connection, run: str, number: int, answered: int, tas
         number: Number of the round.
         answered: Number of rows that :func:`answer` changed.
         tasks: Number of tasks that it was called with.
+
+    Raises:
+        RoundOver: If the round or one of the tasks is not open.
     """
     state = connection.execute(_STATE_LOCKED, {"of_run": run, "number": number}).scalar()
     if state != "open" or answered != tasks:
@@ -199,7 +216,10 @@ def check_open(connection: Connection, run: str, number: int, answered: int, tas
 
 
 def close(connection: Connection, run: str, number: int) -> dict[str, tuple[int, str]]:
-    """Close the round for updates. Return (shard, sha256) of each accepted update, by device."""
+    """Set the state of the round to :data:`CLOSING`, so that it accepts no more updates.
+
+    Return (shard, sha256) of each accepted update, by device.
+    """
     key = (tables.rounds.c.run == run) & (tables.rounds.c.round == number)
     connection.execute(tables.rounds.update().where(key).values(state=CLOSING))
     columns = tables.updates.c
@@ -209,13 +229,13 @@ def close(connection: Connection, run: str, number: int) -> dict[str, tuple[int,
 
 
 def open_again(connection: Connection, run: str) -> None:
-    """Open a round again if the server was killed while it closed the round."""
+    """Set rounds in the state :data:`CLOSING` back to open. A killed server left them so."""
     which = (tables.rounds.c.run == run) & (tables.rounds.c.state == CLOSING)
     connection.execute(tables.rounds.update().where(which).values(state="open"))
 
 
 def undo(connection: Connection, run: str, after: int, text: str, weights_sha256: str) -> None:
-    """Mark the rounds behind round ``after`` as abandoned, and store the digest of their common weights.
+    """Mark all rounds later than ``after`` as abandoned, and store the digest of the restored weights in each.
 
     ``text`` is stored as the reason of those that were closed.
     """
@@ -247,7 +267,7 @@ TURNOUT = "turnout"
 
 
 def keep_participations(connection: Connection, run: str, now: Mapping[str, Participation]) -> None:
-    """Replace the participation rows of these devices. Rows of other devices stay."""
+    """Replace the participation rows of the devices in ``now``. Rows of other devices stay."""
     if not now:
         return
     columns = tables.participations.c
@@ -261,7 +281,7 @@ def keep_participations(connection: Connection, run: str, now: Mapping[str, Part
 
 
 def read_participations(connection: Connection, run: str) -> ParticipationRecord:
-    """Return the participation record of a run, from its finished rounds."""
+    """Return the record of the devices' participation in the finished rounds of a run."""
     columns = tables.participations.c
     of = {
         row.device: Participation(row.tasks, row.reports, row.last)
@@ -279,7 +299,7 @@ ROLLOUT = "rollout"
 
 
 def trial(connection: Connection, run: str) -> Trial | None:
-    """Return the trial as of the newest round; None if no trial has begun."""
+    """Return the stored state of the trial of a candidate bundle; None if no trial has begun."""
     rounds = tables.rounds.c
     query = sa.select(rounds.outcome).where(rounds.run == run).order_by(rounds.round.desc()).limit(1)
     outcome = connection.execute(query).scalar()
@@ -287,7 +307,7 @@ def trial(connection: Connection, run: str) -> Trial | None:
 
 
 def reports(connection: Connection, run: str, number: int) -> dict[str, ReportMedians]:
-    """Return the medians over a round's accepted updates, by tier of their tasks."""
+    """Return the medians of loss and training time over the updates accepted for tasks of round ``number``, by tier."""
     tasks, updates = tables.assignments.c, tables.updates.c
     same = (tasks.run == updates.run) & (tasks.round == updates.round) & (tasks.device == updates.device)
     query = sa.select(tasks.tier, updates.metrics, updates.train_ms).where(

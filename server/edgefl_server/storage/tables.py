@@ -115,7 +115,7 @@ _CONNECT_S = 10
 
 
 def engine(url: str) -> sa.Engine:
-    """Return an SQLAlchemy engine for the journal at ``url``.
+    """Return an SQLAlchemy engine for the journal at ``url``. Nothing is connected yet.
 
     Raises:
         StoreError: If the URL is invalid or its driver is not installed.
@@ -142,7 +142,7 @@ def engine(url: str) -> sa.Engine:
 
 
 def create(engine: sa.Engine) -> None:
-    """Create the tables if there are none.
+    """Create the journal's tables if the database has none of them, else check their layout.
 
     Raises:
         StoreError: If the existing tables have another layout.

@@ -29,10 +29,11 @@ class UpdateLocation:
 
 
 class UpdateStore(Protocol):
-    """Storage of the updates of open rounds. Several processes may write at once, each under file names of its own."""
+    """Storage of the bytes of accepted updates. Several processes may write at once, each under file names of its own."""
 
     def append(self, number: int, updates: Sequence[bytes]) -> list[UpdateLocation]:
-        """Store the updates of round ``number``, durable before this returns, and return their locations.
+        """Store the updates of round ``number``, durable before this returns, and return the location of each, in
+        order.
 
         If the process is killed before the journal names them, the bytes are never read.
 
@@ -64,7 +65,7 @@ _PATTERN = "round-*.bin"
 
 
 class UpdateFiles:
-    """Update storage in the files of ``folder``.
+    """Update storage in files of ``folder``, one per round and writer.
 
     ``writer`` is part of the file names, because two processes that append to one file would not know their offsets.
     """
@@ -134,13 +135,13 @@ _PREFIX = "round-"
 
 
 class UpdateObjects:
-    """Update storage in objects below ``url``, such as ``s3://bucket/run``.
+    """Update storage in objects below ``url``, such as ``s3://bucket/run``, accessed by fsspec.
 
     ``writer`` is part of the object names, so that no process overwrites the objects of another, or of its
-    predecessor.
+    predecessor. It is chosen if empty.
 
     Raises:
-        StoreError: If fsspec, or its driver for this URL, is not installed.
+        StoreError: If fsspec, or its driver for this URL, is not installed, or the URL cannot be opened.
     """
 
     def __init__(self, url: str, writer: str) -> None:
@@ -179,7 +180,7 @@ class UpdateObjects:
 
     @contextmanager
     def _guard(self) -> Iterator[None]:
-        """Raise StoreError for any error in the block."""
+        """Context that turns any exception in its block into a StoreError."""
         try:
             yield
         except StoreError:

@@ -50,11 +50,11 @@ class AcceptedUpdate:
 
 @dataclass(frozen=True)
 class Tally:
-    """Figures of a round's updates. Bytes count accepted updates only: message payloads, and with ``wire`` also their
-    headers.
+    """Figures of the updates that one round counted.
 
-    ``train_loss`` is the mean over the devices that reported one. ``staleness`` is the mean number of rounds between
-    the round in which an update began and this one.
+    Bytes count accepted updates only: message payloads, and in the fields with ``wire`` also message headers.
+    ``train_loss`` is the mean over the devices that reported one, else None. ``staleness`` is the mean number of
+    rounds between the round in which an update began and this one.
     """
 
     reports: int
@@ -136,11 +136,17 @@ def accept(
 
 
 def reject(connection: Connection, key: Mapping[str, object], step: int, reason: str, text: str) -> bool:
-    """Insert a row of a refused update with the columns ``key``. ``step`` is the round in which it arrived.
+    """Insert a row of a refused update.
+
+    Args:
+        connection: Connection in a transaction.
+        key: Values of the columns run, round, device, nonce and sha256.
+        step: Round in which it arrived.
+        reason: Reason code.
+        text: Reason for people.
 
     Returns:
-        False, without a row, if ``key`` is in the table or the device has reached the limit of refusals in that
-        round.
+        False, without a row, if ``key`` is in the table or the device has reached the limit of refusals in that round.
     """
     same = sa.and_(*(_updates[name] == value for name, value in key.items()))
     if connection.execute(sa.select(_updates.reason).where(same)).first() is not None:
@@ -164,7 +170,10 @@ def reject(connection: Connection, key: Mapping[str, object], step: int, reason:
 
 
 def add_traffic(connection: Connection, run: str, number: int, came: Mapping[str, PublishTraffic]) -> None:
-    """Add messages that devices sent for the round after their accepted update, by device."""
+    """Add the traffic ``came`` (by device) to the rows of the devices' accepted updates in round ``number``.
+
+    It is of messages that they sent after the update was accepted.
+    """
     key = of_step(run, number) & (_updates.reason == "") & (_updates.device == sa.bindparam("name"))
     more = {"up_bytes": "payload", "up_wire_bytes": "wire", "up_float32_bytes": "payload"}
     values = {column: _updates[column] + sa.bindparam(part) for column, part in more.items()}
@@ -176,7 +185,7 @@ def add_traffic(connection: Connection, run: str, number: int, came: Mapping[str
 
 
 def tally(connection: Connection, run: str, number: int) -> Tally:
-    """Return the figures of a round's updates."""
+    """Return the figures of the updates that round ``number`` counted, accepted and refused."""
     query = sa.select(
         _updates.reason, _updates.metrics, _updates.round, *(_updates[name] for name in tables.SIZES)
     )

@@ -38,8 +38,9 @@ from edgefl_server.torch_process.process import Process
 
 
 class RunResolver:
-    """Resolver of placeholders in a received run spec. Bundles are read from ``folder``; functions call the torch
-    process.
+    """Resolver of placeholders in the run spec that the torch process sent.
+
+    Bundles are read from ``folder``, the folder of the run. Functions become objects that call ``process``.
     """
 
     def __init__(self, process: TorchProcess, folder: Path) -> None:
@@ -48,7 +49,7 @@ class RunResolver:
         self._placing = _Placing(process)
 
     def resolve(self, name: messages.Placeholder) -> object:
-        """Return the object of a placeholder.
+        """Return the object that the placeholder ``name`` represents.
 
         Raises:
             BundleError: If a bundle file cannot be read.
@@ -75,7 +76,11 @@ def _judge(process: TorchProcess, weights: Arrays) -> Mapping[str, float]:
 
 
 class _Placing:
-    """Placements of the current round. One request returns those of all tiers whose entries change between rounds."""
+    """Function that returns a tier's placement (its share of the global weights) in a round.
+
+    One request to the torch process returns those of all tiers whose entries change between rounds; the others are
+    cached for the following calls.
+    """
 
     def __init__(self, process: TorchProcess) -> None:
         self._process = process
@@ -100,8 +105,10 @@ class _Placing:
 
 @dataclass(frozen=True)
 class _RemoteSchedule:
-    """Schedule of an exchange whose values the torch process computes. ``pages`` caches them by the first position of a
-    page.
+    """Schedule of an exchange (scalars by round) whose values the torch process computes.
+
+    ``exchange`` is its index in the run spec. ``pages`` caches the values of :data:`messages.PAGE` positions each, by
+    the first position.
     """
 
     process: TorchProcess
@@ -160,9 +167,10 @@ _TRIES = 3
 
 
 class TorchProcess:
-    """Process with torch that composes a run and calls its functions. Thread-safe.
+    """Client of a child process with torch, which composes a run and calls its functions. Thread-safe.
 
-    Requests with ``beside`` have a connection of their own, so that they do not wait for the other requests.
+    The child starts on demand, and again if it was killed. Requests with ``beside`` have a connection of their own, so
+    that they do not wait for the other requests.
 
     Args:
         process: torch process that was started before; None starts one.
@@ -202,7 +210,7 @@ class TorchProcess:
     def composed(
         self, federation: Federation, folder: Path, *, device: str, listener: EventListener
     ) -> tuple[RunSpec, str]:
-        """Compose a federation in the torch process.
+        """Compose a federation in the torch process, and return the run.
 
         Args:
             federation: the federation to compose.
@@ -216,6 +224,7 @@ class TorchProcess:
 
         Raises:
             EdgeflError: as :func:`edgefl_server.compose.compose`.
+            TorchProcessError: If the process ended repeatedly.
         """
         self._listener = listener
         request = ComposeRequest(federation, folder, device)
@@ -228,13 +237,15 @@ class TorchProcess:
     def call(self, request: WorkRequest, *, beside: bool = False, resolver: RunResolver | None = None) -> Any:
         """Send a request to the process and return its answer. The process is started if none runs.
 
+        If it ends during the request, the request is repeated in a new one, up to three times in all.
+
         Args:
             request: The request.
             beside: True to use the second connection, so that it does not wait for other requests.
             resolver: Resolver of placeholders in the answer.
 
         Raises:
-            TorchProcessError: If every process that tried the request ended.
+            TorchProcessError: If every process that tried the request ended, or after :meth:`close`.
             Exception: The error that the request caused in the process.
         """
         ended = ""
@@ -262,7 +273,13 @@ class TorchProcess:
         )
 
     def _ready(self) -> Process:
-        """Return the running process, started if there is none, and count one more open request."""
+        """Return the running process, which is started if there is none, and count one more open request.
+
+        The caller must decrease the count afterwards.
+
+        Raises:
+            TorchProcessError: After :meth:`close`.
+        """
         if self._closing.is_set():
             raise TorchProcessError("the server's process that computes with models is closed")
         with self._lock:
@@ -310,7 +327,10 @@ class TorchProcess:
         return message.value
 
     def _drop_process(self, process: Process, *, warn: bool) -> str:
-        """End and forget a broken process, and return a description of its end. ``warn``: emit a warning, once."""
+        """End and forget a broken process, and return a description of its end.
+
+        ``warn``: emit a warning, unless another thread has dropped the process before.
+        """
         with self._lock:
             own = self._process is process
             if own:
@@ -322,7 +342,9 @@ class TorchProcess:
         return ended
 
     def _watch(self, process: Process) -> None:
-        """End the process if it is idle for ``idle_s`` seconds."""
+        """End ``process`` once no request was made for ``idle_s`` seconds. Runs on a thread of its own, and returns
+        after that.
+        """
         wait = self._idle_s
         while not self._closing.wait(wait):
             with self._lock:

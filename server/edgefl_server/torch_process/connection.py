@@ -30,18 +30,18 @@ _LOOK_MS = 1000
 
 
 class ConnectionEnded(Exception):
-    """The process at the other end has closed the connection or ended."""
+    """Error: the process at the other end has closed the connection or ended."""
 
 
 class PlaceholderResolver(Protocol):
-    """Source of the objects behind placeholders, which the other process sent instead of them."""
+    """Source of the objects for placeholders: the other process sends these instead of objects that cannot be pickled."""
 
     def resolve(self, name: Any) -> object:
-        """Return the object of a placeholder."""
+        """Return the object that the placeholder ``name`` represents."""
 
 
 class PickleConnection:
-    """One end of the connection, for one thread at a time.
+    """One end of a connection that sends pickled objects over the socket ``end``; for one thread at a time.
 
     If the process ``other`` is given, the connection also ends with that process.
     """
@@ -53,7 +53,9 @@ class PickleConnection:
         self._poll.register(end, select.POLLIN)
 
     def send(self, thing: object, names: Mapping[int, object] | None = None) -> None:
-        """Send an object. ``names`` gives the placeholders of objects, by their ids.
+        """Pickle and send the object ``thing``. Blocks until the other end has received it.
+
+        ``names`` are placeholders, by the id() of the objects that they replace.
 
         Raises:
             ConnectionEnded: If the other end is closed.
@@ -70,10 +72,13 @@ class PickleConnection:
             raise ConnectionEnded from error
 
     def receive(self, resolver: PlaceholderResolver | None = None) -> Any:
-        """Wait for the next object and return it, with its arrays in new memory. ``resolver`` resolves placeholders.
+        """Wait for the next object and return it, with its arrays in new memory.
+
+        ``resolver`` returns the objects for placeholders; without one, placeholders are an error.
 
         Raises:
             ConnectionEnded: If the other end is closed.
+            UnpicklingError: If a placeholder arrives and ``resolver`` is None.
         """
         (count,) = struct.unpack("<Q", self._read(8))
         lengths = struct.unpack(f"<{count}Q", self._read(8 * count))
@@ -97,7 +102,7 @@ class PickleConnection:
         return room
 
     def hang_up(self) -> None:
-        """Shut down the socket, which wakes threads that wait for it."""
+        """Shut down the socket, which wakes threads that wait for it with ConnectionEnded."""
         with suppress(OSError):  # the other side did
             self._end.shutdown(socket.SHUT_RDWR)
 

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 
 def main(first: int, beside: int) -> None:
-    """Answer requests on the sockets with the file descriptors ``first`` and ``beside``. Never returns: the process
-    exits.
+    """Answer the server's requests until it ends, then exit this process.
+
+    ``first`` and ``beside`` are the file descriptors of the two sockets, whose requests are answered at the same time.
     """
     for number in (signal.SIGINT, signal.SIGTERM):  # meant for the server, which ends this process
         signal.signal(number, signal.SIG_IGN)
@@ -48,8 +49,9 @@ class _ServerListener:
 
 
 def _answerer() -> Callable[[WorkRequest, EventListener], Answer]:
-    """Return the function that answers requests. If its module cannot be imported, the function raises that error each
-    time.
+    """Return the function that answers requests: (request, listener of events) to (result, placeholders in it).
+
+    If its module cannot be imported, the function raises that error each time.
     """
     try:
         from edgefl.setup.torch_start import without_dynamo

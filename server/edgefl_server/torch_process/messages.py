@@ -23,10 +23,10 @@ PAGE = 256
 
 
 class ComposeRequest(msgspec.Struct, frozen=True):
-    """First request: compose the run and write its bundles to ``folder``.
+    """First request: compose the run of ``federation`` and write its bundles to ``folder``.
 
-    ``device`` is as for :func:`edgefl.setup.processor.processor`. The answer is the run spec with a
-    :class:`ComposeResult`.
+    ``device`` is as for :func:`edgefl.setup.processor.processor`. The answer is the pair (run spec,
+    :class:`ComposeResult`).
     """
 
     federation: Federation
@@ -35,9 +35,12 @@ class ComposeRequest(msgspec.Struct, frozen=True):
 
 
 class RecomposeRequest(msgspec.Struct, frozen=True):
-    """Request to compose a run in a new process, from the bundles of an earlier one.
+    """Request to compose a run again in a new process, from the bundles that an earlier one compiled.
 
-    ``digest`` identifies the run. ``sources`` has the contents of the user's files when the run was first composed.
+    Attributes:
+        compose: Request with which the run was first composed.
+        digest: Digest of the run's configuration, which must be the same.
+        sources: Contents of the user's files when the run was first composed, by path.
     """
 
     compose: ComposeRequest
@@ -46,14 +49,25 @@ class RecomposeRequest(msgspec.Struct, frozen=True):
 
 
 class PlaceRequest(msgspec.Struct, frozen=True):
-    """Request for the placements in round ``number`` that change from round to round, by tier."""
+    """Request for the placements in round ``number`` that change from round to round, by tier.
+
+    A placement is a tier's share of the global ``weights``.
+    """
 
     weights: Arrays
     number: int
 
 
 class OptimizeRequest(msgspec.Struct, frozen=True):
-    """Request for a step of the server's optimizer of an exchange (:meth:`edgefl.contract.server.ServerOpt.moved`)."""
+    """Request for a step of the server's optimizer (:meth:`edgefl.contract.server.ServerOpt.moved`); the answer is its
+    weights.
+
+    Attributes:
+        exchange: Index of the algorithm's exchange.
+        before: Weights before the step.
+        mean: Average of the updates.
+        hyper: Scalars of the round.
+    """
 
     exchange: int
     before: Arrays
@@ -62,14 +76,21 @@ class OptimizeRequest(msgspec.Struct, frozen=True):
 
 
 class UnfoldRequest(msgspec.Struct, frozen=True):
-    """Request for the arrays to average instead of an update (:meth:`edgefl.contract.server.ServerOpt.unfolded`)."""
+    """Request for the arrays that are averaged instead of an update
+    (:meth:`edgefl.contract.server.ServerOpt.unfolded`).
+
+    ``exchange`` is the index of the algorithm's exchange.
+    """
 
     exchange: int
     update: Arrays
 
 
 class ScheduleRequest(msgspec.Struct, frozen=True):
-    """Request for the scalars of an exchange at the positions ``first`` to ``stop`` - 1 of ``rounds``."""
+    """Request for the scalars of the schedule at the positions ``first`` to ``stop - 1``, of ``rounds`` in all.
+
+    ``exchange`` is the index of the algorithm's exchange. The answer is a list of scalars by name.
+    """
 
     exchange: int
     first: int
@@ -78,7 +99,7 @@ class ScheduleRequest(msgspec.Struct, frozen=True):
 
 
 class EvaluateRequest(msgspec.Struct, frozen=True):
-    """Request to evaluate a model; the answer has metrics by name."""
+    """Request to evaluate the model with these ``weights``; the answer has metrics by name."""
 
     weights: Arrays
 
@@ -95,13 +116,13 @@ WorkRequest = (
 
 
 class EventMessage(msgspec.Struct, frozen=True):
-    """Event that is sent before the answer to a request."""
+    """Message with an event for people; any number of them precede the answer to a request."""
 
     event: Event
 
 
 class Done(msgspec.Struct, frozen=True):
-    """Successful answer to a request."""
+    """Successful answer to a request, with its result ``value``."""
 
     value: object
 
@@ -113,14 +134,14 @@ class Failed(msgspec.Struct, frozen=True):
 
 
 class WorkFailed(RuntimeError):
-    """Error whose class exists in the torch process only. Its text names that class."""
+    """Error of the torch process whose class exists only there. Its text names that class."""
 
 
 def portable(error: Exception) -> Exception:
-    """Return ``error`` in a class that both processes can import.
+    """Return ``error`` as an exception whose class both processes can import.
 
-    An error of edgefl becomes its nearest class in :mod:`edgefl.errors`. Another one stays, or becomes WorkFailed,
-    and gets its traceback as a note.
+    An error of edgefl becomes its nearest class in :mod:`edgefl.errors`. A builtin exception keeps its class if it can
+    be pickled; any other becomes WorkFailed. Both of these get the traceback as a note.
     """
     if isinstance(error, EdgeflError):
         # The other side may lack the class, so send its nearest base class in edgefl.errors.
@@ -145,23 +166,27 @@ def _plain(value: object) -> bool:
 
 
 class MeanRef(msgspec.Struct, frozen=True):
-    """Placeholder for the server optimizer of FedAvg."""
+    """Placeholder for the server optimizer of FedAvg, which keeps the mean of the updates."""
 
 
 class BundleRef(msgspec.Struct, frozen=True):
-    """Placeholder for a bundle in the run's folder."""
+    """Placeholder for a bundle in the run's folder. ``file`` is its path below the folder of bundles."""
 
     file: str
 
 
 class PlacementRef(msgspec.Struct, frozen=True):
-    """Placeholder for the placement function of a tier."""
+    """Placeholder for the function that returns a tier's placement (its share of the global weights) in a round."""
 
     tier: str
 
 
 class OptimizerRef(msgspec.Struct, frozen=True):
-    """Placeholder for the server optimizer of an exchange."""
+    """Placeholder for the server's optimizer of an exchange, with the attributes of
+    :class:`edgefl.contract.server.ServerOpt`.
+
+    ``exchange`` is the index of the algorithm's exchange.
+    """
 
     exchange: int
     name: str
@@ -171,7 +196,10 @@ class OptimizerRef(msgspec.Struct, frozen=True):
 
 
 class ScheduleRef(msgspec.Struct, frozen=True):
-    """Placeholder for the schedule of an exchange. ``known`` are its first values."""
+    """Placeholder for the schedule (scalars by round) of an exchange.
+
+    ``exchange`` is the index of the algorithm's exchange. ``known`` are the values at the first positions.
+    """
 
     exchange: int
     known: Sequence[Scalars]
@@ -187,8 +215,9 @@ Placeholder = MeanRef | BundleRef | PlacementRef | OptimizerRef | ScheduleRef | 
 class ComposeResult(msgspec.Struct, frozen=True):
     """Second part of the answer to :class:`ComposeRequest`, after the run spec.
 
-    ``processor`` evaluates models and sums updates: ``cpu`` or ``cuda``. ``sources`` has the contents of the user's
-    files.
+    Attributes:
+        processor: Processor that evaluates models and sums updates: ``cpu`` or ``cuda``.
+        sources: Contents of the user's files, by path.
     """
 
     processor: str

@@ -22,13 +22,15 @@ _END_S = 5.0
 
 
 class Process:
-    """Torch process with two connections, which answer requests at the same time. It loads torch after its start.
+    """Handle of a torch process, which is started by the constructor and ends when this process ends.
 
-    The process ends when this one ends.
+    It has two connections, which answer requests at the same time. It loads torch after its start.
 
     Attributes:
         composed: True if the process has composed the run.
         broken: True if an exchange was interrupted, so that the next message may belong to an earlier request.
+        locks: Lock of each connection, which its user holds.
+        connections: The connections; the second one is for requests that must not wait.
     """
 
     def __init__(self) -> None:
@@ -56,7 +58,11 @@ class Process:
         return self._process.pid
 
     def end(self) -> str:
-        """End the process and return a description of its end. Do not call it while holding one of its locks."""
+        """End the process, and return a description of its end, such as ``exit code 0``. After five seconds it is
+        killed.
+
+        Do not call it while holding one of its locks. Later calls return the same description.
+        """
         with self._ending:
             if not self._ended:
                 self._ended = self._end()
@@ -87,7 +93,10 @@ def _exit_text(code: int) -> str:
 
 
 def _command(*sockets: int) -> list[str]:
-    """Return the command of the process, with the import path of this one: the working directory must not add modules."""
+    """Return the command of the process. ``sockets`` are the file descriptors of its connections.
+
+    It gets the import path of this process, so that the working directory adds no modules.
+    """
     ways = child_path().split(os.pathsep)
     begin = f"import sys; sys.path[:] = {ways!r}; from {INSIDE} import main; main{sockets!r}"
     return [sys.executable, "-P", "-c", begin]

@@ -32,7 +32,9 @@ class ModelWorker:
         self._spec: RunSpec | None = None
 
     def answer(self, request: messages.WorkRequest, listener: EventListener) -> Answer:
-        """Return (result of the request, placeholders of objects in it by their ids).
+        """Return (result of the request, placeholders of objects in the result by their id()).
+
+        ``listener`` receives the events of composing.
 
         Raises:
             Exception: Any error of the run's functions.
@@ -71,7 +73,7 @@ class ModelWorker:
 
 
 def _recompose(request: messages.RecomposeRequest) -> RunSpec:
-    """Compose the run from the bundles of an earlier process.
+    """Compose the run again from the bundles of an earlier process, and return its run spec.
 
     Raises:
         ConfigError: If the user's files or edgefl changed since then.
@@ -96,13 +98,15 @@ def _recompose(request: messages.RecomposeRequest) -> RunSpec:
 
 
 def _file(tier: str, exchange: str, format: str) -> str:
-    """Return the path of a bundle below the folder of all bundles."""
+    """Return the path of a bundle, relative to the folder of all bundles. ``tier`` may have the suffix of a candidate."""
     name = tier.removesuffix(CANDIDATE)
     return str(Path("" if name == tier else CANDIDATES, bundle_name(name, exchange, format)))
 
 
 def _factory_names(federation: Federation) -> list[str]:
-    """Return the names in the configuration that may refer to factories in the user's files."""
+    """Return the names in the configuration that may refer to a user's own Python files: of model, algorithms and
+    loss.
+    """
     candidate = str(federation.rollout.algorithm.get("name", ""))
     return [federation.model.name, federation.algorithm.name, federation.loss.name, candidate]
 
@@ -112,7 +116,9 @@ def _values(schedule: Schedule, first: int, stop: int, rounds: int) -> list[Scal
 
 
 def _names(spec: RunSpec) -> Iterator[tuple[int, messages.Placeholder]]:
-    """Yield (id of an object, its placeholder) for the functions and bundles of a run."""
+    """Yield (id() of an object, its placeholder) for the objects of a run that cannot be pickled: functions and
+    bundles.
+    """
     yield id(MEAN), messages.MeanRef()
     if spec.evaluate is not None:
         yield id(spec.evaluate), messages.EvaluationRef()

@@ -13,12 +13,12 @@ MAX_TEXT = 1000
 
 
 def accepted(number: int, chunk: UpdateChunk) -> Ack:
-    """Return the acknowledgement that the update of ``chunk`` was accepted. ``number``: round in its topic."""
+    """Return the acknowledgement that the update of ``chunk`` was accepted. ``number`` is the round in its topic."""
     return Ack(round=number, nonce=chunk.nonce, status="accepted", sha256=chunk.sha256)
 
 
 def rejected(number: int, chunk: UpdateChunk, refusal: UpdateRejected) -> Ack:
-    """Return the acknowledgement that refuses the update of ``chunk``, which belongs to round ``number``.
+    """Return the acknowledgement that refuses the update of ``chunk``. ``number`` is the round in its topic.
 
     The nonce and the digest, which a device may send at any length, and the message of ``refusal`` are cut.
     """
@@ -33,7 +33,10 @@ def rejected(number: int, chunk: UpdateChunk, refusal: UpdateRejected) -> Ack:
 
 
 def missing(number: int, chunk: UpdateChunk, indices: list[int], text: str = "") -> Ack:
-    """Return the request for the chunks ``indices`` of the update of ``chunk``. ``text`` describes a damaged update."""
+    """Return the acknowledgement that requests the chunks ``indices`` of the update of ``chunk`` from its device.
+
+    ``number`` is the round in its topic. ``text`` describes the damage if the complete update had another digest.
+    """
     return Ack(
         round=number, nonce=chunk.nonce, status="missing", missing=indices, text=text, sha256=chunk.sha256
     )
@@ -42,9 +45,16 @@ def missing(number: int, chunk: UpdateChunk, indices: list[int], text: str = "")
 def already_answered(
     assignment: Assignment, number: int, chunk: UpdateChunk, accepted_sha256: str, rules: Rules
 ) -> Ack:
-    """Return the acknowledgement of an update for a task that is not open.
+    """Return the acknowledgement of an update for a task that is not open any more.
 
-    Only the accepted update itself, identified by ``accepted_sha256``, is acknowledged as accepted again.
+    It is ``accepted`` again if the chunk belongs to the accepted update itself, else a refusal with the reason.
+
+    Args:
+        assignment: The task.
+        number: Round in the topic.
+        chunk: Chunk of the update.
+        accepted_sha256: Digest of the update that was accepted for the task, or empty.
+        rules: Rules of the run.
     """
     if assignment.status == "accepted" and accepted_sha256 == chunk.sha256:
         return accepted(number, chunk)
@@ -64,7 +74,10 @@ def already_answered(
 
 
 def task_over(status: str, number: int, rules: Rules) -> UpdateRejected | None:
-    """Return the refusal of an update for a task that expired or became stale; None for any other status."""
+    """Return the refusal of an update whose task in round ``number`` has the ``status`` expired or stale.
+
+    None for any other status.
+    """
     match status:
         case "stale":
             text = f"more than {rules.max_staleness} versions came since (round.max_staleness)"

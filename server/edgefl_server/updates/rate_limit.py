@@ -43,10 +43,10 @@ _REFUSED: dict[RateKind, str] = {
 
 
 class TokenBuckets:
-    """Token buckets by name. A new name has a full bucket.
+    """Token buckets by name, which limit how often something may happen. A new name has a full bucket.
 
-    A bucket that was not used for the time that it takes to fill is full again. So buckets are deleted in two
-    generations.
+    A bucket that was not used for the time that it takes to fill is full again, and is forgotten after at most twice
+    that time.
 
     Args:
         rate: Tokens a second.
@@ -63,7 +63,7 @@ class TokenBuckets:
         self._since = clock()
 
     def allow(self, name: str) -> bool:
-        """Take a token from the bucket of ``name``. Return False if it has none."""
+        """Take a token from the bucket of ``name`` and return True. Return False if it has none."""
         now = self._clock()
         if (now - self._since) * self._rate > self._burst:
             self._levels, self._previous, self._since = {}, self._levels, now
@@ -78,7 +78,7 @@ class TokenBuckets:
 
 
 class RateLimiter:
-    """Rate limits of one server or worker.
+    """Limits of a server's or worker's incoming messages by size and by rate, and of its answers by rate.
 
     Args:
         limits: Limits of the federation.
@@ -147,7 +147,10 @@ class RateLimiter:
         return allowed
 
     def set_presence(self, device: str, *, online: bool) -> None:
-        """Store whether a name without a hello is online. If too many names are stored, the oldest is forgotten."""
+        """Store ``online`` for a device that sent no hello until now.
+
+        If too many such names are stored, the oldest is forgotten.
+        """
         self._online.pop(device, None)
         self._online[device] = online
         if len(self._online) > self._limits.max_strangers:
@@ -155,13 +158,22 @@ class RateLimiter:
             self.counts["unknown names"] += 1
 
     def take_presence(self, device: str) -> bool:
-        """Return the stored presence of a device whose first hello arrived, and forget it. True if nothing was stored."""
+        """Return True if a device whose first hello arrived is online, and forget what :meth:`set_presence` stored for
+        it.
+
+        True if nothing was stored.
+        """
         return self._online.pop(device, True)
 
 
 @dataclass(frozen=True)
 class AdmissionDecision:
-    """Decision on one device. ``replaces`` is the device that loses its place to it; empty if a place was free."""
+    """Decision about the admission of one device.
+
+    Attributes:
+        is_admitted: True if it gets a place.
+        replaces: Device that loses its place to it; empty if a place was free.
+    """
 
     is_admitted: bool
     replaces: str = ""
@@ -192,12 +204,16 @@ class AdmissionControl:
         self._refused: OrderedDict[str, int] = OrderedDict()
 
     def lot(self, name: str) -> int:
-        """Return the lot number of a name, in 64 bits."""
+        """Return the lot number of a device name, from 0 to 2**64 - 1. The lowest numbers get the places."""
         digest = hashlib.sha256(f"admit/{self._seed}/{name}".encode()).digest()
         return int.from_bytes(digest[:8], "big")
 
     def decide(self, name: str, state: State) -> AdmissionDecision:
-        """Decide whether a device without a place is admitted. An admitted device has a place from then on."""
+        """Decide whether a device without a place is admitted. An admitted device counts as having a place from then
+        on.
+
+        The caller removes the device that the decision replaces.
+        """
         decision = self._decision(name, state)
         if decision.is_admitted:
             self._refused.pop(name, None)
@@ -220,8 +236,10 @@ class AdmissionControl:
         return AdmissionDecision(True, heapq.heapreplace(highest, entry)[1])
 
     def retry_after_s(self, name: str) -> float:
-        """Return the seconds after which a refused device should send its hello again. Counts one more refusal of the
-        device.
+        """Return the seconds after which a refused device should send its hello again.
+
+        The time differs from call to call: it depends on the number of refused devices and on the device's refusals so
+        far.
         """
         times = self._refused.pop(name, 0) + 1
         self._refused[name] = times
@@ -232,12 +250,15 @@ class AdmissionControl:
         return window * (1.0 + jitter)
 
     def select_admitted(self, state: State, names: Iterable[str]) -> Collection[str]:
-        """Return those of ``names`` that keep their places when a server restarts with a lower limit of devices."""
+        """Return those of ``names`` that keep their places when a server restarts with a lower limit of devices.
+
+        Devices that had a task come first, then the lowest lot numbers.
+        """
         ranked = sorted(names, key=lambda name: (_is_replaceable(state, name), self.lot(name)))
         return frozenset(ranked[: self._places])
 
 
 def _is_replaceable(state: State, name: str) -> bool:
-    """Return True for a device with a place that never had a task."""
+    """Return True if the device has a place and never had a task, so that another one may take its place."""
     tasks = state.round.assignments if state.round is not None else {}
     return name in state.devices and name not in state.record.of and name not in tasks

@@ -29,7 +29,7 @@ _DIGEST_LETTERS = 64
 
 @dataclass(frozen=True)
 class ReassembledUpdate:
-    """Complete update. ``sha256`` is the digest that the device declared, which ``data`` has."""
+    """Complete update: its encoded bytes ``data``, and their digest ``sha256``, which equals the declared one."""
 
     sha256: str
     data: bytes
@@ -37,10 +37,13 @@ class ReassembledUpdate:
 
 @dataclass(frozen=True)
 class MissingChunks:
-    """Chunks to request after the last chunk arrived, or after the complete bytes had another digest than declared.
+    """Chunks to request from a device, after its last chunk arrived or its complete update had another digest than
+    declared.
 
-    If there are more than :data:`MAX_MISSING`, the last chunk is included: its arrival triggers the next request.
-    ``text`` describes the damage.
+    Attributes:
+        indices: Their indices. If there are more than :data:`MAX_MISSING`, the last chunk is included: its arrival
+            triggers the next request.
+        text: Description of the damage, or empty.
     """
 
     indices: list[int]
@@ -49,7 +52,13 @@ class MissingChunks:
 
 @dataclass
 class _PartialUpdate:
-    """Unfinished update: a chunk that describes it, and the chunks so far."""
+    """Unfinished update.
+
+    Attributes:
+        head: Its first received chunk without the data; it describes the update.
+        chunks: Data of the chunks so far, by index.
+        nbytes: Sum of their sizes.
+    """
 
     head: UpdateChunk
     chunks: dict[int, bytes] = field(default_factory=dict)
@@ -61,8 +70,9 @@ class _PartialUpdate:
 
 
 class ChunkReassembler:
-    """Unfinished updates, at most one per device. If they exceed ``max_bytes``, the one that is unchanged for longest is
-    dropped.
+    """Store of unfinished updates, at most one per device, which joins the chunks of each.
+
+    If they exceed ``max_bytes``, the ones that are unchanged for longest are dropped.
 
     Args:
         max_update_bytes: Limit of one update.
@@ -86,20 +96,25 @@ class ChunkReassembler:
         self.dropped = 0
 
     def missing(self, device: str, chunk: UpdateChunk) -> list[int]:
-        """Return the indices of chunks that the update of ``chunk`` lacks, at most :data:`MAX_MISSING`."""
+        """Return the indices of the missing chunks of the update that ``chunk`` belongs to.
+
+        If there are more than :data:`MAX_MISSING`, it is the first ones and the last one.
+        """
         partial = self._partial.get(device)
         return _gaps(
             chunk.count, partial.chunks if partial is not None and _is_same(partial.head, chunk) else {}
         )
 
     def add(self, device: str, chunk: UpdateChunk) -> ReassembledUpdate | MissingChunks | None:
-        """Add a chunk. A copy is ignored; a chunk of another update replaces the unfinished one.
+        """Add a chunk. A copy is ignored; a chunk of another update replaces the device's unfinished one.
 
         Returns:
-            The update if it is complete, the chunks to request, or None if more chunks are to come.
+            The update if it is complete. After its last chunk, or if the complete bytes are damaged, the chunks to
+            request. None otherwise.
 
         Raises:
-            UpdateRejected: If the chunk cannot be part of an acceptable update.
+            UpdateRejected: If the chunk cannot be part of an acceptable update. The unfinished update is dropped if
+                its sizes contradict each other.
         """
         self.check(chunk)
         partial = self._partial.get(device)
@@ -124,14 +139,14 @@ class ChunkReassembler:
         return MissingChunks(_gaps(chunk.count, partial.chunks)) if chunk.index == chunk.count - 1 else None
 
     def holds(self, device: str, chunk: UpdateChunk) -> bool:
-        """Return True if the unfinished update has this chunk with the same bytes."""
+        """Return True if the device's unfinished update has this chunk already, with the same bytes."""
         partial = self._partial.get(device)
         if partial is None or not _is_same(partial.head, chunk):
             return False
         return partial.chunks.get(chunk.index) == chunk.data
 
     def drop(self, device: str) -> None:
-        """Drop the device's unfinished update."""
+        """Drop the chunks of the device's unfinished update, if there is one."""
         partial = self._partial.pop(device, None)
         self.held_bytes -= partial.memory if partial else 0
 
@@ -141,13 +156,13 @@ class ChunkReassembler:
         self._damaged.pop(device, None)
 
     def clear(self) -> None:
-        """Drop all unfinished updates: the round is over."""
+        """Drop all unfinished updates and the counts of damaged ones, because the round is over."""
         self._partial.clear()
         self._damaged.clear()
         self.held_bytes = 0
 
     def check(self, chunk: UpdateChunk) -> None:
-        """Validate the fields of a chunk, or of an offer, against the limits.
+        """Validate the fields of a chunk, or of an offer (a chunk without data), against the limits.
 
         Raises:
             UpdateRejected: If it cannot belong to an acceptable update.
@@ -193,7 +208,7 @@ class ChunkReassembler:
 
 
 def _is_same(one: UpdateChunk, other: UpdateChunk) -> bool:
-    """Return True if two chunks are of the same update."""
+    """Return True if two chunks belong to the same update: nonce, digest, number of chunks and size are equal."""
     return (one.nonce, one.sha256, one.count, one.size) == (
         other.nonce,
         other.sha256,

@@ -51,7 +51,7 @@ _NONCE = re.compile(r"[0-9a-f]{24}")
 
 @dataclass(frozen=True)
 class Reply:
-    """Acknowledgement to send to a device."""
+    """Acknowledgement ``ack`` to send to device ``device``."""
 
     device: str
     ack: Ack
@@ -59,7 +59,12 @@ class Reply:
 
 @dataclass(frozen=True)
 class ReceiveResult:
-    """Result of received chunks: ``replies`` to send to devices, ``answers`` for the coordinator."""
+    """Result of received chunks.
+
+    Attributes:
+        replies: Acknowledgements to send to devices.
+        answers: Events for the coordinator.
+    """
 
     replies: tuple[Reply, ...] = ()
     answers: tuple[Answered | TurnLost, ...] = ()
@@ -75,7 +80,7 @@ class UploadRecord:
     Attributes:
         traffic: Messages since the device's last report that the journal does not have yet.
         sent_bytes: Bytes of messages with new chunks of the update for the current task.
-        accepted: Round, nonce and digest of the device's last accepted update.
+        accepted: (round, nonce, digest) of the device's last accepted update, or None.
     """
 
     traffic: PublishTraffic = field(default_factory=PublishTraffic)
@@ -85,7 +90,13 @@ class UploadRecord:
 
 @dataclass(frozen=True, slots=True)
 class _ValidUpdate:
-    """Validated update that waits for the journal: its row, its decoded message, and its arrays for the sums."""
+    """Validated update that waits for the journal.
+
+    Attributes:
+        row: Its row for the journal.
+        message: The decoded message.
+        checked: Its arrays for the sums.
+    """
 
     row: AcceptedUpdate
     message: Update
@@ -97,7 +108,7 @@ class _ValidUpdate:
 
 
 class UpdateReceiver:
-    """Receiver of one run's updates.
+    """Receiver of one run's updates, from chunks on topics to the journal and the sums of a round.
 
     Call :meth:`flush` when :meth:`due_in` returns 0, and before any event that may close the round. Call
     :meth:`request_uploads` after both.
@@ -139,7 +150,7 @@ class UpdateReceiver:
 
     @property
     def held_bytes(self) -> int:
-        """Memory of unfinished updates."""
+        """Memory of unfinished updates in bytes."""
         return self._reassembler.held_bytes
 
     @property
@@ -153,7 +164,8 @@ class UpdateReceiver:
         return bool(self._batch)
 
     def due_in(self, state: State) -> float | None:
-        """Return the seconds until :meth:`flush` should be called; None if nothing waits.
+        """Return the seconds until :meth:`flush` and :meth:`request_uploads` should be called; None if there is
+        nothing to do.
 
         Args:
             state: State of the coordinator. If the batch reaches the round's goal, it is due at once.
@@ -193,6 +205,9 @@ class UpdateReceiver:
 
         Returns:
             Replies and answers that follow at once. A complete valid update has none before :meth:`flush`.
+
+        Raises:
+            StoreError: If a refusal cannot be journaled.
         """
         upload = self._uploads.get(device)
         if upload is None:
@@ -229,7 +244,11 @@ class UpdateReceiver:
         state: State,
         aggregation: RoundAggregation,
     ) -> ReceiveResult:
-        """Receive a chunk for an open task: limit its bytes, reassemble the update, and validate it."""
+        """Receive a chunk for an open task: limit its bytes, reassemble the update, validate it, and add it to the
+        batch.
+
+        Return the replies and answers that follow at once.
+        """
         device, number = assignment.device, assignment.round
 
         # A copy of a chunk costs the device nothing, because anyone who overheard it can send it again. A copy of the
@@ -276,7 +295,9 @@ class UpdateReceiver:
         state: State,
         aggregation: RoundAggregation,
     ) -> _ValidUpdate:
-        """Decode and validate a complete update.
+        """Decode and validate a complete update, and return it with its row for the journal.
+
+        The traffic in ``upload`` moves to that row.
 
         Raises:
             UpdateRejected: If any part of it is invalid.
@@ -318,7 +339,7 @@ class UpdateReceiver:
         return _ValidUpdate(row, update, checked.added)
 
     def _answer_again(self, assignment: Assignment, number: int, chunk: UpdateChunk) -> ReceiveResult:
-        """Acknowledge an update for a task that is not open, without a change."""
+        """Return the acknowledgement of an update for a task that is not open. Nothing is changed."""
         device, accepted = assignment.device, ""
         if assignment.status == "accepted":
             accepted = self._journal.accepted_sha256(self._rules.run, number, device, assignment.nonce)
@@ -328,7 +349,11 @@ class UpdateReceiver:
     def _answer_unrequested(
         self, device: str, number: int, chunk: UpdateChunk, refusal: UpdateRejected, state: State
     ) -> ReceiveResult:
-        """Answer an update that belongs to no open task. A late copy of an accepted update is acknowledged as accepted."""
+        """Return the answer to an update that belongs to no open task, within the rate limit.
+
+        A late copy of an accepted update is acknowledged as accepted; any other is refused with ``refusal`` and
+        journaled.
+        """
         is_known = device in state.devices
         if not self._rate_limiter.allow("answer", device, is_known=is_known):
             return _NOTHING
@@ -357,8 +382,9 @@ class UpdateReceiver:
         task: Assignment | None,
         step: int,
     ) -> Reply:
-        """Journal a refused update and return the refusal. ``task``, if given, ends with it; ``step`` is the current
-        round.
+        """Journal a refused update, once, and return the reply that refuses it.
+
+        ``task`` is the task that ends with it, or None. ``step`` is the number of the current round.
         """
         ack = acks.rejected(number, chunk, refusal)
         # The chunk's own nonce and digest may be of any length: the journal gets their digest.
@@ -423,10 +449,13 @@ class UpdateReceiver:
     def _journal_updates(
         self, updates: list[_ValidUpdate], aggregation: RoundAggregation
     ) -> tuple[list[_ValidUpdate], list[Reply]]:
-        """Journal updates. Return those that the journal has now, and refusals of the others.
+        """Journal updates. Return (updates that are in the journal, refusals of the others).
 
-        If another process closed the round or answered a task meanwhile, the journal refuses the whole batch. Then
-        the updates are written one by one.
+        If another process closed the round or answered a task meanwhile, the journal refuses the whole batch. Then the
+        updates are written one by one.
+
+        Raises:
+            StoreError: If the journal cannot be written.
         """
         run, number = self._rules.run, aggregation.number
         try:
@@ -460,7 +489,10 @@ class UpdateReceiver:
     # -- uploads and rounds ----------------------------------------------------------------------------------
 
     def request_uploads(self, opened: OpenRound) -> ReceiveResult:
-        """Return the requests to devices whose turn to upload begins, and the events of devices that lost their turns."""
+        """Return the requests to devices whose turn to upload begins, and events for devices that lost their turns.
+
+        ``opened`` is the open round.
+        """
         replies = []
         for device, offer in self._scheduler.next(opened.opened, opened.deadline):
             missing = self._reassembler.missing(device, offer)
@@ -472,7 +504,7 @@ class UpdateReceiver:
         return ReceiveResult(tuple(replies), lost)
 
     def cancel(self, devices: Iterable[str]) -> None:
-        """Drop the uploads of devices whose tasks are over."""
+        """Drop the unfinished updates and the turns of ``devices``, because their tasks are over."""
         for device in devices:
             self._reassembler.forget(device)
             self._scheduler.remove(device)
@@ -509,7 +541,7 @@ class UpdateReceiver:
             self._uploads[device].traffic = PublishTraffic()
 
     def replay(self, aggregation: RoundAggregation, shards: Collection[int] | None = None) -> dict[str, str]:
-        """Add the journaled updates of an open round to its sums, after a restart. Events are emitted again.
+        """Add the journaled updates of an open round to its sums, after a restart. Their events are emitted again.
 
         Args:
             aggregation: The round.
@@ -517,6 +549,9 @@ class UpdateReceiver:
 
         Returns:
             Digests of the updates by device.
+
+        Raises:
+            StoreError: If the journal or an update's bytes cannot be read.
         """
         digests = {}
         for event, checked, share in stored_updates(self._journal, self._rules.run, aggregation, shards):
@@ -531,7 +566,7 @@ class UpdateReceiver:
 def stored_updates(
     journal: Journal, run: str, aggregation: RoundAggregation, shards: Collection[int] | None = None
 ) -> Iterator[tuple[UpdateAccepted, CheckedArrays, float]]:
-    """Read the accepted updates of a round from the journal.
+    """Read the accepted updates of a round from the journal, decode and validate them.
 
     Args:
         journal: Journal of the run.
@@ -540,7 +575,10 @@ def stored_updates(
         shards: Shards to read; None for all.
 
     Yields:
-        The event of each update, its arrays for the sums, and the share of its change that counts.
+        The event of each update, its arrays for the sums, and the factor of its change.
+
+    Raises:
+        StoreError: If the journal or an update's bytes cannot be read.
     """
     for stored in journal.accepted(run, aggregation.number, shards):
         update = validation.decode_update(stored.data)

@@ -20,7 +20,10 @@ _MAY_RETAIN = ("status", "hello")
 
 
 class RetainedMessageCleaner:
-    """Cleaner of retained messages on the topics of updates, whose number is unbounded."""
+    """Cleaner of messages that devices retained on the topics of updates, whose number is unbounded.
+
+    It subscribes ``session`` to these topics again at intervals (:meth:`step`), and :meth:`erase` clears what arrives.
+    """
 
     def __init__(self, session: Session, topics: Topics) -> None:
         self._session = session
@@ -56,14 +59,13 @@ class RetainedMessageCleaner:
         return max(0.1, self._next - time.monotonic()) if not self._looks_at_shards else 0.1
 
     def is_for_worker(self, message: IncomingMessage) -> bool:
-        """Return True if a worker also receives this message, because its topic belongs to a shard."""
+        """Return True if the message's topic belongs to a shard, so that a worker receives the message too."""
         return message.topic.removeprefix(self._prefix).partition("/")[2].startswith("shards/")
 
     def erase(self, message: IncomingMessage) -> bool:
-        """Remove a message from the broker if it is retained on a topic where that is not allowed. Return True if it
-        was.
+        """Clear a message at the broker and return True, if it is retained on a topic where that is not allowed.
 
-        A message without payload is ignored: it is such a removal itself.
+        Return False for any other. A message without payload is ignored: it is such a removal itself.
         """
         _, _, leaf = message.topic.removeprefix(self._prefix).partition("/")
         if (

@@ -41,7 +41,17 @@ _MEASURE_S = 0.5
 
 @dataclass
 class _Turn:
-    """Upload in progress. ``relative_rate`` is the rate of a slow turn as a fraction of the usual rate, at most 1."""
+    """Upload in progress: a device's turn.
+
+    Attributes:
+        offer: Description of the update.
+        began: Time at which the turn began.
+        last_chunk: Time of the last chunk.
+        measured: Time of the last measurement of the rate.
+        nbytes: Bytes received since then.
+        is_slow: True if the turn took longer than usual, so that it reserves no bytes.
+        relative_rate: Rate of a slow turn as a fraction of the usual rate, at most 1.
+    """
 
     offer: UpdateChunk
     began: float
@@ -52,13 +62,13 @@ class _Turn:
     relative_rate: float = 0.0
 
     def usual_s(self, rate: float) -> float:
-        """Return the seconds that the upload takes at the usual ``rate`` (bytes a second); IDLE_S if the rate is 0,
-        unknown.
+        """Return the seconds that the upload takes at the usual ``rate`` (bytes a second); IDLE_S if the rate is 0
+        (unknown).
         """
         return self.offer.size / rate if rate else IDLE_S
 
     def measure(self, now: float, rate: float) -> None:
-        """Compute the relative rate from the bytes since the last call."""
+        """Compute the turn's rate relative to the usual ``rate``, from the bytes since the last call."""
         self.relative_rate = min(
             1.0, self.nbytes / self.offer.size * self.usual_s(rate) / (now - self.measured)
         )
@@ -66,7 +76,7 @@ class _Turn:
 
 
 class UploadScheduler:
-    """Queue of the devices that wait for their turn, and the devices that have one.
+    """Scheduler of uploads: a queue of the devices that have offered their update, and the devices whose turn it is.
 
     Args:
         nbytes: Bytes of updates to request at a time. One update is requested in any case, however large.
@@ -89,8 +99,9 @@ class UploadScheduler:
         self._scan_at = -math.inf
 
     def offer(self, device: str, offer: UpdateChunk) -> None:
-        """Queue a device with its offer. If it repeats the offer during its turn, the request was lost and is sent
-        again.
+        """Queue a device with the offer of its update. A queued device keeps its position.
+
+        If it repeats the offer during its turn, the request was lost, and :meth:`next` returns it again.
 
         Args:
             device: Name of the device.
@@ -104,12 +115,14 @@ class UploadScheduler:
         self._queue[device] = offer  # a queued device keeps its position
 
     def is_requested(self, device: str, offer: UpdateChunk) -> bool:
-        """Return True if the server has requested the update of exactly this offer."""
+        """Return True if it is the device's turn to upload the update of exactly this offer (a chunk without data)."""
         turn = self._turns.get(device)
         return turn is not None and turn.offer == offer
 
     def note_chunk(self, device: str, chunk: UpdateChunk) -> None:
-        """Count the bytes of a received chunk of the device's update, and store its time."""
+        """Note that a chunk of the device's update arrived, to measure the rate of its turn. Does nothing for other
+        devices.
+        """
         if (turn := self._turns.get(device)) is not None:
             turn.last_chunk = self._clock()
             turn.nbytes += len(chunk.data) if chunk.sha256 == turn.offer.sha256 else 0
@@ -117,7 +130,10 @@ class UploadScheduler:
             self._sending[device] = self._clock()
 
     def remove(self, device: str, *, is_complete: bool = False) -> None:
-        """Remove a device from queue and turns. ``is_complete``: its update arrived, so its rate is measured."""
+        """Remove a device from the queue and end its turn.
+
+        ``is_complete``: its update arrived complete, so the rate of the turn is measured.
+        """
         if is_complete and (turn := self._turns.get(device)) is not None:
             self._rates.append(turn.offer.size / max(1e-3, self._clock() - turn.began))
         self._queue.pop(device, None)
@@ -133,7 +149,9 @@ class UploadScheduler:
         self._lost.clear()
 
     def next(self, opened: float, deadline: float) -> list[tuple[str, UpdateChunk]]:
-        """Return the devices to request updates from, with their offers: new turns, and requests to repeat.
+        """Begin the turns for which there is room, and return the (device, offer) pairs to request updates from.
+
+        These are new turns, and requests to repeat. Turns that took too long end before.
 
         Args:
             opened: Begin of the round.
@@ -154,14 +172,12 @@ class UploadScheduler:
         return requests
 
     def take_lost(self) -> list[str]:
-        """Return the devices that lost a turn since the last call."""
+        """Return the devices that lost a turn since the last call, so that each loss is reported once."""
         lost, self._lost = self._lost, []
         return lost
 
     def due_in(self) -> float | None:
-        """Return the seconds until :meth:`next` may have a new result without a message; None if no device waits for a
-        turn.
-        """
+        """Return the seconds until :meth:`next` may have a new result without a message; None if no device is queued."""
         if not self._queue or not self._turns:
             return None
         return max(0.0, self._scan_at - self._clock())
@@ -170,7 +186,9 @@ class UploadScheduler:
         return len(self._turns) == self._slow or self._requested_bytes + size <= self._nbytes
 
     def _scan(self, now: float, opened: float, deadline: float) -> None:
-        """Mark slow turns, and end turns that took too long or had no chunk for too long."""
+        """Mark slow turns, and end turns that took too long or had no chunk for too long. Their devices are queued
+        again.
+        """
         rate = statistics.median(self._rates) if self._rates else 0.0
         for turn in self._turns.values():
             if turn.is_slow and now - turn.measured >= _MEASURE_S:
@@ -196,7 +214,7 @@ class UploadScheduler:
                 self._lost.append(device)
 
     def _end(self, device: str) -> None:
-        """End the device's turn, if it has one."""
+        """End the device's turn, if it has one, and release the bytes that it reserved."""
         self._repeated.pop(device, None)
         if (turn := self._turns.pop(device, None)) is None:
             return

@@ -32,7 +32,7 @@ class _StrictProfile(Profile, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class _StrictUpdate(Update, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Update message that refuses unknown fields.
+    """Update message whose decoder refuses unknown fields.
 
     Other messages ignore them. But the bytes of an update are stored as received, so unknown fields would be stored
     too.
@@ -45,7 +45,7 @@ class _StrictUpdate(Update, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def check_size(chunk: UpdateChunk, tier: str, aggregation: RoundAggregation) -> None:
-    """Check the size that a chunk declares for its whole update, before anything of it is stored.
+    """Check the size that a chunk declares for its whole update, before any of its data are stored.
 
     Args:
         chunk: Any chunk of the update.
@@ -53,7 +53,7 @@ def check_size(chunk: UpdateChunk, tier: str, aggregation: RoundAggregation) -> 
         aggregation: Round that receives updates.
 
     Raises:
-        UpdateRejected: If an update of this tier has no reason to be that large.
+        UpdateRejected: If it is larger than any valid update of this tier.
     """
     limit = aggregation.max_update_bytes(tier)
     if chunk.size > limit:
@@ -139,19 +139,22 @@ def decline_reason(decline: Decline, *, carry_needed: bool) -> tuple[str, str]:
 
 
 def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the finite metrics: at most a fixed number, with printable names of bounded length."""
+    """Return those of ``metrics`` that are finite, at most 64, under printable names of at most 64 characters."""
     names = sorted(name for name, value in metrics.items() if math.isfinite(value))
     return {printable(name, _MAX_NAME): float(metrics[name]) for name in names[:_MAX_METRICS]}
 
 
 def reported_download(update: Update) -> PublishTraffic:
-    """Return the download that the device reports, clamped to the range of the journal's columns."""
+    """Return the download that the device reports for its round, clamped to the range of the journal's columns."""
     counts = (update.profile.down_bytes, update.profile.down_wire_bytes)
     return PublishTraffic(*(max(0, min(count, _MAX_BYTES)) for count in counts))
 
 
 def train_ms(update: Update, manifest: Manifest) -> float:
-    """Return the time of all local steps in milliseconds, from the reported step time; 0 if the result is implausible."""
+    """Return the milliseconds of all local steps: the reported time of a step times the number of steps.
+
+    The number follows from the reported samples and the bundle's ``manifest``. 0 if the result is implausible.
+    """
     steps = sum(manifest.steps_with(max(0, min(update.samples, MOST_SAMPLES))))
     milliseconds = steps * update.profile.step_ms
     return milliseconds if 0 < milliseconds < _MAX_MS else 0.0
@@ -170,7 +173,10 @@ def accepted_event(update: Update, sha256: str, weight: int) -> UpdateAccepted:
 
 
 def report_event(update: Update, down: PublishTraffic, up: PublishTraffic) -> DeviceSeen:
-    """Return the event with the figures that a device reports of its round. ``down`` and ``up`` are its messages."""
+    """Return the event with the figures that a device reports of its round.
+
+    ``down`` and ``up`` are the sizes of the messages that it received and sent for it.
+    """
     return DeviceSeen(
         device=update.device,
         tier=update.tier,
@@ -191,6 +197,6 @@ def report_event(update: Update, down: PublishTraffic, up: PublishTraffic) -> De
 
 
 def _bound_texts(texts: Mapping[str, str]) -> dict[str, str]:
-    """Return at most a fixed number of the device's texts, printable and cut to a bounded length."""
+    """Return at most 64 of the device's ``texts``, by name; names and texts are made printable and cut to a limit."""
     names = sorted(texts)[:_MAX_METRICS]
     return {printable(name, _MAX_NAME): printable(texts[name], _MAX_VALUE) for name in names}

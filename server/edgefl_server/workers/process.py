@@ -32,7 +32,7 @@ SEND_S = 30.0
 
 
 class _SharedReference:
-    """Placeholder that is sent for a :class:`SharedMemory`, before its file descriptor."""
+    """Message that announces a :class:`SharedMemory`, whose file descriptor follows on the pipe."""
 
 
 class WorkerProcess(Protocol):
@@ -60,7 +60,10 @@ class ProcessLauncher:
         self._shared: list[SharedMemory] = []
 
     def share(self, thing: object) -> SharedMemory:
-        """Return shared memory with the pickled object. Objects shared before are closed, except the first and the last."""
+        """Return shared memory with the pickled object ``thing``, which can be sent to any worker of this launcher.
+
+        Objects that were shared before are closed, except the first one and the last one.
+        """
         memory = SharedMemory.of(thing)
         self._shared.append(memory)
         for old in self._shared[1:-1]:  # the first is what workers are built from, the last one the round
@@ -69,7 +72,8 @@ class ProcessLauncher:
         return memory
 
     def launch(self, settings: LoopSettings | SharedMemory, sink: EventSink[Any]) -> ProcessHandle:
-        """Start a worker whose messages go to ``sink``.
+        """Start a worker with ``settings``, or shared memory with them. Its messages go to ``sink``, on another
+        thread.
 
         Raises:
             EdgeflError: The error of :func:`no_room`, if the machine cannot start a process.
@@ -90,17 +94,21 @@ class ProcessLauncher:
         return ProcessHandle(process, here, settings, sink, self._send_s)
 
     def start(self, there: socket.socket) -> WorkerProcess:
-        """Start a Python process with the worker's end of the pipe. It does not receive Ctrl-C: its caller ends it."""
+        """Start a Python process that runs :func:`serve` with the worker's end ``there`` of the pipe, and return it.
+
+        It does not receive Ctrl-C: its caller ends it.
+        """
         return start_module("edgefl_server.workers.process", there)
 
     def close(self) -> None:
-        """Close the shared memory."""
+        """Close all shared memory in this process."""
         for memory in self._shared:
             memory.close()
 
 
 class ProcessHandle:
-    """Caller's end of one worker process.
+    """Caller's end of one worker process. A thread passes the worker's messages to ``sink``, and :class:`Died` as the
+    last.
 
     Args:
         process: Process of the worker.
@@ -133,7 +141,10 @@ class ProcessHandle:
         return self._process.pid
 
     def send(self, command: object) -> None:
-        """Send a command or shared memory. If the worker has ended, nothing happens; :class:`Died` reports that."""
+        """Send a command or shared memory. A worker that does not read it in time is killed.
+
+        If the worker has ended, nothing happens; :class:`Died` reports that.
+        """
         with self._sending:
             try:
                 if isinstance(command, SharedMemory):
@@ -150,7 +161,7 @@ class ProcessHandle:
         self._process.wait()
 
     def stop(self) -> None:
-        """Send the command to stop, wait some seconds for the worker's end, then kill it."""
+        """Send the command to stop, wait up to five seconds for the worker's end, then kill it."""
         self.send(Stop())
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_STOP_S)
@@ -183,7 +194,7 @@ class ProcessHandle:
 
 
 class _PipeSink:
-    """Sink that sends a worker's messages to its caller."""
+    """Sink that sends a worker's messages to its caller over the pipe. Messages are dropped if the caller is gone."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -199,7 +210,7 @@ def _read(connection: Connection) -> Any:
 
 
 def _listen(connection: Connection, loop: WorkerLoop) -> None:
-    """Pass the caller's commands to the worker, and end the process soon after the caller."""
+    """Pass the caller's commands to the worker. When the caller is gone, stop the worker and exit this process."""
     try:
         while True:
             loop.send(_read(connection))

@@ -15,11 +15,13 @@ from edgefl.wire.mqtt.events import EventSink
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """Command to stop the worker."""
+    """Command: stop the worker."""
 
 
 class Died(msgspec.Struct, frozen=True):
-    """Last message of a worker: it has ended. ``reason`` completes the sentence "the worker ..."."""
+    """Last message of a worker: it has ended. ``reason`` continues the sentence "the worker", as in "was killed by
+    signal 9".
+    """
 
     reason: str
 
@@ -37,11 +39,11 @@ class WorkerLoop(Protocol):
         """Queue a command. May be called from any thread."""
 
     def run(self) -> None:
-        """Handle commands until :class:`Stop`."""
+        """Handle commands until :class:`Stop`. Blocks until then."""
 
 
 class LoopSettings(Protocol):
-    """Settings of a worker, sent to it before any command."""
+    """Settings of a worker. They are sent to it before any command, and build its program there."""
 
     def build(self, sink: EventSink[Any]) -> WorkerLoop:
         """Return the worker's loop, which sends its messages to ``sink``."""
@@ -51,26 +53,31 @@ class WorkerHandle(Protocol):
     """Caller's end of one worker."""
 
     def send(self, command: object) -> None:
-        """Send a command or a shared object. If the worker has ended, nothing happens; :class:`Died` reports that."""
+        """Send a command, or a reference that :meth:`WorkerLauncher.share` returned.
+
+        If the worker has ended, nothing happens; :class:`Died` reports that.
+        """
 
     def kill(self) -> None:
-        """End the worker at once."""
+        """End the worker at once, without waiting for its work."""
 
     def stop(self) -> None:
-        """Stop the worker, and wait until it has ended its work."""
+        """Send the worker the command to stop, wait some seconds for it, and then end it."""
 
 
 class WorkerLauncher(Protocol):
-    """Factory of workers."""
+    """Factory of workers, as processes of this machine or as Ray actors."""
 
     def share(self, thing: object) -> object:
-        """Return a reference to ``thing`` for :meth:`WorkerHandle.send`. The object is copied once for all workers of a
-        machine.
+        """Return a reference to ``thing`` that :meth:`WorkerHandle.send` accepts.
+
+        The object is copied once for all workers of a machine.
         """
 
     def launch(self, settings: Any, sink: EventSink[Any]) -> WorkerHandle:
-        """Start a worker whose messages go to ``sink``. ``settings``: :class:`LoopSettings`, or a shared reference to
-        them.
+        """Start a worker, whose messages go to ``sink``, and return the caller's end.
+
+        ``settings`` are :class:`LoopSettings`, or a shared reference to them.
 
         Raises:
             EdgeflError: The error of :func:`no_room`, if no worker can be started at present.
@@ -81,8 +88,9 @@ class WorkerLauncher(Protocol):
 
 
 def no_room(table: str, text: str, **details: object) -> EdgeflError:
-    """Return the error for missing resources: StoreError for a server, which waits for them, ConfigError for a
-    simulation.
+    """Return the error for a lack of resources to start workers.
+
+    It is a StoreError for a server, which waits for them, and a ConfigError for a simulation.
 
     Args:
         table: Configuration table that sets the number of workers: ``server`` or ``simulation``.

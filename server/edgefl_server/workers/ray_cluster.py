@@ -42,7 +42,10 @@ class WorkerActor:
         self._loop.send(command)
 
     def receive(self) -> list[object]:
-        """Wait up to a second for messages of the worker, and return all that there are; an empty list on timeout."""
+        """Wait up to a second for messages of the worker, and return those that have arrived, at most 256.
+
+        The list is empty on timeout.
+        """
         messages: list[object] = []
         with suppress(queue.Empty):
             messages.append(self._messages.get(timeout=_POLL_S))
@@ -60,7 +63,8 @@ class WorkerActor:
 
 
 class RayHandle:
-    """Caller's end of one actor.
+    """Caller's end of one Ray actor. Threads send it commands and pass its messages to ``sink``, :class:`Died` as the
+    last.
 
     Args:
         ray: The module ``ray``.
@@ -82,7 +86,7 @@ class RayHandle:
         threading.Thread(target=self._send, name="send-worker", daemon=True).start()
 
     def send(self, command: object) -> None:
-        """Queue a command or an object reference. If the worker has ended, nothing happens."""
+        """Queue a command or an object reference for the actor, in order. If the actor has ended, nothing happens."""
         self._commands.put(command)
 
     def kill(self) -> None:
@@ -93,14 +97,18 @@ class RayHandle:
             self._ray.kill(self._actor)
 
     def stop(self) -> None:
-        """Send the command to stop, wait until the actor has received it, then kill the actor."""
+        """Send the command to stop, wait up to ten seconds until the actor has received it, then kill the actor."""
         self._is_stopped = True
         with suppress(Exception):
             self._ray.get(self._actor.send.remote(Stop()), timeout=_STOP_S)
         self.kill()
 
     def _send(self) -> None:
-        """Send the queued commands from one thread, because concurrent calls could change their order."""
+        """Send the queued commands one after the other until the actor is killed. Runs on a thread of its own.
+
+        Concurrent calls could change the order of commands. If one cannot be sent, the actor is killed and its end
+        reported.
+        """
         while (command := self._commands.get()) is not None:
             try:
                 self._ray.get(self._actor.send.remote(command))
@@ -163,7 +171,7 @@ class RayLauncher:
         self._had_room = False
 
     def share(self, thing: object) -> object:
-        """Return a reference to an object in Ray's store.
+        """Return a reference to ``thing`` in Ray's object store.
 
         Raises:
             EdgeflError: The error of :func:`no_room`, if the cluster is unreachable.
@@ -174,7 +182,7 @@ class RayLauncher:
             return self._ray.put(thing)
 
     def launch(self, settings: Any, sink: EventSink[Any]) -> RayHandle:
-        """Start a worker whose messages go to ``sink``.
+        """Start an actor with ``settings``, or a reference to them. Its messages go to ``sink``, on another thread.
 
         Raises:
             EdgeflError: The error of :func:`no_room`, if the cluster is unreachable or has no free core.
@@ -202,7 +210,10 @@ class RayLauncher:
 
     @contextmanager
     def _reaching(self, *kinds: type[Exception]) -> Iterator[None]:
-        """Convert errors of these kinds in the block to that of :func:`no_room`."""
+        """Context that turns exceptions of the given classes into the error of :func:`no_room`.
+
+        A connection that this launcher made is closed then.
+        """
         try:
             yield
         except EdgeflError:
@@ -219,9 +230,13 @@ class RayLauncher:
             ) from error
 
     def _connect(self) -> None:
-        """Connect to the cluster, and check that it has room: Ray itself would wait without limit.
+        """Connect to the cluster if that is not done, and check that it has enough cores and GPUs for all workers.
 
-        A simulation checks that once: it continues with fewer workers if a node leaves.
+        Ray itself would wait for them without limit. A simulation checks that once: it continues with fewer workers if
+        a node leaves.
+
+        Raises:
+            EdgeflError: The error of :func:`no_room`, if there are too few.
         """
         if not self._ray.is_initialized():
             self._owns_connection = True

@@ -19,13 +19,16 @@ _COUNT = struct.Struct("<q")
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """Open shared memory. Another process that receives the descriptor of ``file`` maps it with :func:`map_object`."""
+    """Memory without a name, written once, that other processes map.
+
+    A process that receives the descriptor of ``file`` maps it with :func:`map_object`.
+    """
 
     file: BinaryIO
 
     @classmethod
     def of(cls, thing: object) -> SharedMemory:
-        """Return new shared memory with the pickled ``thing`` and its arrays."""
+        """Return new shared memory with a copy of the object ``thing``, pickled, and of its arrays."""
         buffers: list[pickle.PickleBuffer] = []
         head = pickle.dumps(thing, protocol=5, buffer_callback=buffers.append)
         file = _nameless()
@@ -48,8 +51,9 @@ def _nameless() -> BinaryIO:
 
 
 def map_object(descriptor: int) -> Any:
-    """Return the object in the shared memory of ``descriptor``, with read-only arrays that are not copied. Closes the
-    descriptor.
+    """Return the object in the shared memory of the file descriptor, whose arrays are read-only views of it.
+
+    The descriptor is closed.
     """
     size = os.fstat(descriptor).st_size
     whole = memoryview(mmap.mmap(descriptor, size, access=mmap.ACCESS_READ))

@@ -19,11 +19,11 @@ MOST_LOG, MOST_DEVICE_LOG, MOST_VITALS = 500, 60, 720
 
 
 class DeviceRound(msgspec.Struct, kw_only=True, gc=False):
-    """State of a device in a round.
+    """State of one device in one round: its task's status, and the figures of its training.
 
     ``status`` is open, accepted, rejected or declined, or missing if the round ended without its update. ``seconds``
-    is the time from the round's opening to the arrival of its update. ``staleness`` counts the versions since the
-    model from which it began.
+    is the time from the round's opening to the arrival of its update. ``staleness`` is the number of model versions
+    since the one from which its training began.
     """
 
     device: str
@@ -45,12 +45,12 @@ class DeviceRound(msgspec.Struct, kw_only=True, gc=False):
 
     @property
     def used_bytes(self) -> int:
-        """Measured memory over the idle process; 0 if the device did not report it."""
+        """Peak memory of the training minus that of the idle process, in bytes; 0 if the device did not report both."""
         return max(0, self.peak_bytes - self.idle_bytes) if self.peak_bytes and self.idle_bytes else 0
 
 
 class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
-    """Line of the log."""
+    """Line of the log of the run or of a device. ``n`` counts all lines of a fleet; ``at`` is in epoch seconds."""
 
     n: int
     at: float
@@ -71,7 +71,12 @@ class DeviceFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceRecord(msgspec.Struct, kw_only=True):
-    """State of a device, with its progress in its newest round."""
+    """State of a device: presence, progress in its newest round (``stage``, ``step``), counts, and its rounds
+    (``parts``).
+
+    ``missed`` counts rounds that ended without its update. ``dropped`` has the reasons why it cannot run a graph, by
+    graph.
+    """
 
     name: str
     tier: str = ""
@@ -93,18 +98,19 @@ class DeviceRecord(msgspec.Struct, kw_only=True):
 
     @property
     def at_work(self) -> DeviceRound | None:
-        """State of the device in its newest round if its task is open, else None. In asynchronous runs that round may
-        have ended.
+        """State of the device in its newest round if its task is open, else None.
+
+        In asynchronous runs that round may have ended already.
         """
         newest = next(reversed(self.parts.values()), None)
         return newest if newest is not None and newest.status == "open" else None
 
 
 class TierTotals(msgspec.Struct, kw_only=True):
-    """Totals of a tier in a round. ``seconds``, ``step_ms`` and ``used_bytes`` are medians over the devices that
-    reported.
+    """Totals over the devices of a tier in a round.
 
-    ``reasons`` counts the devices without an accepted update by reason.
+    ``seconds``, ``step_ms`` and ``used_bytes`` are medians over the devices whose update was accepted. ``reasons``
+    counts the devices without an accepted update by reason. ``staleness`` is the largest.
     """
 
     selected: int = 0
@@ -122,10 +128,10 @@ class TierTotals(msgspec.Struct, kw_only=True):
 
 
 class RoundRecord(msgspec.Struct, kw_only=True):
-    """State of a round, with the state of each device by name.
+    """State of a round, with the state of each of its devices by name (``parts``).
 
-    ``late`` counts updates outside of the round's time by the reason of their refusal. ``sums`` are totals by tier
-    that replace ``parts`` in old rounds.
+    ``late`` counts updates that arrived after the round's end, by the reason of their refusal. In old rounds ``parts``
+    is empty and ``sums`` has the totals by tier instead.
     """
 
     number: int
@@ -161,7 +167,7 @@ class TierPlan(msgspec.Struct, kw_only=True):
 class VitalSample(msgspec.Struct, frozen=True, kw_only=True):
     """Load of the server at one time (:class:`edgefl_server.events.Vitals`).
 
-    ``cpu_share`` is the processor time since the sample before, as a share of one core.
+    ``n`` numbers the sample. ``cpu_share`` is the processor time since the sample before, as a share of one core.
     """
 
     n: int
@@ -175,10 +181,10 @@ class VitalSample(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Fleet(msgspec.Struct, kw_only=True):
-    """State of a run and all its devices.
+    """State of a run and all its devices, as the dashboard shows it.
 
-    ``phase`` is starting, waiting, open, done, stopped or refused. ``edition`` grows when the folder's run is
-    replaced by another.
+    ``phase`` is starting, waiting, open, done, stopped or refused. ``tick`` grows with each batch of changes, and
+    changed objects are marked with it. ``edition`` grows when the folder's run is replaced by another.
     """
 
     federation: str = ""
@@ -208,8 +214,9 @@ class Fleet(msgspec.Struct, kw_only=True):
     edition: int = 0
 
     def device(self, name: str, tier: str = "") -> DeviceRecord:
-        """Return the record of device ``name``, created if missing, and mark it as changed. A given ``tier`` replaces
-        its tier.
+        """Return the record of device ``name``, created if missing, and mark it as changed.
+
+        ``tier`` becomes the device's tier unless it is empty.
         """
         found = self.devices.get(name)
         if found is None:
@@ -220,7 +227,7 @@ class Fleet(msgspec.Struct, kw_only=True):
         return found
 
     def round(self, number: int) -> RoundRecord:
-        """Return the round of that number, created if missing, and mark it as changed."""
+        """Return the record of round ``number``, created if missing, and mark it as changed."""
         found = self.rounds.get(number)
         if found is None:
             found = self.rounds[number] = RoundRecord(number=number)
@@ -228,7 +235,10 @@ class Fleet(msgspec.Struct, kw_only=True):
         return found
 
     def part(self, number: int, name: str, tier: str = "") -> DeviceRound:
-        """Return the state of a device in a round, created if missing, and mark both as changed."""
+        """Return the state of device ``name`` in round ``number``, created if missing, and mark both as changed.
+
+        ``tier`` becomes the tier of both unless it is empty.
+        """
         round_, device = self.round(number), self.device(name, tier)
         found = round_.parts.get(name)
         if found is None:
@@ -241,7 +251,15 @@ class Fleet(msgspec.Struct, kw_only=True):
         return found
 
     def entry(self, at: float, kind: str, text: str, *, device: str = "", number: int = 0) -> None:
-        """Append a line to the log of the fleet, and to that of ``device`` if it is known."""
+        """Append a line to the log of the fleet, and to that of ``device`` if it is known.
+
+        Args:
+            at: Epoch seconds.
+            kind: Short word for the source or the kind, such as ``round`` or ``warning``.
+            text: The line, for people.
+            device: Device that it is about, or empty.
+            number: Round that it is about, or 0.
+        """
         self.count += 1
         made = LogEntry(n=self.count, at=at, kind=kind, text=text, device=device, round=number)
         keep(self.log, made, MOST_LOG)
@@ -250,14 +268,14 @@ class Fleet(msgspec.Struct, kw_only=True):
             self.devices[device].changed = self.tick
 
     def clear(self) -> None:
-        """Reset the state for another run. The memory plans of the tiers stay."""
+        """Reset the state for another run. The memory plans of the tiers stay, and ``edition`` grows."""
         fresh = Fleet(tick=self.tick, count=self.count, tiers=self.tiers, edition=self.edition + 1)
         for name in self.__struct_fields__:
             setattr(self, name, getattr(fresh, name))
 
 
 def keep(entries: list[_Kept], new: _Kept, most: int) -> None:
-    """Append ``new``, and drop the oldest entries if there are many more than ``most``."""
+    """Append ``new`` to ``entries``. If they are over a quarter more than ``most``, drop all but the last ``most``."""
     entries.append(new)
     if len(entries) > most + most // 4:
         del entries[:-most]

@@ -23,8 +23,9 @@ _FIELDS = {"accepted": "arrived", "rejected": "rejected", "declined": "declined"
 
 
 def sums_of(round_: RoundRecord) -> dict[str, TierTotals]:
-    """Return the totals of a round by tier, sorted by name. If the round's device states were dropped, these are stored
-    totals.
+    """Return the totals of a round by tier, sorted by tier.
+
+    They are computed from the states of its devices, or are the stored totals if these states were dropped.
     """
     if not round_.parts:
         return round_.sums
@@ -57,7 +58,10 @@ def sum_parts(parts: Iterable[DeviceRound]) -> TierTotals:
 
 
 def total(sums: Iterable[TierTotals]) -> TierTotals:
-    """Return the totals over all tiers: counts and bytes only, because medians of tiers cannot be combined."""
+    """Return the sums over all tiers: counts and bytes only, because medians of tiers cannot be combined.
+
+    ``staleness`` is the largest of any tier.
+    """
     made = TierTotals()
     for each in sums:
         for name in ("selected", "arrived", "rejected", "declined", "missing", "down_bytes", "up_bytes"):
@@ -78,14 +82,17 @@ _ENDED = ("closed", "abandoned", "undone")
 
 
 def apply(fleet: Fleet, at: float, event: events.Event) -> None:
-    """Update ``fleet`` by an event. ``at`` is the time of the event in epoch seconds."""
+    """Update ``fleet`` by an event of its server. ``at`` is the time of the event in epoch seconds."""
     fleet.told = max(fleet.told, at)
     take(event, fleet, at)
 
 
 @singledispatch
 def take(event: events.Event, fleet: Fleet, at: float) -> None:
-    """Update ``fleet`` by an event; implementations are registered by type. Events without one are ignored."""
+    """Update ``fleet`` by an event of the epoch second ``at``. The type of the event selects the implementation.
+
+    Events of other types change nothing.
+    """
 
 
 # -- the server ----------------------------------------------------------------------------------------------
@@ -258,7 +265,7 @@ def _(event: events.RoundClosed, fleet: Fleet, at: float) -> None:
 
 
 def record_result(fleet: Fleet, event: events.RoundClosed) -> None:
-    """Store the results of a closed round, from an event or from the history."""
+    """Store the results of a closed round in ``fleet``, from an event of the feed or of the history file."""
     row = fleet.round(event.round)
     if row.state not in _ENDED:
         row.state = event.outcome
@@ -377,13 +384,13 @@ def _(event: events.Declined, fleet: Fleet, at: float) -> None:
 
 
 def _part_of(fleet: Fleet, number: int, name: str) -> DeviceRound:
-    """Return the state of a device in round ``number``, or in the earlier round on which it still works."""
+    """Return the state of device ``name`` in the earlier round on which it still works, else in round ``number``."""
     earlier = _going_on(fleet, name)
     return fleet.part(number if earlier is None else earlier.round, name)
 
 
 def _going_on(fleet: Fleet, name: str) -> DeviceRound | None:
-    """Return the open state of a device in a round that has ended already (asynchronous runs), or None."""
+    """Return the state of device ``name`` in an earlier round whose task is still open (asynchronous runs), or None."""
     device = fleet.devices.get(name)
     part = device.at_work if device is not None else None
     return part if part is not None and fleet.rounds[part.round].state in _ENDED else None
@@ -407,7 +414,7 @@ def _store_measurements(part: DeviceRound, event: events.DeviceSeen) -> None:
 
 
 def _forget(fleet: Fleet) -> None:
-    """Replace the device states of old rounds by totals, if more than the limit are stored."""
+    """Replace the device states of the oldest rounds by totals until at most :data:`MOST_PARTS` states are stored."""
     for number in sorted(fleet.rounds) if fleet.kept > MOST_PARTS else ():
         old: RoundRecord = fleet.rounds[number]
         if fleet.kept <= MOST_PARTS or number >= fleet.current:

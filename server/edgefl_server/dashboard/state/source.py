@@ -33,9 +33,10 @@ _MOST_ENGINES = 8
 
 
 class JournalReader:
-    """Read-only access to the journal at ``url``, by default that in ``folder``.
+    """Reader of the run's journal (its database), by default ``journal.sqlite`` in ``folder``, else at the URL
+    ``url``.
 
-    A missing journal, or one of another layout, is treated as empty.
+    It never writes. A missing journal, or one of another layout, is treated as empty.
 
     Raises:
         StoreError: If ``url`` is invalid.
@@ -51,7 +52,8 @@ class JournalReader:
             self._engine.dispose()
 
     def load(self, fleet: Fleet) -> None:
-        """Load the journaled state of the fleet's run; of the newest run if the fleet has none yet.
+        """Load rounds, tasks and devices from the journal into ``fleet``, for its run; for the newest run if it has
+        none yet.
 
         If the journal cannot be read, the reason becomes the fleet's ``problem``.
         """
@@ -68,7 +70,7 @@ class JournalReader:
             fleet.problem = f"the journal cannot be read ({reason}): what is shown comes from events alone"
 
     def load_devices(self, fleet: Fleet) -> None:
-        """Load the properties of devices from their hellos.
+        """Load the devices of the fleet's federation, with the properties from their hello messages.
 
         Raises:
             SQLAlchemyError: If the journal cannot be read.
@@ -132,9 +134,9 @@ class JournalReader:
                 fleet.phase, fleet.current = "open", row["round"]
 
     def _parts(self, fleet: Fleet, run: str, number: int, *, waits: bool) -> None:
-        """Load the states of the devices of one round.
+        """Load the states of the devices of round ``number``.
 
-        ``waits`` is True if a device without an update at the round's end counts as missing.
+        ``waits`` is True in synchronous rounds, where a device without an update at the round's end counts as missing.
         """
         with self._reading() as connection:
             for device, tier, status, reason in _read_tasks(connection, run, number):
@@ -212,17 +214,20 @@ class EventObserver(Protocol):
     """Receiver of each new event, with its time in epoch seconds."""
 
     def take(self, at: float, event: events.Event) -> None:
-        """Handle a new event of the epoch second ``at``."""
+        """Handle a new event, which happened at the epoch second ``at``."""
 
 
 class Source(Protocol):
-    """Interface of a data source. ``begin`` runs once, in another thread; ``poll`` runs several times a second."""
+    """Source of the dashboard's data. ``begin`` runs once, in another thread; ``poll`` runs several times a second."""
 
     def begin(self) -> Fleet:
-        """Load the stored state and return the fleet."""
+        """Load the stored state and return it. Blocks until it is complete."""
 
     def poll(self, fleet: Fleet, lines: list[bytes]) -> bool:
-        """Add new events to ``fleet`` and their lines to ``lines``. Return True if there were any."""
+        """Apply new events to ``fleet`` and append their encoded lines to ``lines``. Return True if anything changed.
+
+        Does not wait for events.
+        """
 
     def close(self) -> None:
         """Release files and connections."""
@@ -253,7 +258,7 @@ class FolderSource:
         self._loaded_at = 0.0
 
     def begin(self) -> Fleet:
-        """Load the journal, the history and the stored events, and return the fleet."""
+        """Load the journal, the history and the events of the newest run in the folder, and return its state."""
         fleet = Fleet()
         runs = _runs(self.folder)
         fleet.run = runs[-1] if runs else ""
@@ -289,7 +294,9 @@ class FolderSource:
         self._journal.close()
 
     def load_details(self, fleet: Fleet) -> None:
-        """Load the state that no event reports: bundles, checkpoints and the properties of devices."""
+        """Load into ``fleet`` what no event reports: memory plans of bundles, stored checkpoints, properties of
+        devices.
+        """
         self._loaded_at = time.monotonic()
         fleet.checkpoints = checkpoints(self.folder)
         if not fleet.tiers:
@@ -305,7 +312,7 @@ class FolderSource:
 
 
 def _runs(folder: Path) -> list[str]:
-    """Return the run identifiers in the feed, one for each start of a server."""
+    """Return the run identifiers in the feed of a folder, one for each start of a server, the oldest first."""
     tail = FeedReader(folder)
     starts = (decode_event(line) for line in tail.lines() if b'"event":"started"' in line)
     found = [each.event.run for each in starts if each is not None and isinstance(each.event, events.Started)]
@@ -320,7 +327,10 @@ def checkpoints(folder: Path) -> tuple[int, ...]:
 
 
 def read_planned(folder: Path) -> dict[str, TierPlan]:
-    """Return, by tier, the memory that the exporter planned for its largest graph. Invalid bundles are skipped."""
+    """Return the memory that the exporter planned for the largest graph of each tier, by tier.
+
+    It reads the bundles in the folder of a run, and skips invalid ones.
+    """
     found: dict[str, TierPlan] = {}
     for path in sorted((folder / "bundles").glob("*.efl")):
         try:

@@ -14,8 +14,11 @@ ROUNDS_SHOWN, LOG_SHOWN = 12, 40
 
 @dataclass(frozen=True)
 class Board:
-    """Contents of a page. ``pieces`` are contents of elements by id; ``tables`` are rows or lines by element id and row
-    key.
+    """Contents of a page. Only pieces that changed are sent to an open page.
+
+    Attributes:
+        pieces: Contents of elements by element id.
+        tables: Rows or lines by element id and row key.
     """
 
     pieces: dict[str, Html] = field(default_factory=dict)
@@ -23,7 +26,7 @@ class Board:
 
 
 def overview(glance: FleetSnapshot, view: DeviceFilter) -> Board:
-    """Return the contents of the overview page, with the devices that ``view`` selects."""
+    """Return the contents of the overview page, with one page of the devices that ``view`` selects."""
     fleet = glance.fleet
     matching = view.of(fleet)
     pages = max(1, -(-len(matching) // PAGE))
@@ -44,7 +47,10 @@ def overview(glance: FleetSnapshot, view: DeviceFilter) -> Board:
 
 
 def device(glance: FleetSnapshot, name: str) -> Board:
-    """Return the contents of a device's page: its state, its properties, its rounds and its log."""
+    """Return the contents of the page of device ``name``: its state, its properties, its rounds and its log.
+
+    For an unknown device it is only the frame with the run's figures.
+    """
     board = _frame(glance)
     found = glance.fleet.devices.get(name)
     if found is None:
@@ -78,7 +84,10 @@ def device(glance: FleetSnapshot, name: str) -> Board:
 
 
 def round_(glance: FleetSnapshot, number: int) -> Board:
-    """Return the contents of a round's page: the round and the state of each of its devices."""
+    """Return the contents of the page of round ``number``: the round and the state of each of its devices.
+
+    For an unknown round it is only the frame with the run's figures.
+    """
     board = _frame(glance)
     found = glance.fleet.rounds.get(number)
     if found is None:

@@ -11,7 +11,7 @@ import msgspec
 
 
 class Html(str):
-    """Markup, which is not escaped again."""
+    """Text that is HTML markup already and is not escaped again."""
 
     __slots__ = ()
 
@@ -21,7 +21,7 @@ _EMPTY = frozenset({"input", "link", "meta", "br"})
 
 
 def el(name: str, /, *children: Child, **attributes: str | int | float | bool | None) -> Html:
-    """Return an element. A child that is not :class:`Html` is escaped.
+    """Return the element ``name`` with ``children`` as its contents. A child that is not :class:`Html` is escaped.
 
     ``class_`` becomes ``class``, and ``data_x`` becomes ``data-x``. An attribute with the value True has no value;
     None or False omits it.
@@ -43,7 +43,7 @@ def link(path: str, *children: Child, **attributes: str | int | None) -> Html:
 
 
 def device_path(name: str) -> str:
-    """Return the path of a device's page."""
+    """Return the URL path of the page of device ``name``."""
     return f"/devices/{quote(name, safe='')}"
 
 
@@ -61,13 +61,19 @@ class TableColumn(msgspec.Struct, frozen=True):
 
 
 def row(key: str, columns: list[TableColumn], cells: Sequence[Child], kind: str = "") -> Html:
-    """Return a table row with one cell per column. ``key`` identifies the row when it changes."""
+    """Return a table row with one of ``cells`` per column. ``kind`` is its CSS class, or empty.
+
+    ``key`` identifies the row, so that the page's script can replace it.
+    """
     made = (el("td", cell, class_=column.classes) for column, cell in zip(columns, cells, strict=True))
     return el("tr", *made, data_key=key, class_=kind or None)
 
 
 def table(name: str, caption: str, columns: list[TableColumn], rows: list[Html]) -> Html:
-    """Return a table in a box that scrolls on narrow screens. ``name`` is the id by which its rows are replaced."""
+    """Return a table in a box that scrolls on narrow screens. ``name`` is the element id of its body.
+
+    ``caption`` is its title. The page's script replaces rows by that id.
+    """
     head = el("tr", *(el("th", each.name, scope="col", class_=each.classes) for each in columns))
     body = el("tbody", *rows, id=name)
     made = el("table", el("caption", caption), el("thead", head), body)

@@ -16,7 +16,7 @@ _PHASES = ("starting", "waiting", "open", "done", "stopped", "refused")
 
 
 def exposition(glance: FleetSnapshot) -> bytes:
-    """Return the metrics in the text format of Prometheus."""
+    """Return the metrics of the fleet in the text format of Prometheus, UTF-8."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(glance))
     return generate_latest(registry)
@@ -41,7 +41,10 @@ class _Collector:
 def _family(
     kind: type[_Family], name: str, text: str, labels: Sequence[str], values: Iterable[_Value]
 ) -> Metric:
-    """Return a metric with ``values``, pairs of label values and a number."""
+    """Return a Prometheus metric of this ``kind``, named ``edgefl_<name>`` and described by ``text``.
+
+    ``values`` are pairs of label values, in the order of ``labels``, and a number.
+    """
     made = kind(f"edgefl_{name}", text, labels=labels)
     for of, value in values:
         made.add_metric(of, value)

@@ -23,7 +23,14 @@ _TABLES = ("rounds", "devices", "tiers", "log", "vitals")
 
 
 def overview(fleet: Fleet, board: Board, view: DeviceFilter, *, orders: bool) -> Html:
-    """Return the overview page of the run and its fleet. ``orders``: include the operator's form."""
+    """Return the overview page of the run and its fleet.
+
+    Args:
+        fleet: State of the run.
+        board: Contents from :func:`edgefl_server.dashboard.views.boards.overview`.
+        view: Filter of devices, shown in the form.
+        orders: True to include the operator's form.
+    """
     rounds = list(board.tables["rounds"].values())
     return _page(
         fleet,
@@ -52,7 +59,7 @@ def overview(fleet: Fleet, board: Board, view: DeviceFilter, *, orders: bool) ->
 
 
 def device(fleet: Fleet, name: str, board: Board) -> Html:
-    """Return the page of a device."""
+    """Return the page of device ``name``, with the contents of its ``board``."""
     rounds = list(board.tables.get("parts", {}).values())
     return _page(
         fleet,
@@ -70,7 +77,7 @@ def device(fleet: Fleet, name: str, board: Board) -> Html:
 
 
 def round_(fleet: Fleet, number: int, board: Board) -> Html:
-    """Return the page of a round."""
+    """Return the page of round ``number``, with the contents of its ``board``."""
     rounds = list(board.tables.get("rounds", {}).values())
     devices = list(board.tables.get("parts", {}).values())
     return _page(
@@ -89,7 +96,7 @@ def round_(fleet: Fleet, number: int, board: Board) -> Html:
 
 
 def missing(what: str) -> Html:
-    """Return the page for a path that does not exist. ``what`` is its text."""
+    """Return the page for a path that does not exist. ``what`` is the text that explains it."""
     return _document(
         "not here", el("main", el("h1", "not here"), el("p", what), el("p", link("/", "the fleet")))
     )

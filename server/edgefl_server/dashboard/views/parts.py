@@ -69,7 +69,7 @@ _MOST_REASONS = 4
 
 
 def head(run: RunRow) -> Html:
-    """Return the headline: the run's name, its phase and its problems."""
+    """Return the contents of the headline: the run's name, its phase and its problems."""
     silent = run.silent_s is not None and run.silent_s > SILENT_S
     over = run.phase in ("starting", "done", "stopped", "refused")
     state = f"{run.phase}, paused" if run.paused else run.phase
@@ -87,7 +87,7 @@ def head(run: RunRow) -> Html:
 
 
 def tiles(run: RunRow) -> Html:
-    """Return the main figures of the run."""
+    """Return the main figures of the run, as pairs of ``dt`` and ``dd`` elements."""
     figures = [
         ("round", f"{run.round} of {run.rounds}" if run.rounds else str(run.round)),
         ("devices online", f"{run.online} of {run.devices}"),
@@ -99,7 +99,7 @@ def tiles(run: RunRow) -> Html:
 
 
 def device(found: DeviceRow) -> Html:
-    """Return the table row of a device."""
+    """Return a device's row for the table of devices."""
     stage = found.stage
     if found.steps and stage not in ("reported", "failed"):
         stage = f"{stage} {found.step}/{found.steps}"
@@ -117,7 +117,7 @@ def device(found: DeviceRow) -> Html:
 
 
 def round_(found: RoundSummary) -> Html:
-    """Return the table row of a round."""
+    """Return a round's row for the table of rounds."""
     score = found.metrics.get(found.metric) if found.metric != "loss" else None
     reasons = sorted(found.reasons.items(), key=lambda item: (-item[1], item[0]))
     why = "; ".join(f"{count} {reason}" for reason, count in reasons[:_MOST_REASONS])
@@ -135,7 +135,7 @@ def round_(found: RoundSummary) -> Html:
 
 
 def tier(found: TierRow) -> Html:
-    """Return the table row of a tier."""
+    """Return a tier's row for the table of tiers, with a bar of measured memory relative to the plan."""
     share = el("span", "")
     if found.planned_bytes and found.most_used_bytes:
         ratio = found.most_used_bytes / found.planned_bytes
@@ -156,7 +156,10 @@ def tier(found: TierRow) -> Html:
 
 
 def part(found: DeviceRound, *, by_device: bool = False) -> Html:
-    """Return the row of a device in a round: for the device's page or, with ``by_device``, for the round's page."""
+    """Return the table row for one device in one round.
+
+    It begins with the round, for the device's page, or with ``by_device`` with the device, for the round's page.
+    """
     fate = f"{found.status}: {found.reason}" if found.reason else found.status
     figures = [
         fate,
@@ -171,7 +174,7 @@ def part(found: DeviceRound, *, by_device: bool = False) -> Html:
 
 
 def entry(found: LogEntry) -> Html:
-    """Return a line of the log."""
+    """Return a line of the log as an ``li`` element."""
     when = el("time", time.strftime("%H:%M:%S", time.localtime(found.at)), datetime=_iso(found.at))
     whose = join_children(link(device_path(found.device), found.device), " ") if found.device else Html("")
     return el("li", when, " ", el("b", found.kind), " ", whose, found.text, data_key=str(found.n))
@@ -184,7 +187,10 @@ def versions(fleet: Fleet) -> Html:
 
 
 def pager(fleet: Fleet, matching: int, page: int, pages: int, query: str) -> Html:
-    """Return the number of matching devices, and links to the previous and the next page."""
+    """Return the number of matching devices, and links to the previous and the next page.
+
+    ``query`` is the URL query of the filter, without the page.
+    """
     summary = f"{matching} of {len(fleet.devices)} devices, page {page} of {pages}"
     back = link(f"/?{query}&page={page - 1}#fleet", "previous", rel="prev") if page > 1 else ""
     on = link(f"/?{query}&page={page + 1}#fleet", "next", rel="next") if page < pages else ""

@@ -28,7 +28,10 @@ PAGE = 50
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of the run. ``silent_s``: seconds since the last event of the server."""
+    """Summary of the run for the headline, the tables and the exports.
+
+    ``silent_s`` is the number of seconds since the last event of the server; None before the first event.
+    """
 
     federation: str
     run: str
@@ -81,10 +84,10 @@ class RoundSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of a tier.
+    """Summary of a tier: its devices, and figures of their newest accepted updates.
 
     Memory is that over the idle process: as planned by the exporter, and as measured by devices (median and maximum).
-    The other figures are medians over the devices' newest reports.
+    The other figures are medians.
     """
 
     tier: str
@@ -100,7 +103,7 @@ class TierRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of a device. ``seconds``, ``staleness`` and the bytes describe its last accepted report."""
+    """Summary of a device. ``seconds``, ``staleness`` and the bytes describe its last accepted update."""
 
     device: str
     tier: str
@@ -131,7 +134,7 @@ class DeviceFilter:
     page: int = 1
 
     def of(self, fleet: Fleet) -> list[DeviceRecord]:
-        """Return the matching devices, sorted by name."""
+        """Return the devices of ``fleet`` that match, sorted by name. All pages are included."""
         wanted = self.q.casefold()
         return [
             device
@@ -143,7 +146,7 @@ class DeviceFilter:
 
 
 def state_of(fleet: Fleet, device: DeviceRecord) -> str:
-    """Return the state of a device, one of :data:`STATES`."""
+    """Return the state of a device in the present round, one of :data:`STATES`."""
     if not device.online:
         return "offline"
     part = device.parts.get(fleet.current) if fleet.phase == "open" else None
@@ -155,7 +158,7 @@ def state_of(fleet: Fleet, device: DeviceRecord) -> str:
 
 
 def run_row(fleet: Fleet, now: float | None = None) -> RunRow:
-    """Return the summary of the run. ``now``: epoch seconds; None for the present."""
+    """Return the summary of the run. ``now`` is in epoch seconds; None uses the clock."""
     now = time.time() if now is None else now
     states = [state_of(fleet, device) for device in fleet.devices.values()]
     scored = next((row for _, row in sorted(fleet.rounds.items(), reverse=True) if row.metrics), None)
@@ -174,7 +177,7 @@ def run_row(fleet: Fleet, now: float | None = None) -> RunRow:
 
 
 def round_row(row: RoundRecord) -> RoundSummary:
-    """Return the summary of a round."""
+    """Return the summary of a round, with totals over its devices and by tier."""
     sums = sums_of(row)
     whole = total(sums.values())
     counts = {
@@ -189,7 +192,7 @@ def round_row(row: RoundRecord) -> RoundSummary:
 
 
 def device_row(fleet: Fleet, device: DeviceRecord) -> DeviceRow:
-    """Return the summary of a device."""
+    """Return the summary of a device, with the figures of its last accepted update."""
     last = last_report(device) or DeviceRound(device=device.name, round=0)
     report = {
         name: getattr(last, name) for name in ("seconds", "used_bytes", "down_bytes", "up_bytes", "staleness")
@@ -237,8 +240,11 @@ def last_report(device: DeviceRecord) -> DeviceRound | None:
 
 
 def times(fleet: Fleet) -> tuple[int, list[float], list[float]]:
-    """Return (round, seconds until each report, milliseconds of a step), for the newest round with reports; (0, [], [])
-    without.
+    """Return (round, seconds until each accepted update, milliseconds of a step on each device), for the newest such
+    round.
+
+    It is (0, [], []) if no round has an accepted update. The lists may differ in length, because a device may not
+    report a step time.
     """
     for number in sorted(fleet.rounds, reverse=True):
         arrived = [part for part in fleet.rounds[number].parts.values() if part.status == "accepted"]
@@ -249,8 +255,9 @@ def times(fleet: Fleet) -> tuple[int, list[float], list[float]]:
 
 
 def staleness(fleet: Fleet, last: int = 20) -> dict[int, int]:
-    """Return the number of updates by staleness in versions, over the ``last`` rounds; an empty dict if no update was
-    stale.
+    """Return the number of updates of the ``last`` rounds by staleness (versions behind when they were accepted).
+
+    It is an empty dict if no update was stale.
     """
     counts: dict[int, int] = {}
     for number in sorted(fleet.rounds)[-last:]:
@@ -269,7 +276,10 @@ _BINS = 24
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True):
-    """Values of one round for the charts. ``tiers``: by tier, (median seconds until the report, bytes up, bytes down)."""
+    """Values of one round for the charts.
+
+    ``tiers``: by tier, (median seconds until the update, bytes up, bytes down).
+    """
 
     round: int
     over: bool
@@ -284,7 +294,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
-    """Counts of values in bins of equal ``width``, the first of which starts at ``low``."""
+    """Histogram of values of one round: counts in bins of equal ``width``, the first of which starts at ``low``."""
 
     round: int
     low: float
@@ -293,7 +303,10 @@ class Histogram(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Charts(msgspec.Struct, frozen=True, kw_only=True):
-    """Data of all charts. ``points`` and ``vitals`` contain only values that the page does not have yet."""
+    """Data of all charts.
+
+    ``points`` (by round) and ``vitals`` contain only values that the page does not have yet; the rest is complete.
+    """
 
     edition: int
     metric: str
@@ -305,7 +318,7 @@ class Charts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FleetSnapshot:
-    """Fleet with a cache of the rows and charts computed from it."""
+    """Fleet with a cache of the rows and charts computed from it, which all open pages share."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
@@ -316,12 +329,18 @@ class FleetSnapshot:
         self._staleness: dict[int, int] = {}
 
     def rounds(self, last: int | None = None, since: int = 0) -> list[RoundSummary]:
-        """Return summaries of the ``last`` rounds (None: all) that changed after tick ``since``, the newest first."""
+        """Return summaries of those among the ``last`` rounds (None: all) that changed after tick ``since``, the
+        newest first.
+        """
         numbers = sorted(self.fleet.rounds, reverse=True)[:last]
         return [self.round(number) for number in numbers if self.fleet.rounds[number].changed > since]
 
     def round(self, number: int) -> RoundSummary:
-        """Return the summary of round ``number``, from the cache if the round did not change."""
+        """Return the summary of round ``number``. It is computed again only if the round changed.
+
+        Raises:
+            KeyError: If there is no such round.
+        """
         found = self.fleet.rounds[number]
         known = self._rounds.get(number)
         if known is None or known[0] != found.changed or found.changed == self.fleet.tick:
@@ -335,9 +354,9 @@ class FleetSnapshot:
         return self._tiers
 
     def charts(self, since: int = 0, vitals_since: int = 0) -> Charts:
-        """Return the chart data that changed after tick ``since``.
+        """Return the chart data: all of it, except that rounds are limited to those that changed after tick ``since``.
 
-        ``vitals_since`` is the number of the last vital sample that the page has.
+        ``vitals_since`` is the number of the last vital sample that the page has; only later ones are included.
         """
         self._refresh()
         points = [point(row) for row in reversed(self.rounds(since=since))]
@@ -362,7 +381,7 @@ class FleetSnapshot:
 
 
 def point(row: RoundSummary) -> Point:
-    """Return the values of a round for the charts."""
+    """Return the values of a round that the charts show."""
     return Point(
         round=row.round,
         over=row.state != "open",
@@ -378,7 +397,7 @@ def point(row: RoundSummary) -> Point:
 
 
 def histogram(number: int, values: list[float]) -> Histogram:
-    """Return the histogram of ``values`` of round ``number``."""
+    """Return the histogram of ``values``, which are of round ``number``. Without values it has no bins."""
     if not values:
         return Histogram(round=number, low=0.0, width=0.0, counts=[])
     low, high = min(values), max(values)

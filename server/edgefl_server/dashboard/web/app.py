@@ -45,7 +45,10 @@ _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def csv_text(kind: type[msgspec.Struct], rows: Iterable[Any]) -> str:
-    """Return ``rows`` of the struct ``kind`` as CSV with a header line. Nested values are JSON."""
+    """Return ``rows`` of the struct ``kind`` as CSV with a header line. Nested values are JSON.
+
+    Texts that a spreadsheet would run as a formula get a leading apostrophe.
+    """
     out = io.StringIO()
     names = kind.__struct_fields__
     writer = csv.writer(out, lineterminator="\r\n")
@@ -93,10 +96,13 @@ RETRY_MS = 2000
 
 
 class PageChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Changes of a page.
+    """Changes of a page, as sent to its script.
 
-    ``html`` are contents of elements by id, ``rows`` table rows by element id and key. ``order`` lists all keys of
-    each table whose set or order of rows changed.
+    Attributes:
+        html: New contents of elements, by element id.
+        rows: New or changed table rows, by element id and row key.
+        order: All row keys in order, for each table whose set or order of rows changed.
+        charts: New chart data, or None.
     """
 
     html: dict[str, str] = {}
@@ -106,7 +112,10 @@ class PageChanges(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class PageState:
-    """Contents that were last sent to one open page."""
+    """Contents that were last sent to one open page.
+
+    ``look`` returns the page's current contents. ``charts`` is True if the page has charts.
+    """
 
     def __init__(self, look: Look, *, charts: bool) -> None:
         self._look = look
@@ -117,7 +126,7 @@ class PageState:
         self._edition = -1
 
     def news(self, glance: FleetSnapshot) -> PageChanges | None:
-        """Return the changes since the last call; None without changes."""
+        """Return the changes since the last call, and remember them as sent; None without changes."""
         board = self._look(glance)
         html = _find_changed(board.pieces, self._sent.pieces)
         rows = {
@@ -151,8 +160,12 @@ def _find_changed(now: dict[str, Html], before: dict[str, Html]) -> dict[str, st
 
 
 async def stream(hub: Hub, look: Look, *, charts: bool) -> AsyncGenerator[bytes]:
-    """Yield server-sent events with the changes of a page. ``look`` returns the current contents; ``charts``: include
-    chart data.
+    """Yield server-sent events with the changes of one page, about once a second, until the process is about to end.
+
+    Args:
+        hub: State of the fleet.
+        look: Function that returns the current contents of the page.
+        charts: True to include chart data.
     """
     listener = PageState(look, charts=charts)
     yield b"retry: %d\n\n" % RETRY_MS
@@ -184,10 +197,11 @@ HEADERS = {
 
 
 class HostMiddleware:
-    """Middleware that adds headers and checks the Host header against ``hosts``.
+    """Middleware that adds security headers, and answers 421 to requests whose Host header is not in ``hosts`` (None:
+    any).
 
-    The check protects a page that is bound to this machine against DNS rebinding: otherwise a website could read the fleet
-    through a visitor's browser.
+    The check protects a page that is bound to this machine against DNS rebinding: otherwise a website could read the
+    fleet through a visitor's browser.
     """
 
     def __init__(self, app: ASGIApp, hosts: frozenset[str] | None) -> None:

@@ -22,14 +22,17 @@ _MOST_WAITING = 20_000
 
 
 class Follower:
-    """Queue of new feed lines for another dashboard. ``is_overrun``: too many lines were queued, so it must start again."""
+    """Queue of new feed lines for another dashboard that follows this one.
+
+    ``is_overrun`` is True if too many lines were queued. It must then start again with the whole state.
+    """
 
     def __init__(self) -> None:
         self.lines: list[bytes] = []
         self.is_overrun = False
 
     def extend(self, lines: list[bytes]) -> None:
-        """Queue new lines. If they would exceed the limit, mark the follower as overrun instead."""
+        """Queue new lines. If too many are queued already, mark the follower as overrun instead."""
         self.is_overrun = self.is_overrun or len(self.lines) + len(lines) > _MOST_WAITING
         if not self.is_overrun:
             self.lines += lines
@@ -65,7 +68,7 @@ class Hub:
         return self._ending.is_set()
 
     def end(self) -> None:
-        """Announce the end of the process to all streams."""
+        """Mark the process as about to end: :attr:`ending` becomes True, and all pauses end."""
         self._ending.set()
 
     async def pause(self, seconds: float) -> None:
@@ -79,7 +82,7 @@ class Hub:
         return self._streams >= min(MOST_STREAMS, most_connections() // 2)
 
     async def counted(self, stream: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
-        """Yield from ``stream``, which counts as an open stream until it is closed."""
+        """Yield all items of ``stream``, which counts as an open stream until it is closed."""
         self._streams += 1
         try:
             async with aclosing(stream):
@@ -99,7 +102,7 @@ class Hub:
 
     @asynccontextmanager
     async def running(self, _app: Starlette) -> AsyncIterator[None]:
-        """Context of the web application, in which the main loop runs. Closes the source at its end."""
+        """Context of the web application: polls the source in a background task, and closes the source at the end."""
         task = asyncio.create_task(self._run())
         task.add_done_callback(self._stop_on_error)
         try:

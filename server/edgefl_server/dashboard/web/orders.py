@@ -21,7 +21,7 @@ _PAUSE_S = 0.5
 
 
 class OrderHandler:
-    """Endpoint for operators' orders: checks the token and writes the order to ``mailbox``.
+    """Endpoint for operators' orders: checks the token and writes the order to ``target``, the server's mailbox.
 
     ``token`` is the operator's. If it is empty, all orders are refused, except with a remote mailbox, which checks
     tokens itself.
@@ -40,7 +40,9 @@ class OrderHandler:
     async def take(self, request: Request) -> Response:
         """Handle a ``POST`` of an order as JSON with ``Authorization: Bearer TOKEN``, and return the response.
 
-        A foreign web page cannot make a browser send that header, so orders cannot be forged by cookies or forms.
+        Its status is 202 if the order was written, 401 or 403 without a valid token, and 400 or 415 for an invalid
+        order. It is 502 or 503 if the order could not be written. A foreign web page cannot make a browser send that
+        header, so orders cannot be forged by cookies or forms.
         """
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         if not self.open:
@@ -55,7 +57,7 @@ class OrderHandler:
         return await self._forward(request, token)
 
     async def _forward(self, request: Request, token: str) -> Response:
-        """Decode and send the order of an authorized request, and return the response."""
+        """Decode the order of an authorized request, send it to the mailbox, and return the response."""
         try:
             order = operations.read(await _body(request))
         except ValueError as error:

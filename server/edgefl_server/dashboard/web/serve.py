@@ -40,7 +40,7 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 
 def is_loopback(host: str) -> bool:
-    """Return True if only this machine can connect to ``host``."""
+    """Return True if ``host`` is an address of the loopback interface or ``localhost``: only this machine can connect."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -48,10 +48,10 @@ def is_loopback(host: str) -> bool:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket at this address.
+    """Return a listening socket at ``host`` and ``port``; port 0 selects any free port.
 
     Raises:
-        ConfigError: If the port is in use, or the address is not of this machine.
+        ConfigError: If the port is in use or not permitted, or the address is not of this machine.
     """
     try:
         return listening(host, port)
@@ -60,7 +60,10 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def url_of(bound: socket.socket) -> str:
-    """Return the URL of a dashboard that listens on the socket."""
+    """Return the URL of a dashboard that listens on the socket ``bound``.
+
+    If it listens at all addresses, the URL contains the host name of this machine.
+    """
     host, port = bound.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = socket.gethostname()
@@ -68,7 +71,7 @@ def url_of(bound: socket.socket) -> str:
 
 
 def read_token(path: Path) -> str:
-    """Return the operator's token from the first line of a file.
+    """Return the operator's token: the first line of the file ``path``, without surrounding space.
 
     Raises:
         ConfigError: If the file cannot be read, or the token is too short or has invalid characters.
@@ -79,10 +82,12 @@ def read_token(path: Path) -> str:
 
 
 def check_token(token: str, where: str) -> str:
-    """Return ``token`` if it is long enough and can be sent in a header. ``where`` is its origin, for the message.
+    """Return ``token`` if it has at least 16 characters and can be sent in a header.
+
+    ``where`` is its origin (a path or a variable), for the message.
 
     Raises:
-        ConfigError: If it is not.
+        ConfigError: If it is too short, not printable ASCII, or contains a space.
     """
     if len(token) < _LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(
@@ -93,7 +98,9 @@ def check_token(token: str, where: str) -> str:
 
 
 def serve(hub: Hub, handler: OrderHandler, bound: socket.socket, host: str) -> None:
-    """Serve the dashboard until the process receives a signal.
+    """Serve the dashboard on the listening socket ``bound`` until the process receives a signal.
+
+    ``host`` is the name under which it is reached. On a loopback address, requests with other host names are refused.
 
     Raises:
         Exception: The error that ended the hub's loop.
@@ -105,7 +112,7 @@ def serve(hub: Hub, handler: OrderHandler, bound: socket.socket, host: str) -> N
 
 
 class _PageServer(WebServer):
-    """Web server that lets streams end before it waits for them."""
+    """Web server that ends the streams of open pages at a signal, before it waits for open connections."""
 
     def __init__(self, app: Starlette, hub: Hub) -> None:
         super().__init__(app, timeout_graceful_shutdown=3, ws="none")
@@ -133,7 +140,7 @@ TOKEN = "EDGEFL_OPERATOR_TOKEN"
 
 
 def hub_of(run: Path | None, server: str, *, database: str = "", otlp: str = "") -> Hub:
-    """Return the hub for the folder ``run``, or, if that is None, for the dashboard at the URL ``server``.
+    """Return the hub, which polls the folder ``run``, or if that is None the dashboard at the URL ``server``.
 
     Args:
         run: Folder of a run, or None.
@@ -142,7 +149,7 @@ def hub_of(run: Path | None, server: str, *, database: str = "", otlp: str = "")
         otlp: URL of an OpenTelemetry collector that receives traces; empty for none.
 
     Raises:
-        ConfigError: If the folder is not that of a run, or the dashboard does not answer.
+        ConfigError: If the folder is not that of a run, the dashboard does not answer, or a URL is invalid.
     """
     observer: EventObserver | None = None
     if otlp:
@@ -153,10 +160,12 @@ def hub_of(run: Path | None, server: str, *, database: str = "", otlp: str = "")
 
 
 def order_handler(run: Path | None, server: str, token_file: Path | None) -> OrderHandler:
-    """Return the handler of orders. It writes them into ``run``, or forwards them to the dashboard at ``server`` if that
-    is None.
+    """Return the handler of orders.
 
-    The token is read from ``token_file``, or from the environment.
+    Args:
+        run: Folder of the run, into which orders are written; None to forward them to another dashboard.
+        server: URL of that dashboard.
+        token_file: File with the operator's token; None to use the environment variable :data:`TOKEN`, if it is set.
 
     Raises:
         ConfigError: If the token is invalid.

@@ -21,7 +21,10 @@ _PATH = "/v1/traces"
 
 @dataclass
 class _TracedRound:
-    """Open round. ``came``: by device, the time at which its update was accepted, and its tier."""
+    """Open round, as traced so far.
+
+    ``came``: by device, (epoch seconds at which its update was accepted, tier).
+    """
 
     opened: float
     devices: int
@@ -74,7 +77,7 @@ class TraceExporter:
                 )
 
     def flush(self) -> None:
-        """Send the buffered traces."""
+        """Send the buffered traces now. Blocks until they are sent or lost."""
         self._provider.force_flush()
 
     def _trace_round(self, at: float, event: events.RoundEnded, found: _TracedRound) -> Context:

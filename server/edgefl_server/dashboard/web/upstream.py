@@ -35,8 +35,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 async def feed(hub: Hub) -> AsyncGenerator[bytes]:
-    """Yield server-sent events for a following dashboard: ``fleet`` with the whole state, then ``lines`` with new feed
-    lines.
+    """Yield server-sent events for a dashboard that follows this one, until the process is about to end.
+
+    The first is ``fleet`` with the whole state, then ``lines`` with new lines of the feed. The stream also ends if the
+    follower cannot keep up or the run was replaced; it then connects again.
     """
     follower = Follower()
     with hub.following(follower):
@@ -60,7 +62,7 @@ async def feed(hub: Hub) -> AsyncGenerator[bytes]:
 
 
 class RemoteSource:
-    """Source that follows the dashboard at ``url``.
+    """Source that follows the dashboard at ``url`` over HTTP. ``observer`` receives each new event.
 
     Raises:
         ConfigError: If the URL is invalid, or no dashboard answers.
@@ -97,7 +99,13 @@ class RemoteSource:
         )
 
     def begin(self) -> Fleet:
-        """Wait for the state of the other dashboard and return it. Later events follow in :meth:`poll`."""
+        """Wait for the state of the other dashboard and return it. Later events follow in :meth:`poll`.
+
+        :meth:`close` ends the wait; the state is then empty.
+
+        Raises:
+            ConfigError: If the other dashboard sends a state that this release cannot read.
+        """
         threading.Thread(target=self._follow, name="upstream", daemon=True).start()
         kind, content = self._news.get()
         while kind not in ("fleet", _END):
@@ -159,13 +167,13 @@ class RemoteSource:
 
 
 class RemoteMailbox:
-    """Mailbox of the dashboard at ``url``, which checks the token itself."""
+    """Mailbox that sends orders to the dashboard at ``url``, which checks the operator's token."""
 
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
 
     def send(self, order: AnyOrder, token: str) -> None:
-        """Send an order with the operator's ``token``.
+        """Send an order with the operator's ``token`` over HTTP.
 
         Raises:
             EdgeflError: If the other dashboard refuses it.
@@ -183,7 +191,7 @@ class RemoteMailbox:
 
 
 def replace_all(fleet: Fleet, other: Fleet) -> None:
-    """Copy ``other`` into ``fleet``, mark everything as changed, and begin a new edition."""
+    """Replace the contents of ``fleet`` by those of ``other``, mark everything as changed, and begin a new edition."""
     tick, edition = fleet.tick, fleet.edition + 1
     for name in fleet.__struct_fields__:
         setattr(fleet, name, getattr(other, name))
@@ -195,13 +203,17 @@ def replace_all(fleet: Fleet, other: Fleet) -> None:
 
 
 def _without_parts(fleet: Fleet) -> Fleet:
-    """Return the fleet without the device states in its devices, because its rounds have them too."""
+    """Return a copy of the fleet in which ``DeviceRecord.parts`` is empty, because its rounds have the same states."""
     devices = {name: msgspec.structs.replace(device, parts={}) for name, device in fleet.devices.items()}
     return msgspec.structs.replace(fleet, devices=devices)
 
 
 def _decode_fleet(data: bytes) -> Fleet:
-    """Decode a fleet and restore the device states of its devices from its rounds."""
+    """Decode a fleet, and restore each device's states in rounds (``parts``) from the rounds.
+
+    Raises:
+        msgspec.MsgspecError: If ``data`` is no encoded fleet.
+    """
     fleet = _decode(data)
     for number in sorted(fleet.rounds):
         for name, part in fleet.rounds[number].parts.items():
