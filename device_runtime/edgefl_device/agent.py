@@ -61,7 +61,10 @@ def _profiler(config: AgentConfig, engine: Engine) -> ProfilerProcess:
 
 
 class DeviceAgent:
-    """One device of a federation.
+    """Agent of one device: connects to the broker, takes tasks of the server, trains on local data and sends the
+    updates.
+
+    The constructor reads the data and opens the store; :meth:`run` does the rest.
 
     Args:
         config: Name, data and limits of the device.
@@ -311,7 +314,9 @@ class _Upkeep:
         trim_memory()
 
     def trim_later(self, after_s: float) -> None:
-        """Trim memory once nothing arrives for ``after_s`` seconds."""
+        """Set the time of the next trim to ``after_s`` seconds from now, and forget an earlier one; see
+        :meth:`trim_if_quiet`.
+        """
         self._trim_at = time.monotonic() + after_s
 
     def trim_if_quiet(self) -> None:
@@ -320,7 +325,9 @@ class _Upkeep:
             self.trim()
 
     def end_engine_later(self) -> None:
-        """Schedule the end of the engine's process, which an idle device does not need."""
+        """Schedule the end of the engine's process, which an idle device does not need. :meth:`step` ends it after five
+        seconds, unless a round runs.
+        """
         self._engine_ends_at = time.monotonic() + _ENGINE_IDLE_S
 
     def step(self) -> None:
@@ -332,10 +339,11 @@ class _Upkeep:
         self._report_drops()
 
     def count_traffic(self, least: int) -> None:
-        """Add the bytes of the link to today's traffic in the store, if the owner limits it.
+        """Add the bytes sent and received since the last count to today's traffic in the store. Does nothing if the
+        owner's policy has no daily limit.
 
         Args:
-            least: Number of bytes below which nothing is written yet.
+            least: Smallest number of new bytes that is stored; fewer are added by a later call.
         """
         agent = self._agent
         mirrored = agent.fetcher.mirrors.received_bytes

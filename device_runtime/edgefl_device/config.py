@@ -47,6 +47,11 @@ class DeviceLog:
     def event(self, name: str, text: str, **details: str | int | float) -> None:
         """Pass an event to the user's function. Exceptions of that function, such as a closed standard output, are
         ignored.
+
+        Args:
+            name: Name of the event, such as ``online``.
+            text: Sentence for people. Only its first 2000 characters are passed on; unprintable ones become blanks.
+            **details: Values for programs, by name.
         """
         with suppress(Exception):
             clean = {key: printable(v) if isinstance(v, str) else v for key, v in details.items()}
@@ -55,7 +60,18 @@ class DeviceLog:
 
 @dataclass(frozen=True)
 class AgentConfig:
-    """Name, data and limits of a device."""
+    """Name, data and limits of a device.
+
+    Attributes:
+        federation: Name of the federation.
+        device: Name of the device in it.
+        broker: Address of the broker.
+        data: Path of the local samples, or a function that returns them.
+        folder: Folder of the device's store and key.
+        bad_rows: ``refuse`` raises an error for samples that cannot be used, ``skip`` leaves them out.
+        tier: Tier that the device requests in its hello; "": the server chooses one.
+        until_done: True ends :meth:`DeviceAgent.run` when the training is over.
+    """
 
     federation: str
     device: str

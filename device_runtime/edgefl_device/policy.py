@@ -52,7 +52,21 @@ _METERED = (
 
 
 class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keys of the owner's policy file. ``bytes_a_day`` is a text such as ``200MiB`` or a number of bytes; 0 is no limit."""
+    """Keys of the owner's policy file, a TOML file; each has a default.
+
+    Attributes:
+        train: Take tasks at all.
+        profile: Measure bundles on request.
+        mirrors: Download blobs from mirrors that the server names.
+        charging: Work only on mains power.
+        unmetered: Work only on a link that costs nothing.
+        quiet: Hours without work, such as ``22:00-07:00``.
+        bytes_a_day: Most bytes a day over the link, as a number or a text such as ``200MiB``; 0 is no limit.
+        duty: Share of the time in which steps are made.
+        tell: Report power, link, heat and availability to the server.
+        surroundings: Command that prints conditions.
+        commands: Command that replaces the system's query, by condition.
+    """
 
     train: bool = True
     profile: bool = True
@@ -105,7 +119,10 @@ def read_policy(path: Path) -> Policy:
 
 
 class SystemQueries:
-    """Queries of conditions: by the owner's command if there is one, else from the system (Linux, NetworkManager).
+    """Queries of the conditions ``charging`` and ``unmetered``: by the owner's command if there is one, else from the
+    system.
+
+    The system is Linux with NetworkManager; elsewhere conditions are unknown.
 
     Args:
         commands: Commands by condition; exit code 0 means yes.
@@ -115,7 +132,7 @@ class SystemQueries:
         self._commands = commands or {}
 
     def holds(self, condition: Condition) -> bool | None:
-        """Return True if the condition holds; None if it is unknown."""
+        """Return True if the condition holds, False if it does not, None if it is unknown. May run the owner's command."""
         if command := self._commands.get(condition):
             done = _run(command)
             return done[0] == 0 if done is not None else None
@@ -123,7 +140,7 @@ class SystemQueries:
 
 
 class TrafficLog(Protocol):
-    """Counter of the bytes that went over the link, by day."""
+    """Interface of a counter of the bytes that went over the link, by day."""
 
     def traffic(self, day: str) -> int: ...
 
@@ -190,12 +207,16 @@ class OwnerRules:
     traffic: TrafficLog
 
     def check(self, work: WorkKind) -> None:
-        """Raise RoundDeclined, with the reason, if ``work`` is not allowed now. May run the owner's commands."""
+        """Raise RoundDeclined, with the reason, if ``work`` (``train`` or ``profile``) is not allowed now. May run the
+        owner's commands.
+        """
         if objection := self.objection(work):
             raise RoundDeclined(POLICY, f"the policy of this device does not allow it: {objection}")
 
     def objection(self, work: WorkKind) -> str:
-        """Return the reason why ``work`` is not allowed now, or "" if it is. May run the owner's commands."""
+        """Return the reason why ``work`` (``train`` or ``profile``) is not allowed now, or "" if it is. May run the
+        owner's commands.
+        """
         policy, now = self.policy, time.localtime()
         if not (policy.train if work == "train" else policy.profile):
             return f"{work} is false"
@@ -293,8 +314,9 @@ def parse_conditions(text: str) -> dict[str, str]:
 
 
 def heat(zones: Path = _ZONES) -> str:
-    """Return the level of the hottest zone compared with its throttling temperature; "" if the system does not report
-    it.
+    """Return the level (``cool``, ``warm`` or ``hot``) of the hottest zone compared with its throttling temperature.
+
+    Return "" if the system does not report it. ``zones`` is the folder in which Linux lists temperatures.
     """
     values = [value for zone in sorted(zones.glob("thermal_zone*")) if (value := _zone_heat(zone))]
     return max(values, key=THERMAL.index, default="")

@@ -20,7 +20,12 @@ from edgefl_device.data.samples import LocalData, as_read
 def load(path: Path, policy: Policy) -> LocalData | None:
     """Return the samples and labels at ``path``: an npz, a folder of npy files, or a folder with a pair of idx files.
 
-    Files are memory-mapped where their format allows it. Return None if ``path`` is none of these three.
+    Files are memory-mapped where their format allows it; values are not checked yet. Return None if ``path`` is none of
+    these three.
+
+    Args:
+        path: File or folder.
+        policy: Treatment of rows with bad values, which the result applies when it is fitted to a model.
 
     Raises:
         DataError: A file is damaged or its labels are missing.
@@ -53,10 +58,15 @@ def _map_npy(file: Path) -> Array:
 
 
 def load_function(source: Source, policy: Policy) -> LocalData:
-    """Call the user's function once and return its samples and labels.
+    """Call the user's function once and return its samples, labels and further inputs as :class:`LocalData`. Values are
+    not checked.
+
+    Args:
+        source: The user's function.
+        policy: Treatment of rows with bad values, which the result applies when it is fitted to a model.
 
     Raises:
-        DataError: The result is neither (x, y) nor a mapping with ``x`` and ``y``.
+        DataError: The result is neither (x, y), (x, y, others) nor a mapping with ``x`` and ``y``.
     """
     name = getattr(source, "__name__", type(source).__name__)
     found = source()
@@ -89,7 +99,12 @@ def _array(part: object, key: str, name: str) -> Array:
 
 
 def archive(path: Path, policy: Policy = "refuse") -> LocalData:
-    """Return the arrays of an npz without checking their values.
+    """Return the arrays of an npz without checking their values: ``x`` as samples, ``y`` as labels, all others as
+    further inputs.
+
+    Args:
+        path: The npz file.
+        policy: Treatment of rows with bad values, which the result applies when it is fitted to a model.
 
     Raises:
         DataError: The file is no npz, or has no array ``x`` or ``y``.

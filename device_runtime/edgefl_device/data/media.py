@@ -28,7 +28,13 @@ _UNKNOWN_BYTES = 0x7FFF0000
 
 
 def read_sounds(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
-    """Return one sample for each WAV file: its waveform, or the features that a graph of the bundle computes from it."""
+    """Return one sample for each WAV file: its waveform, or the features that a graph of the bundle computes from it.
+
+    Labels are the class numbers of the files' folders. Files that cannot be decoded are added to ``reading.problems``.
+
+    Raises:
+        DataError: The model takes samples of another shape or other labels, or bad files are refused.
+    """
     reader = reading.reader
     assert isinstance(reader, SoundSpec)
     shape = reading.spec.shape
@@ -54,7 +60,7 @@ def wave_of(path: Path, reader: SoundSpec) -> Array:
     """
     try:
         with path.open("rb") as file:
-            heard = _heard(file, reader)
+            heard = _read_mono(file, reader)
     except struct.error as error:
         raise BadRow("is no WAV that can be read: it ends too early") from error
     except OSError as error:
@@ -66,8 +72,10 @@ def wave_of(path: Path, reader: SoundSpec) -> Array:
     return padded
 
 
-def _heard(file: BufferedReader, reader: SoundSpec) -> Array:
-    """Return the mean of all channels, float64 in [-1, 1], cut at the reader's length."""
+def _read_mono(file: BufferedReader, reader: SoundSpec) -> Array:
+    """Read an open WAV file; return the mean of its channels, float64 in [-1, 1], cut at the reader's length. BadRow if
+    it is no such WAV.
+    """
     start = file.read(12)
     if start[:4] != b"RIFF" or start[8:] != b"WAVE":
         raise BadRow("is no WAV that can be read: it does not begin with RIFF and WAVE")
@@ -107,7 +115,7 @@ def _heard(file: BufferedReader, reader: SoundSpec) -> Array:
     if not piped and len(content) < wanted:
         raise BadRow("is damaged: it is shorter than it says")
     whole = content[: len(content) // frame * frame]
-    mean: Array = _numbers(whole, width, kind).reshape(-1, channels).mean(axis=1)
+    mean: Array = _decode_numbers(whole, width, kind).reshape(-1, channels).mean(axis=1)
     return mean
 
 
@@ -131,8 +139,17 @@ def _is_chunk(file: BufferedReader) -> bool:
     return bool(name.isascii() and name.decode().isprintable() and size <= room)
 
 
-def _numbers(content: bytes, width: int, kind: int) -> Array:
-    """Decode the content of a WAV data chunk to float64 in [-1, 1], channels interleaved."""
+def _decode_numbers(content: bytes, width: int, kind: int) -> Array:
+    """Decode the content of a WAV data chunk to float64 in [-1, 1], channels interleaved.
+
+    Args:
+        content: Bytes of the chunk.
+        width: Bytes of one value.
+        kind: Format code of the WAV header: 1 for integers, 3 for floats.
+
+    Raises:
+        BadRow: A float is NaN or infinite.
+    """
     if kind == _FLOATS:
         floats = np.frombuffer(content, f"<f{width}").astype(np.float64)
         if not np.isfinite(floats).all():

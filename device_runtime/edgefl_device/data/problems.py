@@ -36,7 +36,7 @@ class Problems:
     count: int = 0
 
     def add(self, where: str, text: str, rows: int = 1) -> None:
-        """Count ``rows`` skipped rows and store the problem if it is one of the first.
+        """Count ``rows`` skipped rows. Store ``where`` and ``text`` as a :class:`Problem` if it is one of the first 20.
 
         Raises:
             DataError: The policy is ``refuse``.
@@ -105,11 +105,12 @@ def _bad_in(name: str, rows: Array, below: int) -> Iterator[tuple[int, str]]:
 
 
 def blocks(array: Array, each: int = 0) -> Iterator[Array]:
-    """Yield ``array`` in blocks of rows, because a mapped file may be larger than memory.
+    """Yield ``array`` in blocks of successive rows, because a mapped file may be larger than memory.
 
     Args:
         array: The rows.
-        each: Values that one row stands for when it is decoded; 0 for the values that it holds.
+        each: Number of values that one row has after decoding, which bounds the rows of a block. 0: the number of
+            values that it has in ``array``.
     """
     size = each or array.size // max(1, len(array))
     rows = max(1, _SCANNED // max(1, size))
@@ -124,7 +125,8 @@ def converted(array: Array, dtype: str) -> Array:
 
 
 def check_range(name: str, array: Array, dtype: str, source: str) -> None:
-    """Check that whole numbers fit into ``dtype``.
+    """Check that the whole numbers of ``array`` fit into ``dtype``. The error names the array (``name``) and its data
+    (``source``).
 
     Raises:
         DataError: The smallest or largest value would change in the conversion.
@@ -139,6 +141,12 @@ def check_range(name: str, array: Array, dtype: str, source: str) -> None:
 
 def check_below(name: str, array: Array, below: int, source: str) -> None:
     """Check that all values, such as tokens, are from 0 to ``below`` - 1. Does nothing if ``below`` is 0.
+
+    Args:
+        name: Name of the array, for the error.
+        array: Whole numbers.
+        below: Exclusive upper bound; 0: none.
+        source: Name of the data, for the error.
 
     Raises:
         DataError: A value is outside.
@@ -156,10 +164,11 @@ def check_below(name: str, array: Array, below: int, source: str) -> None:
 
 
 def check_finite(name: str, array: Array, source: str) -> None:
-    """Check that floats are finite, because the loss would otherwise look like diverged training.
+    """Check that floats are finite, because the loss would otherwise look like diverged training. Arrays of other types
+    pass.
 
     Raises:
-        DataError: A value is NaN or infinite.
+        DataError: A value is NaN or infinite; the text names ``source``, ``name`` and the first such row.
     """
     if array.dtype.kind != "f":
         return

@@ -72,7 +72,7 @@ class Reading:
         """Return the label in a file as a class number, or as a float if labels are floats.
 
         Raises:
-            BadRow: ``value`` is empty or no such label.
+            BadRow: ``value`` is empty, or no label that the model takes.
         """
         if value is None or value == "":
             raise BadRow("the label is empty")
@@ -89,10 +89,12 @@ class Reading:
         return True
 
     def by_folder(self, entries: Sequence[FileEntry]) -> list[tuple[FileEntry, int]]:
-        """Return each file with the class number of its folder. Files of unknown classes are handled as bad rows.
+        """Return (file, class number of its folder) for each file. Files in folders of unknown classes are left out and
+        added to ``problems``.
 
         Raises:
-            DataError: A file is in no class folder, or the model takes other labels than one class a sample.
+            DataError: A file is in no class folder, the model takes other labels than one class a sample, or a folder's
+                class is unknown and bad rows are refused.
         """
         if self.label.shape or self.label.floats:
             raise DataError(
@@ -122,12 +124,16 @@ class Reading:
     ) -> ReadSamples:
         """Return samples that are decoded again on each access, so that memory holds one batch.
 
-        Each file is decoded once now, to find broken files before a round begins.
+        Each file is decoded once now, to find broken files before a round begins. They are left out and added to
+        ``problems``. A file that breaks later raises DataError on access.
 
         Args:
-            entries: Files with their class numbers.
+            entries: Files with their class numbers, which become the labels.
             decode: Function from a path to an array; raises BadRow.
             then: Function from that array to a sample, applied on access.
+
+        Raises:
+            DataError: A file is broken and bad rows are refused.
         """
         good: list[tuple[Path, int]] = []
         for entry, number in entries:

@@ -104,7 +104,7 @@ class LabelSpec:
         return cls()
 
     def fitted(self, y: Array, classes: int, source: str) -> Array:
-        """Return labels in the shape that the model takes; floats in this dtype, whole numbers in their own.
+        """Return labels in the shape that the model takes; floats in this dtype, whole numbers in the dtype of ``y``.
 
         Args:
             y: Labels, shape (n, *label).
@@ -137,7 +137,8 @@ class LabelSpec:
         return bool(np.issubdtype(self.dtype, np.floating))
 
     def shaped(self, y: Array, classes: int, source: str) -> Array:
-        """Return labels in the shape that the model takes, without checking their values.
+        """Return labels in the shape that the model takes, without checking their values. ``classes`` and ``source``
+        are for errors.
 
         Raises:
             DataError: The shape differs, or they are not numbers.
@@ -179,7 +180,12 @@ class LocalSource(Protocol):
     def fitted(
         self, spec: DataSpec, label: LabelSpec = ONE_CLASS, parts: BundleParts = NO_BUNDLE
     ) -> FittedData:
-        """Return the data as the manifest's ``spec`` and ``label`` describe them; ``parts`` decode files.
+        """Return the data as the model reads them.
+
+        Args:
+            spec: The manifest's description of samples and further inputs.
+            label: Shape and dtype of the labels that its graphs read.
+            parts: Blobs and graphs of the bundle that decode files.
 
         Raises:
             DataError: They do not fit; the text names the difference.
@@ -227,10 +233,11 @@ class LocalData:
     def fitted(
         self, spec: DataSpec, label: LabelSpec = ONE_CLASS, parts: BundleParts = NO_BUNDLE
     ) -> FittedData:
-        """Return the data as the manifest's ``spec`` and ``label`` describe them; ``parts`` are not used.
+        """Return the data as the manifest's ``spec`` and ``label`` describe them, without bad rows if the policy is
+        ``skip``. ``parts`` are not used.
 
         Raises:
-            DataError: They do not fit; the text names the difference.
+            DataError: They do not fit, or no row is left; the text names the difference.
         """
         x = self._reshape(spec)
         others = {each.name: self._other(each) for each in spec.others}
@@ -296,8 +303,8 @@ class LocalData:
         return x
 
     def _other(self, wanted: Input) -> Array:
-        """Return the array of a further input: floats in the model's dtype, whole numbers in their own. DataError if it
-        is missing.
+        """Return the array of the further input ``wanted``: floats in the model's dtype, whole numbers in their own.
+        DataError if it is missing or does not fit.
         """
         found, floats = self.others.get(wanted.name), np.issubdtype(wanted.dtype, np.floating)
         if found is None:
@@ -374,9 +381,11 @@ class FittedData:
         return np.concatenate(found)
 
     def facts(self) -> dict[str, Array]:
-        """Return the facts about all samples that an algorithm may read, by the label of the ``data`` port.
+        """Return facts about all samples that an algorithm may read, by name (the label of a graph input with role
+        ``data``).
 
-        ``class_counts``: int64 (classes,), how often each class occurs among the labels; absent where they are no classes.
+        ``class_counts``: int64 (classes,), how often each class occurs among the labels; absent if labels are not
+        classes.
         """
         if not np.issubdtype(self.y.dtype, np.integer):
             return {}
@@ -407,6 +416,11 @@ def as_read(samples: Array, spec: DataSpec) -> Array:
 def check_some(rows: int, skipped: Problems, source: str) -> None:
     """Check that at least one row is left.
 
+    Args:
+        rows: Number of usable rows.
+        skipped: Rows that were left out.
+        source: Name of the data, for the error.
+
     Raises:
         DataError: ``rows`` is 0; the text names the first skipped row.
     """
@@ -424,11 +438,9 @@ class Batches:
         seed: Seed of the task.
         samples: Number of local rows; with fewer than ``batch``, rows are drawn with replacement.
         batch: Rows of a batch.
-        draws: ``walk`` goes through data that are shuffled once per stream, over and over. ``draw`` draws each
-            batch
-        independently, without replacement within it. ``length`` sorts shuffled data by ``buckets``, cuts them
-            into
-        batches and takes these in random order: every sample once per epoch, with samples of similar length.
+        draws: ``walk`` goes through data that are shuffled once per stream, over and over. ``draw`` draws each batch
+            independently, without replacement within it. ``length`` sorts shuffled data by ``buckets``, cuts them into
+            batches and takes these in random order: every sample once per epoch, with samples of similar length.
         buckets: For ``length``, the index of the shortest graph that each sample fits into.
     """
 

@@ -66,8 +66,12 @@ def load(data: Path | Source, policy: Policy = "refuse") -> LocalSource:
     """Return the samples and labels at a path, or of a function (:data:`edgefl_device.config.Source`).
 
     A path is an npz with x and y, a folder of x.npy and y.npy, a folder with a pair of idx files; or files that become
-    samples as a bundle says (:mod:`edgefl.wire.bundle.readers`): a folder with one sub-folder of files per class (images,
-    WAV, text, npy, series), or a file or a folder of CSV, JSON lines or text.
+    samples as a bundle says (:mod:`edgefl.wire.bundle.readers`): a folder with one sub-folder of files per class
+    (images, WAV, text, npy, series), or a file or a folder of CSV, JSON lines or text.
+
+    Args:
+        data: The path, or the function, which is called once.
+        policy: ``refuse`` raises DataError for rows that cannot be used, ``skip`` leaves them out.
 
     Raises:
         DataError: There is none of these, or a value of an array is NaN or infinite and bad rows are refused.
@@ -97,7 +101,13 @@ def load(data: Path | Source, policy: Policy = "refuse") -> LocalSource:
 
 @dataclass(frozen=True, eq=False)
 class SampleFiles:
-    """Data files that a bundle's reader decodes. The result is cached until other labels or samples are requested."""
+    """Data files that a bundle's reader decodes. The result is cached until other labels or samples are requested.
+
+    Attributes:
+        source: Path of the file or folder, for errors.
+        entries: The files, each with its class folder.
+        policy: ``refuse`` raises DataError for files and rows that cannot be used, ``skip`` leaves them out.
+    """
 
     source: str
     entries: tuple[FileEntry, ...]
@@ -119,7 +129,17 @@ class SampleFiles:
     def fitted(
         self, spec: DataSpec, label: LabelSpec = ONE_CLASS, parts: BundleParts = NO_BUNDLE
     ) -> FittedData:
-        """Return the samples of these files for a model; DataError names the difference."""
+        """Return the samples of these files as the model reads them; a repeated call with equal ``spec`` and ``label``
+        returns the cached result.
+
+        Args:
+            spec: The manifest's description of samples, further inputs and reader.
+            label: Shape and dtype of the labels that its graphs read.
+            parts: Blobs and graphs of the bundle that decode files.
+
+        Raises:
+            DataError: The files do not fit; the text names the difference.
+        """
         key = repr((spec, label))
         if key not in self._last:
             fitted = self._read(spec, label, parts)

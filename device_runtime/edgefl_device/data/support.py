@@ -74,9 +74,8 @@ def split(
     """Return support and query rows of a user.
 
     Args:
-        protocol: ``train_support`` uses the train shard as support and the test shard as query. ``split_test``
-            uses
-        stratified halves of the test shard, the larger one as support. ``paper_literal`` uses the test shard as
+        protocol: ``train_support`` uses the train shard as support and the test shard as query. ``split_test`` uses
+            stratified halves of the test shard, the larger one as support. ``paper_literal`` uses the test shard as
             both.
         shards: The user's rows in the pool.
         labels: Labels of the whole pool.
@@ -103,6 +102,8 @@ def split(
 def held_out(labels: Array, *, seed: int, user: int = 0, share: float = HELD_OUT) -> SampleShards:
     """Return all rows of ``labels`` as shards, with a stratified ``share`` of them (at least one) as test shard.
 
+    The choice is a pure function of ``labels``, ``seed``, ``user`` and ``share``.
+
     Raises:
         DataError: There are fewer than two rows.
     """
@@ -120,9 +121,8 @@ def batch_rows(samples: int, size: int, step: int, *, seed: int, user: int = 0, 
         step: Number of the adaptation step.
         seed: Seed of the draw.
         user: Number of the user.
-        clip: With fewer than ``size`` samples, True returns all of them in random order. False draws ``size``
-            with
-        replacement, for graphs with a fixed batch size.
+        clip: With fewer than ``size`` samples, True returns all of them in random order. False draws ``size`` with
+            replacement, for graphs with a fixed batch size.
     """
     most = min(size, samples) if clip else size
     rows = _generator(seed, user, _ROWS, step).choice(samples, most, replace=samples < most)
@@ -130,7 +130,9 @@ def batch_rows(samples: int, size: int, step: int, *, seed: int, user: int = 0, 
 
 
 def uniform(shape: tuple[int, ...], step: int, port: int, *, seed: int, user: int = 0) -> Array:
-    """Return uniform [0, 1) values, float32: noise input number ``port`` of step ``step``."""
+    """Return uniform [0, 1) values, float32, for noise input number ``port`` of adaptation step ``step``: a pure
+    function of all arguments.
+    """
     return np.asarray(_generator(seed, user, _NOISE, step, port).random(shape, dtype=np.float32))
 
 
@@ -145,8 +147,8 @@ def majority(labels: Array, support: Array, query: Array) -> float | None:
 
 
 def _halves(rows: Array, labels: Array, share: float, generator: Generator) -> tuple[Array, Array]:
-    """Split ``rows`` into two sorted, non-empty parts, the second with about ``share`` of each class. DataError below
-    two rows.
+    """Return (first part, second part) of ``rows``, sorted and non-empty; the second has about ``share`` of each class.
+    DataError below two rows.
     """
     if len(rows) < 2:
         raise DataError(

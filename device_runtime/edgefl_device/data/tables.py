@@ -21,7 +21,14 @@ TOGETHER = 4096
 
 
 def read_tables(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
-    """Return one sample for each row of tables with the same columns, file after file."""
+    """Return one sample for each row of tables with the same columns, file after file.
+
+    The bundle's reader names the columns, the label's column and the scaling. Rows that cannot be used are added to
+    ``reading.problems``.
+
+    Raises:
+        DataError: The model takes samples of another shape, or bad rows are refused.
+    """
     reader = reading.reader
     assert isinstance(reader, TableSpec)
     reading.check_shape((len(reader.columns),))
@@ -74,7 +81,11 @@ def _columns_of(reader: TableSpec, wanted: Input) -> tuple[str, ...]:
 def read_series(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
     """Return one sample for each window over sensor recordings; windows are cut out on access.
 
-    No window contains a bad row or spans two recordings. Long recordings are stored on disk once.
+    No window contains a bad row or spans two recordings. Long recordings are stored on disk once. Bad rows are added to
+    ``reading.problems``.
+
+    Raises:
+        DataError: The model takes samples of another shape or several labels a window, or bad rows are refused.
     """
     reader = reading.reader
     assert isinstance(reader, SeriesSpec)

@@ -261,7 +261,9 @@ def _of_file(entry: FileEntry) -> Iterator[_TextPiece]:
 
 
 def _end(text: str) -> int:
-    """Return the end of the last whole line of ``text``, else of its last whole word, so that no tokenizer input is cut."""
+    """Return the position after the last whole line of ``text``, else after its last whole word, so that no tokenizer
+    input is cut.
+    """
     return text.rfind("\n") + 1 or text.rfind(" ") + 1 or len(text)
 
 

@@ -25,11 +25,11 @@ def open_engine(name: str, threads: int = 1, pages: Path | None = None, most_thr
 
     Args:
         name: ``onnx`` or ``executorch``.
-        threads: Threads of a graph.
-        pages: Folder for values that graphs in segments keep on disk; None: the system's folder for temporary
-            files.
-        most_threads: Most threads of a graph, for engines with a number for each graph; 0: as many as
-            ``threads``.
+        threads: Number of threads that runs a graph.
+        pages: Folder for values between the segments of a graph (artifacts that run one after another). None: the
+            system's folder for temporary files.
+        most_threads: Largest number of threads that :meth:`Engine.load` accepts, for engines that choose it per graph;
+            0: ``threads``.
 
     Raises:
         ConfigError: There is no such engine, its package is not installed, or ``threads`` is out of range.

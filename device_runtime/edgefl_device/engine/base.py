@@ -22,21 +22,23 @@ class Outputs:
 
 
 class LoadedGraph(Protocol):
-    """A graph ready to run."""
+    """Interface of a graph that an engine has loaded."""
 
     def run(self, feeds: Mapping[str, Array], state: State) -> Outputs:
         """Run the graph once.
 
         Args:
             feeds: All inputs but state, by port name.
-            state: State by port name; entries that the graph does not read are ignored. Do not use it again if
-                the graph rewrites it: this run may overwrite ports of ``Graph.in_place``, and a later run the
-                others.
+            state: State by port name; entries that the graph does not read are ignored. Do not use it again if the
+                graph rewrites it: this run may overwrite ports of ``Graph.in_place``, and a later run the others.
+
+        Returns:
+            The new state, and the other outputs as arrays by port name.
         """
 
 
 class Engine(Protocol):
-    """A runtime for one artifact format."""
+    """Interface of an engine: a runtime that loads and runs graphs of one artifact format, and keeps their state."""
 
     @property
     def name(self) -> str: ...

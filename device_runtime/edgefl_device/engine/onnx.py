@@ -40,8 +40,9 @@ _SLACK = 64
 
 
 class PageFile:
-    """Disk memory for the values between segments, in a file in ``folder`` (None: the system's folder for temporary
-    files).
+    """Memory on disk for the values that one segment of a graph passes to a later one; small values stay in memory.
+
+    It is a file in ``folder`` (None: the system's folder for temporary files), reserved for all of ``ports`` at once.
 
     Raises:
         StoreError: The disk has no room for them.
@@ -114,8 +115,10 @@ class LoadedSegment(Protocol):
 
 
 class SegmentedGraph:
-    """Loaded segments of one graph, and the pages between them. All segments read the state from the beginning of the
-    step.
+    """Loaded graph in segments: artifacts that run one after another as one graph, with the values between them on
+    disk.
+
+    All segments read the state from the beginning of the step.
     """
 
     def __init__(self, parts: Sequence[tuple[Graph, LoadedSegment]], pages: PageFile) -> None:
@@ -138,7 +141,7 @@ class SegmentedGraph:
 def load_segments(
     graph: Graph, artifact: bytes, folder: Path | None, load: Callable[[Graph, bytes], LoadedSegment]
 ) -> SegmentedGraph:
-    """Load the segments of ``graph``.
+    """Load the segments of ``graph``, which run one after another.
 
     Args:
         graph: The manifest's entry of the graph.
@@ -194,7 +197,10 @@ class OnnxEngine:
 
     @property
     def thread_counts(self) -> tuple[int, ...]:
-        """Powers of two, and the largest allowed number; each session has threads of its own."""
+        """Numbers of threads that a graph can be loaded with: powers of two, and the largest allowed number.
+
+        Each session has threads of its own.
+        """
         return (
             *itertools.takewhile(self._most_threads.__gt__, (1 << power for power in itertools.count())),
             self._most_threads,
@@ -291,7 +297,9 @@ class OnnxGraph:
         return self.run_into(feeds, state, {})
 
     def run_into(self, feeds: Mapping[str, Array], state: State, rooms: Mapping[str, Array]) -> Outputs:
-        """Run once and write outputs into given memory; see :meth:`edgefl_device.engine.onnx.LoadedSegment.run_into`."""
+        """Run once and write outputs into the given memory ``rooms``; see
+        :meth:`edgefl_device.engine.onnx.LoadedSegment.run_into`.
+        """
         in_place = {name: state[name] for name in self._graph.in_place}
         later_state = {
             port.name: in_place.get(port.name) or self._buffer(port)
@@ -391,7 +399,7 @@ def _shrinking() -> Any:
 
 
 def _by_port(args: Sequence[Any]) -> list[list[Any]]:
-    """Group a session's outputs by port: successive rows of one state tensor belong to one port."""
+    """Group a session's outputs ``args`` by port: successive rows of one state tensor form one group."""
 
     def whole(numbered: tuple[int, Any]) -> str | int:
         rows = parse_rows(numbered[1].name)
@@ -403,7 +411,8 @@ def _by_port(args: Sequence[Any]) -> list[list[Any]]:
 def _place(
     value: Any, port: Port, rows: RowRange, shape: Sequence[int]
 ) -> tuple[str, int, Any, list[int], int]:
-    """Return the arguments that bind rows of a state tensor: device, device number, dtype, shape in the graph, address.
+    """Return the arguments that bind rows of a state tensor: (device, device number, dtype, shape in the graph,
+    address).
 
     onnxruntime sees only the address, so the tensor is checked here. BundleError if it differs from the manifest.
     """

@@ -128,7 +128,7 @@ class Fetcher:
         return (decompress(ref, self._whole(ref, refs), limit) for ref in refs)
 
     def _bring(self, refs: Sequence[BlobRef]) -> None:
-        """Download the missing chunks of ``refs`` into the store, from mirrors first."""
+        """Download the missing chunks of ``refs`` into the store, from mirrors first. Raises like :meth:`get_all`."""
         once = list({ref.sha256: ref for ref in refs}.values())
         if not self._store.missing(once):
             self._store.touch(once)
@@ -154,8 +154,10 @@ class Fetcher:
                 )
 
     def _whole(self, ref: BlobRef, beside: Sequence[BlobRef]) -> bytes:
-        """Return the verified bytes of ``ref``, still compressed. Download damaged ones again, without dropping
-        ``beside``.
+        """Return the stored bytes of ``ref``, verified and still compressed. BundleError if they are damaged on every
+        attempt.
+
+        Damaged bytes are downloaded again; the blobs ``beside`` stay in the store meanwhile.
         """
         for _ in range(self._limits.fetch_retries):
             try:
@@ -211,7 +213,9 @@ class Fetcher:
         self._session.subscribe(fresh, qos=_QOS, standing=False)
 
     def _take(self, window: _FetchWindow, arrived: Sequence[_Message]) -> bool:
-        """Store the requested chunks among ``arrived``. Return False if there was none, neither valid nor damaged."""
+        """Store the requested chunks among ``arrived``, and request damaged ones again. Return False if no requested
+        chunk arrived, valid or damaged.
+        """
         good: dict[str, tuple[ChunkRef, bytes]] = {}
         bad: dict[str, ChunkRef] = {}
         for topic, payload in arrived:
@@ -248,7 +252,9 @@ class Fetcher:
         return time.monotonic() + self._limits.fetch_timeout_s
 
     def _next(self, deadline: float) -> list[_Message]:
-        """Return up to one window of received messages, or an empty list at ``deadline``. RoundAborted if cancelled."""
+        """Return up to one window of received messages, or only ``_SILENCE`` at ``deadline``. RoundAborted if
+        cancelled.
+        """
         arrived: list[_Message] = []
         while not arrived and (left := deadline - time.monotonic()) > 0:
             if not self.cancelled.is_set():

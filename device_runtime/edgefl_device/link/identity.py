@@ -90,11 +90,15 @@ class SignedSession:
         return encode(message) if self._signer is None else self._signer.seal(topic, message)
 
     def publish(self, topic: str, message: Message, *, qos: int = 1, retain: bool = False) -> Delivery:
-        """Sign and publish ``message``."""
+        """Sign ``message`` and publish it on ``topic``. Return its delivery, whose ``wait`` blocks until the broker has
+        confirmed it.
+
+        ``qos`` and ``retain`` as in MQTT.
+        """
         return self.publish_payload(topic, self.seal(topic, message), qos=qos, retain=retain)
 
     def publish_payload(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> Delivery:
-        """Publish a payload that :meth:`seal` returned."""
+        """Publish a payload that :meth:`seal` returned; arguments and result as in :meth:`publish`."""
         return self.session.publish(topic, payload, qos=qos, retain=retain)
 
 
@@ -230,8 +234,10 @@ class ServerTrust:
         return message
 
     def _admit(self, kind: type[Message], envelope: Envelope) -> _StoredTrust | None:
-        """Return the trust to store if the message introduces a new valid key, else None. IdentityError if its key is
+        """Return the trust to store if a message was signed by a new valid key, else None. IdentityError if the key is
         unknown.
+
+        ``kind`` is the message's type, ``envelope`` has its key and signature.
         """
         until = self._keys.get(envelope.key)
         if until is not None:
@@ -266,7 +272,12 @@ class ServerTrust:
         self._log.event("server-key", text)
 
     def _check_order(self, kind: type[Message], topic: str, envelope: Envelope) -> None:
-        """Raise IdentityError for a message older than the key's last one, and for announcements by a replaced key."""
+        """Raise IdentityError for a message older than the key's last one on ``topic``, and for announcements by a
+        replaced key.
+
+        Raise Repeated for a copy of the last message. ``kind`` is the message's type, ``envelope`` has its key and
+        number.
+        """
         key, at, announces = envelope.key, envelope.at, issubclass(kind, Round)
         # The server is stopped while its key is rotated: the old one has announced its last round by then.
         if announces and self._keys.get(key) != keys.FOREVER:

@@ -39,7 +39,14 @@ class _MirrorRecord:
 
 @dataclass
 class _MinimumRate:
-    """Check of a mirror's speed: counts bytes since ``began`` and raises MirrorError once they are too few."""
+    """Check of a mirror's speed, which raises MirrorError if a period brings too few bytes.
+
+    Attributes:
+        least_s: Smallest accepted rate in bytes per second.
+        patience_s: Length of a period in seconds.
+        nbytes: Bytes received in this period.
+        began: Start of this period, as ``time.monotonic()``.
+    """
 
     least_s: int
     patience_s: float
@@ -59,7 +66,8 @@ class _MinimumRate:
 
 
 class Mirrors:
-    """Mirrors of one device.
+    """Mirrors (HTTP servers with copies of blobs) of one device, from which blobs are downloaded before the broker is
+    used.
 
     Args:
         limits: Sizes and timeouts.
@@ -171,7 +179,9 @@ class Mirrors:
     def _fetch(
         self, mirror: Mirror, refs: Sequence[BlobRef], store: Store, cancelled: threading.Event
     ) -> bool:
-        """Download ``refs`` from one mirror; return False if it failed."""
+        """Download the missing chunks of ``refs`` from one mirror into ``store``; return False if the mirror failed.
+        RoundAborted if cancelled.
+        """
         # The HTTP client takes 2.4 MB of a device, and most devices have no mirror.
         from edgefl.wire.mirror_client import BlobMissing, MirrorConnection, Watchdog
 

@@ -165,8 +165,15 @@ class Outbox:
                 return
 
     def _publish(self, outgoing: Outgoing, sha256: str, index: int, count: int, data: bytes) -> Delivery:
-        """Publish chunk ``index`` of an update. Empty ``data`` offers the update instead; the server then requests
-        chunks.
+        """Publish one chunk of an update and return its delivery. Empty ``data`` offers the update instead; the server
+        then requests chunks.
+
+        Args:
+            outgoing: The update.
+            sha256: Digest of its bytes.
+            index: Number of the chunk.
+            count: Number of chunks of the update.
+            data: Bytes of the chunk.
         """
         size = len(outgoing.data)
         topic = self._topics.update(outgoing.round, index, outgoing.shard)
@@ -178,8 +185,14 @@ class Outbox:
         return self._session.publish_payload(topic, payload)
 
     def _send(self, outgoing: Outgoing, sha256: str, room: int, wanted: Iterable[int]) -> None:
-        """Publish the chunks ``wanted``, each of ``room`` bytes, with at most one window of them unconfirmed by the
-        broker.
+        """Publish chunks of an update, with at most one window of them unconfirmed by the broker. Return early if the
+        connection ends.
+
+        Args:
+            outgoing: The update.
+            sha256: Digest of its bytes.
+            room: Bytes of a chunk.
+            wanted: Numbers of the chunks to publish.
         """
         count = max(1, -(-len(outgoing.data) // room))
         flying: deque[Delivery] = deque()
@@ -193,7 +206,10 @@ class Outbox:
                     return
 
     def _wait_for(self, nonce: str, sha256: str, patience_s: float) -> Ack | None:
-        """Return the next acknowledgement of this update; None on timeout, or if it is to be sent again."""
+        """Return the next acknowledgement of the update with this nonce and digest.
+
+        Return None if none arrives in ``patience_s`` seconds, or if the update is to be sent again.
+        """
         try:
             while (ack := self._acks.get(timeout=patience_s)) is not None:
                 if (ack.nonce, ack.sha256) == (nonce, sha256):

@@ -28,8 +28,9 @@ _MOST_NOTICES = 256
 
 
 class HelloSender:
-    """Sends the device's hello on connection, on changed conditions, and later again if the server was full. For one
-    thread.
+    """Sender of the device's hello, the message that registers it with the server.
+
+    It is sent on each connection, on changed conditions, and later again if the server was full. For one thread.
 
     Args:
         config: The device's configuration; ``memory_bytes`` is what it offers.
@@ -87,7 +88,7 @@ class HelloSender:
             self._again_at = time.monotonic() + max(SOONEST_S, min(ack.later_s, LATEST_S))
 
     def step(self, *, connected: bool) -> None:
-        """Send the hello if it is due. Call it periodically."""
+        """Send the hello if it is due and the broker is connected. Call it periodically."""
         changed = self._reports_conditions and self._conditions.step()
         if not connected:
             return

@@ -166,14 +166,16 @@ class Adaptation:
 
 
 def graphs_of(manifest: Manifest) -> tuple[Graph, ...]:
-    """Return the graphs that a personalization runs."""
+    """Return the graphs that a personalization runs: those of the frozen units, ``evaluate``, and ``personalize`` if
+    the bundle has it.
+    """
     names = (*(chunk.graph for chunk in manifest.prefix), manifest.evaluate, manifest.personalize)
     return tuple(manifest.graph(name) for name in names if name)
 
 
 @dataclass(frozen=True)
 class ChosenRows(FittedData):
-    """The rows ``at`` of larger data, which are not copied; only the labels ``y`` are selected now."""
+    """Some rows of larger data, by their numbers ``at``. Samples are not copied; only the labels ``y`` are selected now."""
 
     at: Array = field(kw_only=True)
 
@@ -189,7 +191,7 @@ class ChosenRows(FittedData):
 
 
 class Personalizer:
-    """Adapts the model of a :class:`Job` on this device. ``folder`` holds activations of a frozen prefix while it runs."""
+    """Adapts the model of a :class:`Job` on this device. ``folder`` holds the activations of frozen units while it runs."""
 
     def __init__(self, *, engine: Engine, manifest: Manifest, blobs: BlobSource, folder: Path) -> None:
         if not manifest.personalize:
@@ -301,7 +303,15 @@ class Personalizer:
     def _sources(
         self, job: Job, judged: ChosenRows, adapting: ChosenRows, alpha: float, seed: int
     ) -> Iterator[tuple[RoundInputs, RoundInputs]]:
-        """Yield (query inputs, support inputs). The activations of a prefix are deleted when the context ends."""
+        """Yield (query inputs, support inputs). The activations of a prefix are deleted when the context ends.
+
+        Args:
+            job: The round whose model is adapted.
+            judged: Rows on which metrics are computed.
+            adapting: Rows of the adaptation steps.
+            alpha: Step size.
+            seed: Seed of the batches.
+        """
         hyper = {**self._manifest.hyper, **job.hyper, ALPHA: alpha}
         if not self._manifest.prefix:
             yield RoundInputs(seed, judged, hyper), RoundInputs(seed, adapting, hyper)
@@ -326,7 +336,14 @@ class Personalizer:
     def _walk(
         self, adaptation: Adaptation, weights: Arrays, query: RoundInputs, own: RoundInputs
     ) -> tuple[list[AdaptationPoint], Arrays]:
-        """Return the metrics at all stops, and the weights after ``adaptation.steps`` steps."""
+        """Return (metrics at all evaluated numbers of steps, weights after ``adaptation.steps`` steps).
+
+        Args:
+            adaptation: Settings.
+            weights: Weights to begin with, by global name.
+            query: Inputs for evaluation.
+            own: Inputs for adaptation steps.
+        """
         points: list[AdaptationPoint] = []
         adapted, done = weights, 0
         for stop in adaptation.stops:
@@ -339,8 +356,9 @@ class Personalizer:
         return points, adapted
 
     def _steps(self, weights: Arrays, own: RoundInputs, steps: range) -> Arrays:
-        """Return the weights after ``steps``. Drops the graph before the caller loads another, to bound memory by the
-        larger.
+        """Return the weights after the adaptation steps with the numbers ``steps``.
+
+        Drops the graph before the caller loads another, so that memory holds only one.
         """
         graph = self._loader.load(self._manifest.personalize)
         for step in steps:

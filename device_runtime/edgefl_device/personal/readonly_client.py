@@ -30,7 +30,9 @@ _REFUSED = b""
 
 
 class ReadOnlyClient:
-    """Connection that only reads, besides the device's agent, which may run meanwhile. A context manager.
+    """Connection to a federation that only reads: it sends nothing and takes no task. A context manager.
+
+    The device's agent may run meanwhile.
 
     ::
 
@@ -44,8 +46,7 @@ class ReadOnlyClient:
         broker: Address of the broker.
         folder: Storage of blobs for the next time.
         limits: Sizes and timeouts.
-        server_keys: Trusted keys of the server. Without any, those of the agent's store count, else the first one
-            seen.
+        server_keys: Trusted keys of the server. Without any, those of the agent's store count, else the first one seen.
         agent: Folder of the agent's store; None if there is none.
         log: Receives changes of trust and problems of mirrors.
     """
@@ -106,7 +107,8 @@ class ReadOnlyClient:
         self._store.close()
 
     def announced(self) -> Round:
-        """Wait for the retained announcement; return its round, open or not, with all offers.
+        """Wait for the retained announcement of a round, open or not, and return it with the bundles of all tiers and
+        formats.
 
         Raises:
             BrokerError: No announcement arrives in time.
@@ -154,7 +156,8 @@ class ReadOnlyClient:
 
 
 def job_of(announced: Round, tier: str, format: str = "onnx") -> Job:
-    """Return a job on the announced model as ``tier`` has it.
+    """Return a job (task with the round's bundle and weights) for ``tier`` on the announced model, without a task of
+    the server.
 
     Args:
         announced: The announcement with all that it offers.

@@ -117,7 +117,15 @@ def _read(out: Path) -> BundleProfile:
 
 
 def main(bundle: str, engine: str, threads: str, repeat: str, bounds: str) -> None:
-    """Profile the file ``bundle`` and print the result as JSON; an error becomes the exit code of this process."""
+    """Profile the file ``bundle`` and print the result as JSON; an error becomes the exit code of this process.
+
+    Args:
+        bundle: Path of the bundle.
+        engine: Format to run.
+        threads: Threads of the engine, a number as text.
+        repeat: Measured calls of each graph, a number as text.
+        bounds: Confinement of the processes that run graphs, as JSON.
+    """
     from edgefl.wire.bundle.archive import read_bundle
     from edgefl_device.profile.whole import ProfileSettings, profile_bundle
 

@@ -94,7 +94,9 @@ class _ActiveRequest:
 
 
 class ProfileService:
-    """Handler of profile requests. One thread calls its methods; a measurement runs on another thread.
+    """Handler of the server's requests to measure a bundle on this device (profile requests).
+
+    One thread calls its methods; a measurement runs on another thread.
 
     Args:
         executor: Provides the device's engine, store, rules and limits.
@@ -139,7 +141,9 @@ class ProfileService:
         return topic.startswith(f"{self._topics.root}/profiles/")
 
     def deliver(self, topic: str, payload: bytes) -> None:
-        """Handle a chunk of a bundle, or an offer; an empty offer shows that its requester has left."""
+        """Handle a message for a waiting request: a chunk of its bundle, or its offer. An empty offer shows that the
+        requester has left.
+        """
         for entry in self._waiting:
             if topic == self._offer(entry.nonce):
                 self._note_offer(entry, there=bool(payload))
@@ -211,7 +215,7 @@ class ProfileService:
         return None
 
     def _decline(self, nonce: str, reason: str, text: str) -> messages.ProfileAnswer:
-        """Log the details, and return the answer that declines a request without them."""
+        """Log the reason and its details ``text``, and return the answer that declines a request with the reason alone."""
         self._log.event("profile", f"declined ({nonce}) {reason}: {text}")
         return messages.decline_profile(nonce, reason)
 
@@ -291,8 +295,9 @@ class ProfileService:
         self._worker.start()
 
     def _attempt(self, asked: _ActiveRequest, fetcher: Fetcher) -> None:
-        """Measure once, on the worker thread, and set the request's answer. Without an answer it is tried again after
-        the round.
+        """Measure the bundle of a request once, on the worker thread, and set the request's answer.
+
+        Without an answer, because a round begins, it is tried again after the round.
         """
         nonce = asked.nonce
         try:
@@ -349,7 +354,9 @@ class ProfileService:
         return {sha256: self._executor.store.blob(ref) for sha256, ref in refs.items()}
 
     def _find_trusted(self, request: messages.ProfileRequest) -> BlobRef:
-        """Return the request's bundle for this engine. RoundDeclined if there is none or its signature is wrong."""
+        """Return the reference of the request's bundle in this engine's format. RoundDeclined if there is none or its
+        signature is wrong.
+        """
         kind = self._executor.engine.format
         if kind not in request.bundles:
             offered = ", ".join(sorted(request.bundles))[:100] or "none"

@@ -112,7 +112,14 @@ def _engine(manifest: Manifest, wanted: str) -> str:
 
 
 def _run(folder: BundleFolder, part: str, engine: str, settings: ProfileSettings) -> ProcessResult:
-    """Measure one part in a new process, and return its result."""
+    """Measure one part of a bundle in a new process, and return its result. Raise the error that the process reports.
+
+    Args:
+        folder: The unpacked bundle.
+        part: ``round``, or ``graph:`` and the name of a graph.
+        engine: Format to run.
+        settings: Threads, repetitions and rights of the process.
+    """
     out = folder.path / "part.msgpack"
     out.unlink(missing_ok=True)
     arguments = [str(folder.path), part, "--engine", engine]
@@ -142,7 +149,7 @@ def _read(out: Path, part: str) -> ProcessResult:
 def _run_process(
     command: Sequence[str], folder: BundleFolder, settings: ProfileSettings, part: str
 ) -> tuple[int, list[str]]:
-    """Run ``command``; return its exit code and last error lines. Kill the process if the wait ends early."""
+    """Run ``command``; return (exit code, last error lines). Kill the process if the wait ends early."""
     # What it leaves when it is killed goes with the folder.
     variables = {"OMP_NUM_THREADS": str(settings.threads), "TMPDIR": str(folder.path)}
     with (

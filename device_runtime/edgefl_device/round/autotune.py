@@ -65,10 +65,10 @@ entry: onnxruntime has no kernels for the blocked layout there, and updates by r
 
 
 class TuningResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Stored result of trying the variants of one graph.
+    """Stored result of trying the variants of one graph: other forms of it that compute the same at another speed.
 
     Attributes:
-        variant: Name of the variant to run; "" for the graph's own form.
+        variant: Name of the variant to run; "" for the graph's own form, which is no variant.
         ms: Quickest step of each form in milliseconds, the own form's under "".
         dropped: Variants that cannot run here, each with the reason.
         threads: Number of threads to run it with; 0 for the engine's own.
@@ -183,8 +183,8 @@ class Autotuner:
     # -- stored results --------------------------------------------------------------------------------------
 
     def key(self, engine: Engine, graph: Graph) -> str:
-        """Return the store's key for a graph: digests of its forms, engine with version, number of threads, and
-        processor.
+        """Return the store's key for a graph: digests of its variants (else of itself), engine with version, number of
+        threads, and processor.
         """
         # The digests of the forms themselves: the graph travels compressed or not.
         forms = " ".join(variant.sha256 for variant in graph.variants) or graph.blob.sha256
@@ -203,12 +203,17 @@ class Autotuner:
         return None if result and result.suited and self.measures else result
 
     def keep(self, engine: Engine, graph: Graph, result: TuningResult) -> None:
-        """Store ``result`` for this engine and the forms of ``graph``; it also ends the mark of a running trial."""
+        """Store ``result`` for this engine and the forms of ``graph``. It replaces the mark of a running trial
+        (:meth:`_mark`).
+        """
         self._store.keep_choice(self.key(engine, graph), msgspec.msgpack.encode(result))
         self._trial_key = None
 
     def interrupt(self) -> None:
-        """Delete the mark of a running trial, because the process ends normally, not by a variant. Safe from any thread."""
+        """Delete the stored mark of a running trial, so that the next process tries its variants again.
+
+        Call it before the process ends normally. Safe from any thread.
+        """
         key, self._trial_key = self._trial_key, None
         if key is not None:
             with suppress(StoreError):  # a full disk: the variants of this one graph stay untried
@@ -242,10 +247,10 @@ class Autotuner:
         return self.has_room(graph) and MORE * graph.planned_bytes + COPIES * state <= self._memory_bytes
 
     def choose(self, trial: TrialStep) -> TuningResult | None:
-        """Choose a variant and a number of threads, and store the result.
+        """Choose a variant of a training step and a number of threads by measuring them, and store the result.
 
         Returns:
-            The result; None, with nothing stored, if this step cannot distinguish the forms.
+            The result; None, with nothing stored, if outputs of this step cannot show that a variant is wrong.
 
         Raises:
             RoundAborted: The round was cancelled meanwhile.
@@ -263,13 +268,14 @@ class Autotuner:
     def fastest(self, trial: TrialStep, names: Collection[str] | None = None) -> TuningResult | None:
         """Run the variants ``names`` (None: all) from the same state with the most threads, and choose the fastest.
 
-        Measurements repeat until the machine is as fast at the end as at the beginning and the gain is clearly worth
-        it or not. A tuner that does not measure runs each form once, and takes the last variant with equal outputs.
+        Until the caller stores the result, the store has the mark of a running trial (:meth:`_mark`).
+
+        Measurements repeat until the machine is as fast at the end as at the beginning and the gain is clearly worth it
+        or not. A tuner that does not measure runs each form once, and takes the last variant with equal outputs.
 
         Returns:
-            The result; None if the graph's own form leaves the state unchanged or not finite: such a step cannot
-            verify other
-            forms.
+            The result; None if the graph's own form leaves the state unchanged or not finite: such a step cannot verify
+            other forms.
         """
         engine, graph, blobs, timed = trial.engine, trial.graph, trial.blobs, self.measures
         before = trial.state_copy()
@@ -320,7 +326,10 @@ class Autotuner:
         return TuningResult(variant=best if ms[best] <= WORTH * ms[""] else "", ms=ms, dropped=dropped)
 
     def with_threads(self, trial: TrialStep, result: TuningResult) -> TuningResult:
-        """Return ``result`` with the best number of threads for its variant; numbers with which it fails are left out."""
+        """Measure the variant of ``result`` with each number of threads, and return ``result`` with the best one.
+
+        Numbers with which it fails are left out.
+        """
         graph, blobs = trial.graph, trial.blobs
         model = base = blobs.get(graph.blob)
         for variant in graph.variants:
@@ -373,11 +382,13 @@ class ProcessorTable(Autotuner):
 
 @dataclass
 class GraphVariants:
-    """Variants that run during a round.
+    """Variants (other forms of a graph that compute the same) that run during a round.
 
     Attributes:
-        used: By graph name, the variant that runs; "" for the graph's own form. Graphs without variants are left
-            out.
+        engine: Engine that runs the graphs.
+        blobs: Source of the bytes of graphs and variants.
+        tuner: Chooses variants; None runs the graphs' own form.
+        used: By graph name, the variant that runs; "" for the graph's own form. Graphs without variants are left out.
         dropped: By ``graph/variant``, the reason why it cannot run here.
     """
 
@@ -388,8 +399,8 @@ class GraphVariants:
     dropped: dict[str, str] = field(default_factory=dict)
 
     def artifact(self, graph: Graph) -> tuple[bytes, int]:
-        """Return (bytes to load, threads) of the chosen variant, or of the graph's own form. 0 threads: the engine's own
-        number.
+        """Return (bytes to load, threads) of the chosen variant of ``graph``, or of the graph itself. 0 threads: the
+        engine's own number.
         """
         base = self.blobs.get(graph.blob)
         result = self.tuner.known(self.engine, graph) if self.tuner else None
@@ -453,7 +464,7 @@ def suited_variant(format: str, names: Collection[str], features: frozenset[str]
 
 
 def is_clear(ms: Mapping[str, float]) -> bool:
-    """Return True if the fastest variant is clearly faster or clearly slower than the own form.
+    """Return True if the fastest variant is clearly faster or clearly slower than the graph's own form.
 
     Args:
         ms: Milliseconds by variant, the own form's under "".
@@ -477,7 +488,9 @@ def sufficient_threads(ms: Mapping[int, float]) -> int:
 
 
 def _is_conclusive(expected: Arrays, before: Arrays) -> bool:
-    """Return True if a step changed a matrix of the state and its outputs are finite, so that it can verify other forms."""
+    """Return True if a step can verify variants: its outputs ``expected`` are finite, and a matrix of the state
+    ``before`` changed.
+    """
     matrices = [name for name in before if name in expected and expected[name].ndim >= 2]
     finite = all(np.isfinite(array).all() for array in expected.values() if array.dtype.kind == "f")
     return finite and any(not np.array_equal(expected[name], before[name]) for name in matrices)

@@ -18,7 +18,15 @@ from edgefl_device.store.database import Store, StoredCarry
 
 @dataclass(frozen=True)
 class RoundToBegin:
-    """Round that needs a carry: ``name`` is the store's name of its carries, ``base`` the last completed round."""
+    """Round that begins and may continue from a carry (state that an algorithm stores on the device from round to
+    round).
+
+    Attributes:
+        run: Name of the run.
+        name: Name of its carries in the store: ``<run>/<algorithm>/<tier>``.
+        round: Number of the round.
+        base: Last completed round.
+    """
 
     run: str
     name: str
@@ -28,7 +36,7 @@ class RoundToBegin:
 
 @dataclass(frozen=True)
 class VoidCarry:
-    """Carry that is no longer valid, and the reason."""
+    """Carry (stored state of an earlier round) that is no longer valid, and the reason."""
 
     carry: StoredCarry
     why: str
@@ -50,7 +58,7 @@ class CarryChoice:
 
 
 def choose(carries: Sequence[StoredCarry], begun: RoundToBegin, exchanges: int) -> CarryChoice:
-    """Choose the carry for a round: the newest one of a completed round.
+    """Choose the carry (state of an earlier round) that a round continues from: the newest one of a completed round.
 
     Older carries are superseded unless a rejection of the newest one's update could make them the newest again.
 
@@ -75,17 +83,23 @@ def choose(carries: Sequence[StoredCarry], begun: RoundToBegin, exchanges: int) 
 
 
 def foreign(carries: Sequence[StoredCarry], run: str) -> list[StoredCarry]:
-    """Return the carries of runs other than ``run``, which no round will read."""
+    """Return the carries of runs other than ``run``; no round of ``run`` reads them."""
     return [carry for carry in carries if not carry.name.startswith(f"{run}/")]
 
 
 def abandoned(carries: Sequence[StoredCarry], base: int, before: int | None) -> list[StoredCarry]:
-    """Return the carries of rounds after ``base``, the last completed one; with ``before``, only of rounds before that."""
+    """Return the carries of rounds after ``base``, the last completed one. With ``before``, only those of rounds before
+    ``before``.
+    """
     return [carry for carry in carries if carry.round > base and (before is None or carry.round < before)]
 
 
 def _too_old(carry: StoredCarry, base: int, exchanges: int) -> str:
-    """Return the reason why a carry has expired, or "" if it is valid."""
+    """Return the reason why a carry has expired, or "" if it is valid.
+
+    ``base`` is the last completed round, ``exchanges`` the number of completed rounds for which it is valid; 0: without
+    limit.
+    """
     if not exchanges or base - carry.round < exchanges:
         return ""
     return f"it was good for {exchanges} completed round{'s' * (exchanges > 1)} after it, and round {base} is completed"
@@ -93,7 +107,7 @@ def _too_old(carry: StoredCarry, base: int, exchanges: int) -> str:
 
 @dataclass(frozen=True)
 class RestoredCarry:
-    """Carry arrays by label; empty if there is no carry. ``origin`` names the round that computed them."""
+    """Arrays that an earlier round left on this device, by label; empty if there are none. ``origin`` names that round."""
 
     arrays: Arrays = field(default_factory=dict)
     origin: str = ""
@@ -105,13 +119,18 @@ def carry_name(job: Job, manifest: Manifest) -> str:
 
 
 def carry_ports(manifest: Manifest) -> tuple[Port, ...]:
-    """Return the ports with role ``carry`` of all graphs of a training round."""
+    """Return the inputs with role ``carry`` of all graphs of a training round; empty if the algorithm stores no state
+    on the device.
+    """
     names = dict.fromkeys((manifest.start, *(phase.graph for phase in manifest.phases), manifest.finish))
     return tuple(port for name in names for port in manifest.graph(name).inputs_of("carry"))
 
 
 def restore_carry(store: Store, job: Job, manifest: Manifest, log: DeviceLog) -> RestoredCarry:
-    """Return the carry for the round of ``job``; report and drop invalid ones.
+    """Return the carry (state that an earlier round left on this device) for the round of ``job``; empty if its graphs
+    read none or none is stored.
+
+    Carries that are out of date, or do not fit the graphs, are reported to ``log`` and deleted from ``store``.
 
     Raises:
         RoundDeclined: There is none, and the algorithm cannot begin without it.
@@ -158,7 +177,7 @@ def restore_carry(store: Store, job: Job, manifest: Manifest, log: DeviceLog) ->
 
 
 def drop_abandoned(store: Store, announced: Round, log: DeviceLog) -> None:
-    """Report and drop the carries of rounds between the last completed one and the announced one.
+    """Report and drop the carries (stored state) of rounds between the last completed one and the announced one.
 
     Call it at every announcement: a device that misses the next rounds cannot learn later which ones were abandoned.
     """
@@ -185,7 +204,16 @@ def _read(carry: StoredCarry, data: bytes, ports: Sequence[Port]) -> tuple[Resto
 def _drop(
     store: Store, choice: CarryChoice, misfit: Sequence[VoidCarry], log: DeviceLog, outcome: str
 ) -> None:
-    """Report invalid carries, then drop them. A process that is killed in between reports them again."""
+    """Report invalid carries to ``log``, then delete them and the superseded ones. A process that is killed in between
+    reports them again.
+
+    Args:
+        store: Storage of the carries.
+        choice: Invalid and superseded carries.
+        misfit: Further invalid carries, which do not fit the graphs.
+        log: Receives one event for each invalid carry.
+        outcome: Consequence for the training; the last part of each report.
+    """
     void = (*choice.void, *misfit)
     for each in {(one.carry.name, one.why): one for one in void}.values():
         text = f"what this device kept {_origin(each.carry)} is dropped: {each.why}; {outcome}"

@@ -58,7 +58,7 @@ class RoundExecutor:
         engine: Engine that runs the graphs.
         data: The local samples.
         fetcher: Source of bundles and weights.
-        store: Storage of checkpoints, carries and updates.
+        store: Storage of checkpoints, of state for later rounds (carries) and of updates.
         trust: Keys of the server whose bundles are loaded.
         rules: The owner's rules.
         log: Receiver of events.
@@ -192,7 +192,7 @@ class RoundExecutor:
             )
 
     def _store_update(self, job: Job, manifest: Manifest, result: RoundResult, loader: GraphLoader) -> None:
-        """Store the update in the outbox, store the carry, and close the job, in one transaction."""
+        """Store the update in the outbox and the state for later rounds (carry), and close the job, in one transaction."""
         received, profiler = self._fetcher.take_received(), loader.profiler
         update = Update(
             run=job.run,

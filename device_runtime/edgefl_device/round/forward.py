@@ -28,18 +28,21 @@ from edgefl_device.round.job import Job
 
 
 def record_tag(job: Job) -> str:
-    """Return the text that identifies a record's content: run, model version and weights, bundle, and number of rows."""
+    """Return the text that identifies the content of a record (stored activations): run, model version and weights,
+    bundle, and number of rows.
+    """
     model = f"model {job.model_version} as {job.weights}"
     return f"run {job.run}, {model}, bundle {job.bundle.sha256}, samples {job.samples}"
 
 
 class MultiStepForward:
-    """Runs the chunks of a manifest's prefix over the local data, once per round.
+    """Multi-step forward pass: runs the frozen units of a tier (the manifest's prefix), one chunk after the other, once
+    per round.
 
     Args:
         loader: Loader of graphs and weights.
         store: Storage that makes room on the disk for records; None if they are in a temporary folder.
-        folder: Folder of the records.
+        folder: Folder of the records, which hold the output activations of a chunk for all samples.
     """
 
     def __init__(self, loader: GraphLoader, store: RoundStore | None, folder: Path) -> None:
@@ -48,8 +51,10 @@ class MultiStepForward:
         self._folder = folder
 
     def record(self, job: Job, data: FittedData, control: RoundControl) -> ActivationRecord:
-        """Return the boundary activations, one row per sample. Chunks with a complete record from before a restart are
-        skipped.
+        """Run the frozen units over all samples, and return the record (activations on disk) of the last chunk, one row
+        per sample.
+
+        Chunks with a complete record from before a restart are skipped.
 
         Raises:
             RoundAborted: The round was cancelled meanwhile.
@@ -89,6 +94,13 @@ class MultiStepForward:
     ) -> ActivationRecord:
         """Run one chunk over all rows in fixed groups and return its record. Its weights are downloaded and then
         dropped.
+
+        Args:
+            index: Number of the chunk in the prefix.
+            job: The task, and the blobs of the weights.
+            source: Input of the chunk: the record of the chunk before it, or the samples.
+            data: The samples, which also have the further inputs.
+            control: Ends the round, and receives finished rows.
         """
         loader, profiler, rows, tag = self._loader, self._loader.profiler, len(data), record_tag(job)
         chunk = loader.manifest.prefix[index]
@@ -225,7 +237,7 @@ class ActivationRecord:
         return cls(path, meta)
 
     def check(self, version: str) -> None:
-        """Raise StaleRecordError unless the record has this ``version``."""
+        """Raise StaleRecordError unless ``version`` is the text that the record was created with."""
         self._meta.check(version)
 
     @property

@@ -34,13 +34,13 @@ class BlobSource(Protocol):
 
 
 class RoundStore(Protocol):
-    """Interface of a round's persistent storage: checkpoints, and disk space for records."""
+    """Interface of a round's persistent storage: checkpoints, and disk space for stored activations (records)."""
 
     def save_checkpoint(self, nonce: str, checkpoint: Checkpoint) -> None:
         """Replace the stored checkpoint atomically. Its tensors are read one by one."""
 
     def checkpoint(self, nonce: str) -> Checkpoint | None:
-        """Return the checkpoint of the task ``nonce``, or None."""
+        """Return the last checkpoint of the task ``nonce``; None if there is none."""
 
     def make_room_beside(self, nbytes: int) -> None:
         """Free disk space for a file of ``nbytes``.
@@ -91,8 +91,13 @@ class RoundProfiler:
 
 @dataclass
 class WeightResidency:
-    """Units whose weights are in memory, and their maximum number (invariant I10); all downloads, in order (invariant
-    I11).
+    """Account of the weights in memory (invariants I10 and I11).
+
+    Attributes:
+        held: Units whose weights are in memory now.
+        most: Largest number of units that were in memory at once.
+        downloads: Units of each download, in order.
+        elements: Number of entries of all downloaded weights.
     """
 
     held: set[str] = field(default_factory=set)
@@ -139,20 +144,25 @@ class GraphLoader:
         self._blobs = blobs
 
     def load(self, name: str) -> LoadedGraph:
-        """Load graph ``name``, in the variant that was chosen for this device."""
+        """Load graph ``name`` in the variant and with the number of threads that were chosen for this device. Raise
+        BundleError if its bytes are damaged or its ports differ.
+        """
         spec = self.manifest.graph(name)
         with self.profiler.timed("load"):
             artifact, threads = self.variants.artifact(spec)
             return self.engine.load(spec, artifact, threads)
 
     def run_once(self, name: str, feeds: Arrays, state: State) -> Outputs:
-        """Load graph ``name``, run it once, and drop it."""
+        """Load graph ``name``, run it once, drop it, and return its outputs. The profiler records the time under
+        ``name``.
+        """
         graph = self.load(name)
         with self.profiler.timed(name):
             return graph.run(feeds, state)
 
     def fetch_weights(self, job: Job, units: Sequence[str]) -> Arrays:
-        """Return the current weights of ``units`` by global name.
+        """Return the current weights of ``units``, float32, by their names in the global model. Downloads missing blobs
+        and applies patches.
 
         Raises:
             BundleError: The round announces no weights for a unit.

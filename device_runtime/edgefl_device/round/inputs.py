@@ -36,10 +36,10 @@ class RoundInputs:
         seed: Seed of the task.
         data: The local rows of the round.
         hyper: Scalars of the round by label.
-        draws: ``walk`` goes through shuffled data, ``draw`` draws each batch independently, ``length`` groups
-            samples of similar length.
+        draws: ``walk`` goes through shuffled data, ``draw`` draws each batch independently, ``length`` groups samples
+            of similar length.
         features: Function from row numbers to the activations of a frozen prefix; None feeds the samples.
-        edges: Lengths that have a shorter graph, ascending.
+        edges: Sample lengths in tokens for which the step has a shorter graph, ascending.
     """
 
     seed: int
@@ -66,14 +66,17 @@ class RoundInputs:
             seed: Seed of the task.
             data: The local rows of the round.
             hyper: Announced scalars, which replace those of the manifest.
-            features: Activations of a frozen prefix; None if there is none.
+            features: Function from row numbers to the activations of a frozen prefix; None if there is none.
         """
         edges = {bucket.length for phase in manifest.phases for bucket in phase.shorter}
         return cls(seed, data, {**manifest.hyper, **hyper}, manifest.draws, features, tuple(sorted(edges)))
 
     def shared(self, spec: Graph, number: int) -> Arrays:
-        """Return the inputs of ``spec`` that are not batches: scalars, facts about the data, and noise of draw
-        ``number``.
+        """Return the inputs of ``spec`` that are not batches, by port name: scalars, facts about the data, and noise.
+
+        Args:
+            spec: The graph.
+            number: Number of the step, which selects the noise.
 
         Raises:
             BundleError: A scalar has no value.
@@ -127,7 +130,9 @@ class RoundInputs:
         return np.searchsorted(self.edges, self.data.lengths) if self.edges else None
 
     def masked_batch(self, spec: Graph, step: int) -> Arrays:
-        """Return the batch inputs of ``spec`` for batch ``step`` of one pass over the data, with masks."""
+        """Return the batch inputs of ``spec`` for batch ``step`` of one pass over the data, by port name. A mask is 0
+        for rows that only fill the last batch.
+        """
         feeds: Arrays = {}
         for port in spec.inputs_of("batch"):
             part, over = port.label.partition(".")[2], Pass(len(self.data), _batch_size(port))
@@ -139,7 +144,10 @@ class RoundInputs:
         return feeds
 
     def rows(self, port: Port, indices: Array) -> Array:
-        """Return the part of the rows at ``indices`` that ``port`` reads.
+        """Return what ``port`` reads of the samples ``indices``: labels, the first input of the trained units, or a
+        further input.
+
+        The last part of the port's label decides: ``y``, ``x``, or the name of the further input.
 
         Raises:
             BundleError: The manifest lacks that input.
@@ -172,7 +180,7 @@ class RoundInputs:
 
 
 def check_complete(spec: Graph, feeds: Arrays, state: Collection[str] | None = None) -> Arrays:
-    """Return ``feeds`` unchanged.
+    """Check that ``feeds`` and ``state`` have every input of a graph, and return ``feeds`` unchanged.
 
     Args:
         spec: The graph.
@@ -197,7 +205,9 @@ def check_complete(spec: Graph, feeds: Arrays, state: Collection[str] | None = N
 
 
 def carry_inputs(spec: Graph, carry: Arrays) -> Arrays:
-    """Return the inputs of ``spec`` with role ``carry``; zeros where ``carry`` has no array."""
+    """Return the inputs of ``spec`` with role ``carry`` (state of an earlier round), by port name; zeros where
+    ``carry`` has no array.
+    """
     feeds: Arrays = {}
     for port in spec.inputs_of("carry"):
         feeds[port.name] = carry.get(port.label, np.zeros(port.shape, port.dtype))
@@ -206,7 +216,8 @@ def carry_inputs(spec: Graph, carry: Arrays) -> Arrays:
 
 
 def other_rows(data: FittedData, port: Port, indices: Array) -> Array:
-    """Return the rows at ``indices`` of a further input, or of the samples themselves.
+    """Return the rows at ``indices`` of the further input that ``port`` reads; for the label ``<stream>.sample`` those
+    of the samples.
 
     Raises:
         BundleError: The manifest lacks that input.

@@ -15,8 +15,24 @@ from edgefl.wire.mqtt.topics import NO_SHARD
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """Task and the announcement's part for its tier: all that is needed to start, or to start again.
 
-    ``format`` is the format of the graphs in ``bundle``: the requested one, if the tier is offered in it. ``tries``
-    counts the processes or engines that began to work on the job.
+    Attributes:
+        run: Name of the run.
+        round: Number of the round.
+        tier: The device's tier.
+        seed: Seed of batches and noise.
+        nonce: Identifier of the task, which the device's answer repeats.
+        samples: Most local samples to use; 0: all.
+        model_version: Digest of the server's weights.
+        bundle: Manifest of the tier's bundle.
+        units: Blobs of the weights by unit: whole weights first, then patches.
+        hyper: Scalars of the round by label, such as the learning rate.
+        signature: Signature of the bundle; b"" if there is none.
+        base: Last completed round.
+        format: Format of the graphs in ``bundle``: the requested one, if the tier is offered in it.
+        tries: Number of processes or engines that began to work on the job.
+        ask: True sends an offer before an update of several chunks.
+        progress_s: Least seconds between two messages of progress.
+        shard: Shard of the topics for the update.
     """
 
     run: str
@@ -70,7 +86,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def content(self) -> tuple[str, dict[str, tuple[str, ...]]]:
-        """Digests of the bundle and, by unit, of the weights. Begun work can continue while they stay equal."""
+        """Digest of the bundle, and digests of the weights by unit. Begun work can continue while they stay equal."""
         return self.bundle.sha256, {
             name: tuple(ref.sha256 for ref in refs) for name, refs in sorted(self.units.items())
         }
@@ -87,7 +103,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         return whole.hexdigest()
 
     def line(self, unit: str) -> tuple[BlobRef, ...]:
-        """Return the blobs of a unit: its keyframe, then the patches in order; empty if the round does not announce it."""
+        """Return the blobs of a unit's weights: the whole weights, then the patches in order; empty if the round does
+        not announce the unit.
+        """
         return self.units.get(unit, ())
 
     def is_open(self, announced: Round) -> bool:
@@ -106,7 +124,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _announcement(announced: Round, run: str, number: int, tier: str, format: str) -> dict[str, Any] | None:
-    """Return the job's fields that come from the announcement, or None if it is about other rounds or lacks the tier."""
+    """Return the job's fields that come from the announcement, or None if it is about other rounds or lacks the tier.
+
+    Args:
+        announced: The announcement.
+        run: Name of the job's run.
+        number: Number of its round.
+        tier: Its tier.
+        format: Format that the engine runs; another one is used if the tier is offered in others only.
+    """
     own = announced.at(number) if run == announced.run else None
     offered = announced.formats_of(tier)
     if own is None or not offered:

@@ -41,7 +41,13 @@ class RoundOutcome:
 
 @dataclass(frozen=True)
 class PageOutcome:
-    """Message of the thread that read a page of an announcement: the round with all of its offers, or the error."""
+    """Message of the thread that downloaded a page (blob with the offers of a large announcement).
+
+    Attributes:
+        page: Reference of the page.
+        announced: The announcement without its offers.
+        result: The announcement with all of its offers, or the error.
+    """
 
     page: BlobRef
     announced: Round
@@ -153,7 +159,9 @@ class RoundScheduler:
         return self._thread is None and self._store.job() is None and not self._store.any_waits()
 
     def _is_over(self) -> bool:
-        """Return True if the result of the running thread is not needed any more."""
+        """Return True if the result of the running thread is not needed any more: its round is closed, or a newer task
+        replaces its job.
+        """
         job, announced = self._job, self.announced
         if self._reading is not None:
             return announced is None or announced.state != "open" or announced.pages != self._reading
@@ -300,10 +308,11 @@ class RoundScheduler:
         return self._store_job(now, job, fresh=now.content != job.content)
 
     def _store_job(self, job: Job, stored: Job | None, *, fresh: bool = False) -> Job:
-        """Store ``job`` if it differs from ``stored``, with one more try for the first attempt of this process; return
-        it.
+        """Store ``job`` if it differs from ``stored``, and return it as stored. The first attempt of this process
+        counts as one more try.
 
-        Counting processes ensures that a round that crashes the process is not tried forever.
+        Counting processes ensures that a round that crashes the process is not tried forever. ``fresh`` deletes the
+        checkpoint.
         """
         if stored is None or job.nonce not in self._begun:
             job = msgspec.structs.replace(job, tries=job.tries + 1)
@@ -313,7 +322,9 @@ class RoundScheduler:
         return job
 
     def _takes_part(self, announced: Round) -> bool:
-        """Return True if this device has work in the round, decided before its offers are downloaded. Drops a stale job."""
+        """Return True if this device has work in the round, decided before the announcement's offers (bundles) are
+        downloaded. Drops a stale job.
+        """
         data, task = self._store.job(), self.task
         job = None if data is None else decode_job(data)
         if job is not None and job.is_open(announced) and not job.is_replaced(task):
@@ -366,8 +377,10 @@ class RoundScheduler:
     # -- failures --------------------------------------------------------------------------------------------
 
     def _decline(self, job: Job, declined: RoundDeclined) -> list[Decline]:
-        """Store a decline, and return the message. It is sent again until the round is over, and the job is never tried
+        """Store a decline, and return its message. It is sent again until the round is over, and the job is never tried
         again.
+
+        If the store fails, report a failed attempt instead and return [].
         """
         past = PastRound(
             run=job.run,

@@ -55,7 +55,7 @@ class LocalTrainer:
     Args:
         loader: Loader of the bundle's graphs and of the round's weights.
         store: Storage of checkpoints. With the same storage, a killed round resumes at its last checkpoint.
-        folder: Folder of the records of a frozen prefix.
+        folder: Folder for the stored activations of frozen units.
         checkpoint_steps: Steps between two checkpoints.
     """
 
@@ -193,8 +193,8 @@ def round_result(
 
     Args:
         manifest: The bundle's manifest.
-        arrays: Outputs of its ``finish`` graph.
-        sums: Sums of the steps' metrics.
+        arrays: Outputs of its ``finish`` graph, by port name.
+        sums: Sums of the metrics over all steps, by name.
         steps: Number of steps made in each phase.
         samples: Number of local rows used.
     """
@@ -210,11 +210,11 @@ def round_result(
 
 
 def mean_metrics(manifest: Manifest, sums: Mapping[str, float], steps: Sequence[int]) -> dict[str, float]:
-    """Return the mean of each metric over the steps whose graph reports it.
+    """Return the mean of each metric, by name, over the steps whose graph reports it.
 
     Args:
         manifest: The bundle's manifest.
-        sums: Sums of the steps' metrics.
+        sums: Sums of the metrics over all steps, by name.
         steps: Number of steps made in each phase.
     """
     reporting = dict.fromkeys(sums, 0)

@@ -76,7 +76,7 @@ class SeccompMachine:
     Attributes:
         audit: The kernel's constant for the architecture.
         column: Its column in the tables above.
-        seccomp: Number of the call of this name, like the fields below.
+        seccomp, clone, prlimit64, tgkill, ioctl, fcntl: Number of the system call of this name.
     """
 
     audit: int
@@ -117,13 +117,13 @@ def _instructions(machine: SeccompMachine) -> Iterator[Instruction]:
     yield (_LOAD, 0, 0, 0)  # the number of the call
     yield (_JUMP_EQUAL, 0, 1, _CLONE3)
     yield (_RETURN, 0, 0, _NOT_THERE)
-    yield from _on(machine.clone, _ARGUMENT_0, (_JUMP_BITS, 0, 1, _THREAD))
+    yield from _allow_if(machine.clone, _ARGUMENT_0, (_JUMP_BITS, 0, 1, _THREAD))
     # pid 0 is this process. A process's own number is refused too: glibc and musl never pass it here.
-    yield from _on(machine.prlimit64, _ARGUMENT_0, (_JUMP_EQUAL, 0, 1, 0))
-    yield from _on(machine.tgkill, _ARGUMENT_0, (_JUMP_EQUAL, 0, 1, os.getpid()))  # abort() needs it
+    yield from _allow_if(machine.prlimit64, _ARGUMENT_0, (_JUMP_EQUAL, 0, 1, 0))
+    yield from _allow_if(machine.tgkill, _ARGUMENT_0, (_JUMP_EQUAL, 0, 1, os.getpid()))  # abort() needs it
     for call, requests in ((machine.ioctl, _REFUSED_IOCTLS), (machine.fcntl, _REFUSED_FCNTLS)):
         for request in requests:
-            yield from _unless(call, _ARGUMENT_1, request)
+            yield from _refuse_if(call, _ARGUMENT_1, request)
     refused = machine.refused()
     yield (_JUMP_LEAST, len(refused) + 1, 0, _X32)
     yield from ((_JUMP_EQUAL, len(refused) - at, 0, number) for at, number in enumerate(refused))
@@ -131,8 +131,10 @@ def _instructions(machine: SeccompMachine) -> Iterator[Instruction]:
     yield (_RETURN, 0, 0, _REFUSE)
 
 
-def _on(call: int, argument: int, test: Instruction) -> Iterator[Instruction]:
-    """Yield instructions that allow ``call`` only if its argument passes ``test``."""
+def _allow_if(call: int, argument: int, test: Instruction) -> Iterator[Instruction]:
+    """Yield instructions that allow ``call`` only if its argument passes ``test``. ``argument`` is the argument's
+    offset in the kernel's data.
+    """
     yield (_JUMP_EQUAL, 0, 4, call)
     yield (_LOAD, 0, 0, argument)
     yield test
@@ -140,8 +142,11 @@ def _on(call: int, argument: int, test: Instruction) -> Iterator[Instruction]:
     yield (_RETURN, 0, 0, _REFUSE)
 
 
-def _unless(call: int, argument: int, value: int) -> Iterator[Instruction]:
-    """Yield instructions that refuse ``call`` if its argument is ``value``, and else load the call's number again."""
+def _refuse_if(call: int, argument: int, value: int) -> Iterator[Instruction]:
+    """Yield instructions that refuse ``call`` if its argument is ``value``, and else load the call's number again.
+
+    ``argument`` is the argument's offset in the kernel's data.
+    """
     yield (_JUMP_EQUAL, 0, 4, call)
     yield (_LOAD, 0, 0, argument)
     yield (_JUMP_EQUAL, 0, 1, value)

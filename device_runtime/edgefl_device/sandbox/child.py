@@ -104,7 +104,9 @@ def _contiguous(array: Any) -> Any:
 
 
 def _first(read_end: int) -> messages.OpenEngine:
-    """Read the first message without numpy, whose threads must not start before the process is confined."""
+    """Read the first message from the file descriptor ``read_end``, without numpy, whose threads must not start before
+    the process is confined.
+    """
     length = int.from_bytes(_exactly(read_end, 8), "little")
     return msgspec.msgpack.decode(_exactly(read_end, length), type=messages.OpenEngine)
 

@@ -4,12 +4,10 @@ All of it works without privileges. Features that the system lacks are returned 
 
 * Resource limits (any Unix): address space, processor time, open files, size of written files, no core dumps.
 * Landlock (Linux 5.13): the process reads only Python and libraries, and writes only in one folder. From 6.7 on no
-  TCP,
-from 6.12 on no signals to other processes.
+  TCP, from 6.12 on no signals to other processes.
 * A process of root becomes the user 65534.
 * seccomp (Linux on x86-64 and AArch64): no sockets, no other programs, no effect on other processes, no memory that
-  the
-limits do not count, no change of a file's attributes (:mod:`edgefl_device.sandbox.calls`).
+  the limits do not count, no change of a file's attributes (:mod:`edgefl_device.sandbox.calls`).
 """
 
 from __future__ import annotations
@@ -141,10 +139,11 @@ def _restrict_files(wanted: Confinement) -> None:
 
 
 def _library_files(more: Iterable[str]) -> list[str]:
-    """Return the folders of Python, its packages and system libraries, and the files that describe the processor.
+    """Return the folders of Python, its packages and system libraries, the files that describe the processor, and those
+    of ``more``.
 
-    The rest of ``sys.path`` is left out: it may be the agent's working folder or a checkout, with keys and data
-    below.
+    The rest of ``sys.path`` is left out: it may be the agent's working folder or a checkout, with keys and data below.
+    Paths that do not exist are left out, too.
     """
     system = (
         "/usr",

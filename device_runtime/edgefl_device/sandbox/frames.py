@@ -103,7 +103,9 @@ class EnginePipe:
 
 
 def widen(end: int) -> None:
-    """Enlarge a pipe's buffer to the size of a batch if the system can, for fewer switches between the processes."""
+    """Enlarge the buffer of the pipe with the file descriptor ``end`` if the system can, for fewer switches between the
+    processes.
+    """
     with suppress(ImportError, OSError):
         import fcntl
 

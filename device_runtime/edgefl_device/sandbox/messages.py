@@ -9,7 +9,7 @@ from edgefl_device.sandbox.confine import Confinement
 
 
 class OpenEngine(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """First message: the engine to open, and the rights of its process."""
+    """First message to the engine's process: the engine to open, its threads, and the rights of the process."""
 
     engine: str
     threads: int
@@ -29,7 +29,7 @@ class EngineOpened(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class LoadGraph(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Request to load a graph, which is called ``number`` from now on; its ``nbytes`` bytes follow."""
+    """Request to load a graph, whose ``nbytes`` bytes follow. Later requests refer to it by ``number``."""
 
     number: int
     graph: Graph
@@ -53,7 +53,9 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class ReadState(msgspec.Struct, frozen=True, kw_only=True, tag="Read"):
-    """Request for the content of state tensors."""
+    """Request for the content of state tensors. ``state`` maps port names to the tensors' numbers; the answer is
+    :class:`Tensors`.
+    """
 
     state: dict[str, int]
 
@@ -71,13 +73,13 @@ class Tensors(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class StateCreated(msgspec.Struct, frozen=True, kw_only=True, tag="Written"):
-    """Answer with the numbers of newly created state tensors."""
+    """Answer to :class:`Tensors`: the number of each new state tensor, by name."""
 
     state: dict[str, int]
 
 
 class FreeState(msgspec.Struct, frozen=True, kw_only=True, tag="Drop"):
-    """Request to free state tensors and graphs; it has no answer."""
+    """Request to free the state tensors and graphs with these numbers; it has no answer."""
 
     state: tuple[int, ...]
     graphs: tuple[int, ...]

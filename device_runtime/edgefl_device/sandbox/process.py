@@ -125,7 +125,7 @@ _decoder = msgspec.msgpack.Decoder(EngineAnswer)
 
 
 class EngineFailed(RuntimeError):
-    """An engine's own error, with its text."""
+    """Error of an engine itself, with the text that its process reported. Expected errors keep their own types."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,8 +134,9 @@ class SandboxSettings:
 
     Attributes:
         engine: Name of the engine.
-        threads: Threads of a graph.
-        most_threads: Most threads of a graph, as in :func:`edgefl_device.engine.open_engine`.
+        threads: Number of threads that runs a graph.
+        most_threads: Largest number of threads that a graph can be loaded with, as in
+            :func:`edgefl_device.engine.open_engine`.
         pages: Folder for values that graphs keep on disk; None for none.
         step_s: Longest call in seconds.
         memory_bytes: Memory that the device offers to training; 0: without limit.
@@ -179,7 +180,7 @@ class SandboxSettings:
 
 
 class EngineProcess:
-    """One process of the engine. One thread at a time, the agent's worker, may call its methods."""
+    """Running process of an engine, with the pipe to it. One thread at a time, the agent's worker, may call its methods."""
 
     def __init__(self, settings: SandboxSettings) -> None:
         import subprocess  # most devices wait without a process: they are to be small
@@ -218,12 +219,12 @@ class EngineProcess:
     def ask(
         self, word: EngineRequest, arrays: list[Array] | None = None, *, within_s: float = 0.0
     ) -> EngineAnswer:
-        """Send a message and return the answer.
+        """Send a request and return the process's answer.
 
         Args:
             word: The request.
             arrays: Arrays that follow it.
-            within_s: Longest time in seconds; 0: that of a step.
+            within_s: Longest time in seconds; 0: the longest time of a step.
 
         Raises:
             RoundDeclined: The process has ended, or took too long and was ended.
@@ -425,7 +426,7 @@ class SandboxedEngine:
 
 
 class SandboxedGraph:
-    """Graph loaded in the engine's process."""
+    """Graph that is loaded in the engine's process; it runs there."""
 
     def __init__(self, process: EngineProcess, graph: Graph, number: int) -> None:
         self._process = process
@@ -497,8 +498,8 @@ def open_sandboxed(
 
     Args:
         name: ``onnx`` or ``executorch``.
-        threads: Threads of a graph.
-        most_threads: Most threads of a graph; 0: as many as ``threads``.
+        threads: Number of threads that runs a graph.
+        most_threads: Largest number of threads that a graph can be loaded with; 0: ``threads``.
         pages: The only folder that the process can write in.
         memory_bytes: Memory that the device offers to training.
         limits: Limits of time and disk space.

@@ -94,7 +94,7 @@ class StoreFile:
         self._db.execute(f"PRAGMA user_version={_LAYOUT}")
 
     def _claim(self, claim: dict[str, str]) -> None:
-        """Store device and federation as the owner. StoreError if the store has another owner."""
+        """Store the owner of the store, ``device`` and ``federation`` in ``claim``. StoreError if it has another owner."""
         owner: dict[str, str] = dict(self._all("SELECT name, value FROM owner"))
         if any(value and owner.get(name, value) != value for name, value in claim.items()):
             self._db.close()
@@ -117,7 +117,11 @@ class StoreFile:
 
     @contextmanager
     def _transaction(self, *, durable: bool = False) -> Iterator[sqlite3.Connection]:
-        """Open a transaction. ``durable`` waits for the disk, so that the changes survive a power failure."""
+        """Open a transaction, which ends with the ``with`` block; an exception rolls it back. StoreError if SQLite
+        fails.
+
+        ``durable`` waits for the disk, so that the changes survive a power failure.
+        """
         with self._lock:
             if durable:
                 self._db.execute("PRAGMA synchronous=FULL")
@@ -176,14 +180,14 @@ def as_bytes(value: object) -> bytes:
 
 
 def facts_in(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """Read facts of another agent's store without locking it.
+    """Read facts (small named values) of another agent's store without locking it.
 
     Args:
         folder: Folder of the store.
         names: Names of the facts.
 
     Returns:
-        Those facts that exist, by name; {} if there is no store.
+        The values of those facts that exist, by name; {} if there is no store.
 
     Raises:
         StoreError: The store cannot be read.
@@ -251,9 +255,15 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class StoredCarry:
-    """Entry of a carry in the store.
+    """Entry of a carry (state that an algorithm stores on the device from round to round) in the store, without its
+    data.
 
-    ``name`` is ``<run>/<algorithm>/<tier>``. ``waits``: True if its update is not acknowledged yet.
+    Attributes:
+        id: Number of the entry; later entries have larger numbers.
+        name: ``<run>/<algorithm>/<tier>``.
+        nonce: Identifier of the task that computed it.
+        round: Number of the round that computed it.
+        waits: True if the update of that task is not acknowledged yet.
     """
 
     id: int
@@ -317,7 +327,22 @@ class Outgoing(msgspec.Struct, frozen=True):
 
 
 class PastRound(msgspec.Struct, frozen=True, kw_only=True):
-    """Entry of the device's history: the outcome of one task."""
+    """Entry of the device's history: the outcome of one task.
+
+    Attributes:
+        run: Name of the run.
+        round: Number of the round.
+        tier: Tier of the task.
+        nonce: Identifier of the task.
+        outcome: Status in the server's acknowledgement, such as ``accepted``, or that the device declined.
+        reason: Code of the reason if it was not accepted.
+        loss: Mean training loss; NaN if unknown.
+        step_ms: Median time of a step in milliseconds.
+        peak_bytes: Peak of anonymous memory.
+        down_bytes: Bytes received.
+        up_bytes: Bytes of the update.
+        text: Details of a decline, for the device's owner only.
+    """
 
     run: str
     round: int
@@ -437,7 +462,9 @@ class Store(StoreFile):
             used -= size
 
     def _beside_bytes(self) -> int:
-        """Return the bytes of other files in the folder that count: records, and bundles that are being measured."""
+        """Return the bytes of other files in the folder that count: stored activations, and bundles that are being
+        measured.
+        """
         files = [*self.folder.glob("record-*"), *self.folder.glob("profile/**/*")]
         sizes = 0
         for file in files:
@@ -474,7 +501,7 @@ class Store(StoreFile):
     # -- the open round --------------------------------------------------------------------------------------
 
     def open_job(self, data: bytes, *, fresh: bool = False) -> None:
-        """Store the current job before work on it begins. ``fresh`` deletes the checkpoint."""
+        """Store the encoded job as the current one, before work on it begins. ``fresh`` also deletes the checkpoint."""
         with self._transaction() as db:
             if fresh:
                 db.execute("DELETE FROM checkpoint")
@@ -535,7 +562,8 @@ class Store(StoreFile):
         carry_name: str,
         data: Sequence[Piece] = (),
     ) -> None:
-        """Move a computed update into the outbox, store its carry and end its job, in one durable transaction.
+        """Move a computed update into the outbox, store the carry (state for later rounds) and end its job, in one
+        durable transaction.
 
         Args:
             outgoing: The update.
@@ -557,7 +585,7 @@ class Store(StoreFile):
             db.execute("DELETE FROM checkpoint")
 
     def outgoing(self) -> Outgoing | None:
-        """Return the oldest update in the outbox, or None.
+        """Return the oldest update in the outbox; None if the outbox is empty.
 
         Raises:
             StoreError: It cannot be read; it has been dropped.
@@ -589,7 +617,7 @@ class Store(StoreFile):
     def settle(self, past: PastRound) -> None:
         """Move an acknowledged update from the outbox to the history, in one transaction.
 
-        If the server did not accept it, the carry of its round is deleted too.
+        If the server did not accept it, the state that its round left for later rounds is deleted too.
         """
         with self._transaction() as db:
             if past.outcome != "accepted":
@@ -616,11 +644,13 @@ class Store(StoreFile):
     # -- facts -----------------------------------------------------------------------------------------------
 
     def fact(self, name: str) -> bytes | None:
-        """Return the stored value of the fact ``name``, or None."""
+        """Return the stored value of the fact (a small named value, such as the trusted keys) ``name``; None if there
+        is none.
+        """
         return self._one("SELECT value FROM facts WHERE name = ?", name)
 
     def keep_fact(self, name: str, value: bytes, *, durable: bool = True) -> None:
-        """Replace the value of the fact ``name``.
+        """Replace the value of the fact (a small named value) ``name``.
 
         ``durable``: wait for the disk. False leaves it to the next durable transaction, such as the end of a round.
         """
@@ -649,7 +679,7 @@ class Store(StoreFile):
     # -- what is carried from round to round -----------------------------------------------------------------
 
     def carries(self) -> list[StoredCarry]:
-        """Return the entries of all carries, of any run, algorithm and tier, oldest first."""
+        """Return the entries of all carries (state for later rounds), of any run, algorithm and tier, oldest first."""
         waits = "EXISTS(SELECT 1 FROM outbox WHERE outbox.nonce = carries.nonce)"
         rows = self._all(f"SELECT id, name, nonce, round, {waits} FROM carries ORDER BY id")
         return [
@@ -657,7 +687,7 @@ class Store(StoreFile):
         ]
 
     def carry(self, carry: StoredCarry) -> bytes | None:
-        """Return the bytes of a carry; None if it was deleted because its update was rejected."""
+        """Return the bytes of a carry (state for later rounds); None if it was deleted because its update was rejected."""
         return self._one("SELECT data FROM carries WHERE id = ?", carry.id)
 
     def drop_carries(self, carries: Iterable[StoredCarry]) -> None:

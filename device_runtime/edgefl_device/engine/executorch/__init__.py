@@ -50,7 +50,17 @@ class ExecuTorchEngine:
             ) from error
 
     def load(self, graph: Graph, artifact: bytes, threads: int = 0) -> ExecuTorchGraph:
-        """Load a program. ``threads`` is ignored: all programs share one pool of :attr:`thread_counts`."""
+        """Load a program. ``threads`` is ignored: all programs share one pool of :attr:`thread_counts`.
+
+        Args:
+            graph: The manifest's entry of the graph.
+            artifact: The program's bytes, decompressed.
+            threads: Ignored.
+
+        Raises:
+            BundleError: The bytes are damaged, the ports or the planned memory differ from the manifest, or the graph
+                is in segments.
+        """
         if graph.segments:
             raise BundleError(
                 f"graph {graph.name!r} is in segments, which the executorch engine does not run: export it with a larger "
@@ -161,7 +171,9 @@ def _check_bytes(graph: Graph, artifact: bytes) -> None:
 
 
 def _check_arena(graph: Graph, planned: int) -> None:
-    """Raise BundleError if a program allocates more than its manifest lists, which is what the device agreed to."""
+    """Raise BundleError if a program allocates more (``planned`` bytes) than its manifest lists, which is what the
+    device agreed to.
+    """
     if graph.planned_bytes and planned > graph.planned_bytes:
         raise BundleError(
             f"graph {graph.name!r} is listed with {graph.planned_bytes} bytes, and its program plans {planned}: export the "

@@ -100,7 +100,9 @@ def _print(text: str) -> None:
 
 
 def load(wheel: Wheel, say: Callable[[str], None]) -> ctypes.CDLL:
-    """Load the binding; compile it again if the cached file does not load. ``say`` receives messages for people.
+    """Load the binding to ``wheel``, the installed ExecuTorch; compile it again if the cached file does not load.
+
+    ``say`` receives messages for people.
 
     Raises:
         ConfigError: It cannot be compiled or loaded.
@@ -253,10 +255,11 @@ def owned_copy(array: Array) -> Array:
 
 
 def checked(array: Array, port: Port, graph: str) -> Array:
-    """Return ``array`` unchanged.
+    """Check the shape and dtype of ``array`` against ``port``, and return it unchanged. ``graph`` is the graph's name,
+    for the error.
 
     Raises:
-        BundleError: Its shape or dtype is not that of ``port``; the program would read beyond its memory.
+        BundleError: They differ; the program would read beyond its memory.
     """
     if array.shape != port.shape or array.dtype != np.dtype(port.dtype):
         raise BundleError(
@@ -313,7 +316,7 @@ class ValueLocation:
 def places(
     graph: Graph, inputs: Sequence[ProgramValue], outputs: Sequence[ProgramValue]
 ) -> tuple[tuple[ValueLocation, ...], tuple[ValueLocation, ...]]:
-    """Return the locations of a program's inputs and outputs.
+    """Return (locations of the program's inputs, locations of its outputs), each in the program's order.
 
     Raises:
         BundleError: They contradict the manifest, or an output's memory cannot be provided.
@@ -340,6 +343,12 @@ def _locate(
 ) -> tuple[ValueLocation, ...]:
     """Return the locations of ``values`` among ``ports``. Append a text to ``wrong`` for each contradiction to the
     manifest.
+
+    Args:
+        kind: ``inputs`` or ``outputs``, for the texts.
+        ports: The manifest's inputs or outputs.
+        values: The program's inputs or outputs.
+        wrong: List that receives the texts.
     """
     if not any(value.name for value in values):
         if len(ports) != len(values):
@@ -374,7 +383,9 @@ def _unlike(found: Sequence[ValueLocation], values: Sequence[ProgramValue], plan
 
 
 def _find_uncovered(ports: Sequence[Port], found: Sequence[ValueLocation]) -> Iterator[str]:
-    """Yield a text for each port that is not written exactly once: as one value, or by rows that cover it."""
+    """Yield a text for each port that the values at the locations ``found`` do not write exactly once: as one value, or
+    by rows that cover it.
+    """
     for port in ports:
         parts = [place.rows for place in found if place.port is port]
         rows = [each for each in parts if each]

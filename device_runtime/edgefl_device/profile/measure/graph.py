@@ -29,7 +29,7 @@ TRACED = 5
 
 
 def kinds(manifest: Manifest) -> dict[str, Kind]:
-    """Return all graphs that a device may run, in the order of a round, each with its purpose."""
+    """Return the purpose of each graph that a device may run, by graph name, in the order of a round."""
     graph_kinds: dict[str, Kind] = {chunk.graph: "forward" for chunk in manifest.prefix}
     graph_kinds[manifest.start] = "start"
     graph_kinds |= {phase.graph: "step" for phase in manifest.phases}
@@ -39,7 +39,7 @@ def kinds(manifest: Manifest) -> dict[str, Kind]:
 
 @dataclass
 class _RunningGraph:
-    """Inputs of a graph, and the state, which each call replaces."""
+    """Inputs of a graph that is measured, and its state, which each call replaces."""
 
     feeds: Arrays
     state: State = field(default_factory=dict)
@@ -105,7 +105,9 @@ def summary(times: list[float]) -> CallTimes:
 
 
 def _time_calls(running: _RunningGraph, loaded: LoadedGraph, repeat: int) -> tuple[list[float], float | None]:
-    """Return the milliseconds of each measured call, and the joules of one call (None if unknown)."""
+    """Return (milliseconds of each measured call, joules of one call or None if unknown) of ``repeat`` calls, after
+    some that are not counted.
+    """
     for _ in range(WARM):
         running.once(loaded)
     times, meter = [], open_meter()
@@ -121,7 +123,9 @@ def _time_calls(running: _RunningGraph, loaded: LoadedGraph, repeat: int) -> tup
 def _trace_calls(
     engine: Engine, threads: int, spec: Graph, folder: BundleFolder, running: _RunningGraph, repeat: int
 ) -> Trace | None:
-    """Return the engine's trace of a few calls, which run slower; None if the engine or a segmented graph has none."""
+    """Return the engine's trace of at most ``repeat`` calls, which run slower; None if the engine has none or the graph
+    is in segments.
+    """
     if spec.segments:
         return None  # each would have a trace of its own
     # Not every runtime is installed beside every engine.
@@ -169,16 +173,16 @@ def state_before(
 def tune_bundle(
     engine: Engine, folder: BundleFolder, tuner: Autotuner, progress: Callable[[str], None] = lambda _: None
 ) -> dict[str, TuningResult]:
-    """Try every training step that has several variants or numbers of threads, and replace stored results.
+    """Measure the variants and numbers of threads of every training step that has several; replace stored results.
 
     Args:
         engine: Engine for the bundle's format.
         folder: The unpacked bundle.
-        tuner: Stores the results.
-        progress: Receives the name of each graph before it is tried.
+        tuner: Measures the variants and stores the results.
+        progress: Receives the name of each graph before it is measured.
 
     Returns:
-        The result of each graph that was tried.
+        The result of each measured graph, by graph name.
     """
     manifest = folder.manifest
     results: dict[str, TuningResult] = {}

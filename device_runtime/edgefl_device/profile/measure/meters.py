@@ -90,7 +90,10 @@ class NoMeter:
 
 
 def open_meter(system: Path = _SYSTEM) -> Meter:
-    """Return the best meter that can be read under ``system``."""
+    """Return a meter for the energy of this machine: its RAPL counters if readable, else its battery, else NoMeter.
+
+    ``system`` is the folder of the kernel's device classes.
+    """
     packages = sorted(
         folder for folder in system.glob("powercap/intel-rapl:*") if folder.name.count(":") == 1
     )

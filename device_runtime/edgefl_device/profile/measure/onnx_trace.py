@@ -81,7 +81,9 @@ def read(events: Iterable[Mapping[str, Any]], calls: int) -> Trace:
 
 
 def _outermost(kernels: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield the events that do not begin inside a node with a body. Nodes run sequentially and are listed as they end."""
+    """Yield those of the nodes' events that do not begin inside a node with a body, such as a loop. Nodes run
+    sequentially.
+    """
     body_ends = -math.inf
     for event in sorted(kernels, key=lambda each: (each.get("ts", 0), -each.get("dur", 0))):
         began = event.get("ts", 0)
@@ -101,7 +103,10 @@ def _held(event: Mapping[str, Any]) -> int:
 
 
 def _median_per_call(seen: list[float], calls: int) -> float:
-    """Return the median milliseconds of a node per call; a node may run several times in each, as in a loop's body."""
+    """Return the median milliseconds of a node per call, from the times of all its runs.
+
+    A node may run several times in each call, as in a loop's body.
+    """
     each = len(seen) // (calls + _WARM) or 1
     times = sorted(sum(seen[start : start + each]) for start in range(each * _WARM, len(seen), each))
     return times[len(times) // 2] if times else sum(seen)

@@ -47,7 +47,10 @@ class TimeShare:
 
 
 def measured(timed: Iterable[NodeTime], nodes: Mapping[str, OpOrigin]) -> list[TimeShare]:
-    """Return each node's share of the measured time. A fused node counts as the first known node in its name."""
+    """Return each node's share of the measured time, for the times ``timed`` by the engine.
+
+    A fused node counts as the first known node in its name.
+    """
     timed = list(timed)
     total = sum(each.ms for each in timed) or 1.0
     return [TimeShare(each.op, each.ms / total, _known(each.name, nodes)) for each in timed]
@@ -80,6 +83,10 @@ def shared(timed: Sequence[NodeTime], groups: Mapping[int, Mapping[str, OpOrigin
     """Return each node's share: the measured time of an instruction, divided among its nodes as :func:`estimated` does.
 
     The time of an instruction without nodes of its own, such as a copy, counts for the instruction before it.
+
+    Args:
+        timed: Time of each instruction, in the program's order.
+        groups: Nodes by name, by the number of the instruction that runs them.
     """
     total = sum(each.ms for each in timed) or 1.0
     firsts = list(groups)
@@ -98,8 +105,14 @@ def _work(node: OpOrigin) -> float:
 
 
 def split(parts: Iterable[TimeShare], run: CallTimes, how: How) -> StageTimes | None:
-    """Return the time of a call by phase; the time of unknown nodes is distributed proportionally. None if all are
-    unknown.
+    """Return the time of a call by phase: forward, backward and update. Return None if the phase of no node is known.
+
+    The time of nodes with unknown phase is distributed proportionally.
+
+    Args:
+        parts: Share of each node in the call's time.
+        run: Measured times of the whole call.
+        how: Origin of the shares, such as ``measured`` or ``estimated``.
     """
     shares: dict[Phase, float] = {}
     for part in parts:
@@ -124,7 +137,13 @@ def split(parts: Iterable[TimeShare], run: CallTimes, how: How) -> StageTimes | 
 
 
 def costliest(parts: Iterable[TimeShare], median_ms: float, how: How) -> tuple[OpCost, ...]:
-    """Return the ops with the largest time, summed over equal op, module and phase."""
+    """Return the ops with the largest time, summed over equal op, module and phase; the costliest first.
+
+    Args:
+        parts: Share of each node in the call's time.
+        median_ms: Time of the call in milliseconds.
+        how: Origin of the shares, such as ``measured`` or ``estimated``.
+    """
     groups: dict[tuple[str, str, str], list[TimeShare]] = {}
     for part in parts:
         where = (part.node.module, part.node.phase) if part.node else ("", "")
