@@ -16,7 +16,11 @@ REWRITTEN = ".next"
 
 @dataclass(frozen=True)
 class SegmentPorts:
-    """Ports of one segment of a function; ``in_place`` names the state ports that it overwrites in their input memory."""
+    """Inputs and outputs of one segment: one of several graphs that run one after another and compute a function
+    together.
+
+    ``in_place`` names the state that it overwrites in the memory of its input.
+    """
 
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
@@ -51,7 +55,9 @@ class Artifact:
 
     @property
     def paged_bytes(self) -> int:
-        """Bytes of the pages that the segments of one call write to disk for later segments; 0 without segments."""
+        """Bytes of the values that one call leaves on disk between its segments (graphs that run one after another); 0
+        without segments.
+        """
         pages = {
             name: spec for segment in self.segments for name, spec in segment.outputs.items() if is_page(name)
         }
@@ -59,12 +65,16 @@ class Artifact:
 
 
 def is_page(name: str) -> bool:
-    """Return True if the port ``name`` passes a value from one segment to a later one (role ``page``)."""
+    """Return True if the port ``name`` has the role ``page``: it passes a value from one segment of a graph to a later
+    one.
+    """
     return role_of(name) == "page"
 
 
 def artifacts_in(model: bytes) -> list[bytes]:
-    """Return the models of the segments in order if ``model`` joins several, else a list of ``model`` alone."""
+    """Return the artifacts of the segments (graphs that run one after another) in order, or a list of ``model`` alone
+    if it joins none.
+    """
     return split(model) if is_joined(model) else [model]
 
 
@@ -73,12 +83,12 @@ def join_segments(
     planned_bytes: int,
     nodes: Mapping[str, OpOrigin],
 ) -> Artifact:
-    """Join the artifacts of segments into one artifact.
+    """Join the artifacts of segments (graphs that run one after another) into one artifact.
 
     A state that a later segment reads is not written in place by an earlier one.
 
     Args:
-        parts: inputs, outputs and artifact of each segment, in the order of execution.
+        parts: (inputs, outputs, artifact) of each segment, in the order of execution; inputs and outputs by port name.
         planned_bytes: memory over the idle process that a call of all segments needs.
         nodes: the nodes of the whole graph by name.
     """

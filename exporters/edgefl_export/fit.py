@@ -166,7 +166,9 @@ def plan(
 
 
 def _distinct(offers: Iterable[SubmodelOffer]) -> list[SubmodelOffer]:
-    """Return ``offers`` without those of equal kind and cost as an earlier one; different options may give the same cut."""
+    """Return ``offers`` without those of equal kind and cost as an earlier one; different options may give the same
+    submodel.
+    """
     first: dict[object, SubmodelOffer] = {}
     for offer in offers:
         cost = msgspec.structs.replace(offer, size="", options={}, memory_graph="", memory_about=False)
@@ -175,9 +177,9 @@ def _distinct(offers: Iterable[SubmodelOffer]) -> list[SubmodelOffer]:
 
 
 def _trace_recommended(planner: _SizePlanner, made: Fit) -> Fit:
-    """Return ``made`` with a recommended offer whose memory was traced instead of interpolated.
+    """Return ``made`` with an exact offer instead of the recommended one, if the memory of that was interpolated.
 
-    Repeats with the next recommendation if the traced offer does not fit.
+    The recommended size is traced, and again the next one if it does not fit after all.
     """
     while made.able and (best := made.recommended()).memory_about:
         size = Size(best.kind, best.options)
@@ -196,7 +198,14 @@ def _trace_recommended(planner: _SizePlanner, made: Fit) -> Fit:
 def _make_offers(
     planner: _SizePlanner, sizes: Sequence[tuple[Size, str]], on_progress: Progress
 ) -> list[SubmodelOffer | ModelError]:
-    """Return for each size of one kind its offer, or the ModelError if no submodel of that size can be made."""
+    """Return for each size of one kind its offer (submodel and cost of a round), or the ModelError if no such submodel
+    can be made.
+
+    Args:
+        planner: calculator of the offers.
+        sizes: sizes of the same kind, each with a prefix for its lines of progress.
+        on_progress: called with a line of text before each size.
+    """
     found: list[_SizeDraft | ModelError] = []
     for size, label in sizes:
         on_progress(f"{label}{size.kind}, {size.label}")
@@ -239,7 +248,10 @@ class _SizeDraft:
 
 
 class _SizePlanner:
-    """Calculator of the offers for the sizes of one model. Remembers the peak memory of every traced graph."""
+    """Calculator of the offers (submodels with the cost of a round) for the sizes of one model.
+
+    It remembers the peak memory of every traced graph.
+    """
 
     def __init__(self, spec: ModelSpec, device: Device, training: Training) -> None:
         self._spec, self._device, self._training = spec, device, training
@@ -266,7 +278,7 @@ class _SizePlanner:
             return error
 
     def offers(self, sketches: Sequence[_SizeDraft], on_progress: Progress) -> list[SubmodelOffer]:
-        """Return the offers of ``sketches``, which are of one kind, in order.
+        """Return the offers (submodels with the cost of a round) of ``sketches``, sizes of the same kind, in order.
 
         All are traced if the memory of the device is unknown, else only some (:meth:`_search`).
         """
@@ -285,7 +297,7 @@ class _SizePlanner:
     def _search(
         self, sketches: Sequence[_SizeDraft], on_progress: Progress
     ) -> list[tuple[_SizeDraft, SubmodelOffer]]:
-        """Return ``sketches``, all with the same training, each with its offer.
+        """Return (size, its offer) for each of ``sketches``, which all have the same training.
 
         Sizes near the memory of the device are traced, and so are the smallest ones for as long as a finer cut into
         chunks needs less memory. The memory of all others is interpolated.
@@ -322,9 +334,11 @@ class _SizePlanner:
         ]
 
     def offer(self, sketch: _SizeDraft) -> SubmodelOffer:
-        """Trace all graphs that a round of this size runs and return its offer, or that of a finer size.
+        """Trace all graphs that a round of this size runs and return its offer (the submodel and the cost of a round
+        with it).
 
-        The finer size replaces it if the frozen forward pass needs more memory than training.
+        If the frozen forward pass needs more memory than training, return the offer of a size with finer chunks
+        instead.
         """
         size, algorithm, prefix = sketch.size, sketch.tier.algorithm, sketch.tier.prefix
         forward = self._peak(sketch, [chunk.forward for chunk in prefix])
@@ -335,7 +349,7 @@ class _SizePlanner:
         return self._offer(sketch, algorithm, max(training, forward, key=lambda peak: peak.bytes))
 
     def _peak(self, sketch: _SizeDraft, functions: Sequence[Function]) -> _Peak:
-        """Return the highest peak of ``functions``, with the name of that function.
+        """Return the highest peak of the graphs of ``functions``, with the name of that function.
 
         Functions of equal name, training and ports have equal graphs, so each is traced once. Kinds whose tensors are
         transferred in a layout of their own (``carrier``) do not share traces with other kinds.

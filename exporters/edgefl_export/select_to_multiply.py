@@ -229,14 +229,14 @@ def value_ranges(module: fx.GraphModule) -> dict[fx.Node, ValueSet]:
     ranges: dict[fx.Node, ValueSet] = {}
 
     def look(value: Any) -> ValueSet:
-        return ranges[value] if isinstance(value, fx.Node) else _of_number(value)
+        return ranges[value] if isinstance(value, fx.Node) else _range_of_number(value)
 
     for node in module.graph.nodes:
         if node.op == "get_attr":
-            ranges[node] = _of_constant(getattr(module, str(node.target)))
+            ranges[node] = _range_of_constant(getattr(module, str(node.target)))
         elif node.op != "output":
-            known = _of_type(node)
-            ranges[node] = _of_op(node, look) if known is None else known
+            known = _range_of_type(node)
+            ranges[node] = _range_of_op(node, look) if known is None else known
     return ranges
 
 
@@ -253,7 +253,7 @@ def guessed_divisor(node: fx.Node, ranges: Mapping[fx.Node, ValueSet]) -> fx.Nod
     return divisor if guessed else None  # type: ignore[return-value]
 
 
-def _of_type(node: fx.Node) -> ValueSet | None:
+def _range_of_type(node: fx.Node) -> ValueSet | None:
     """Return the range that follows from the dtype of a node, or None for floats."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
@@ -265,14 +265,14 @@ def _of_type(node: fx.Node) -> ValueSet | None:
     return None
 
 
-def _of_op(node: fx.Node, look: Look) -> ValueSet:
+def _range_of_op(node: fx.Node, look: Look) -> ValueSet:
     if node.op == "placeholder":
         return ValueSet.FINITE
     rule = _RULES.get(node.target)
     return rule(node, look) if rule else ValueSet.ANY
 
 
-def _of_number(value: Any) -> ValueSet:
+def _range_of_number(value: Any) -> ValueSet:
     if not isinstance(value, (int, float)) or math.isnan(value) or value == math.inf:
         return ValueSet.ANY
     if value == -math.inf:
@@ -280,20 +280,22 @@ def _of_number(value: Any) -> ValueSet:
     return ValueSet.POSITIVE if value > 0 else ValueSet.NONNEGATIVE if value == 0 else ValueSet.FINITE
 
 
-def _of_constant(data: Tensor) -> ValueSet:
+def _range_of_constant(data: Tensor) -> ValueSet:
     if not data.numel():
         return ValueSet.FINITE
     if data.is_complex():
         return ValueSet.ANY
-    return min(_of_number(data.amin().item()), _of_number(data.amax().item()))
+    return min(_range_of_number(data.amin().item()), _range_of_number(data.amax().item()))
 
 
 def _passed(node: fx.Node, look: Look) -> ValueSet:
-    """Return the widest range among the arguments. Ops that copy, add or average entries have it as their range."""
+    """Return the widest range among the arguments, where ``look`` returns the range of each. Ops that copy, add or
+    average have it as their range.
+    """
     return min(map(look, node.all_input_nodes), default=ValueSet.ANY)
 
 
-def _at(*places: int) -> Rule:
+def _widest_at(*places: int) -> Rule:
     """Return a rule that gives the widest range among the positional arguments at ``places``, numbers included."""
     return lambda node, look: min(look(node.args[place]) for place in places if place < len(node.args))
 
@@ -304,7 +306,10 @@ def _computed(least: ValueSet, made: ValueSet) -> Rule:
 
 
 def _at_least(floor: ValueSet, needed: ValueSet) -> Rule:
-    """Return a rule for the first argument: its range, narrowed to at least ``floor``, or ANY if it exceeds ``needed``."""
+    """Return a rule for an op whose result lies in the range of its first argument and in ``floor``.
+
+    The rule returns the narrower of both ranges, or ANY if the argument is not within ``needed``.
+    """
 
     def rule(node: fx.Node, look: Look) -> ValueSet:
         known = look(node.args[0])
@@ -374,13 +379,18 @@ def _clamped(low: str) -> Rule:
 
 
 def _largest(node: fx.Node, look: Look) -> ValueSet:
-    """Return the range of a maximum. A window in which all entries are minus infinity is assumed not to occur."""
+    """Return the range of a maximum; ``look`` returns that of an argument. A window of minus infinities alone is
+    assumed not to occur.
+    """
     ranges = [look(value) for value in node.all_input_nodes]
     return max(*ranges, ValueSet.FINITE) if min(ranges) >= ValueSet.BELOW else ValueSet.ANY
 
 
 def _selected(node: fx.Node, look: Look) -> ValueSet:
-    """Return the range of both branches, or of the first alone if the condition holds for every finite value."""
+    """Return the range of both branches, or of the first alone if the condition holds for every finite value.
+
+    ``look`` returns the range of an argument.
+    """
     condition, first, second = node.args
     assert isinstance(condition, fx.Node)
     if condition.target in (_aten.le.Scalar, _aten.lt.Scalar):
@@ -391,14 +401,17 @@ def _selected(node: fx.Node, look: Look) -> ValueSet:
 
 
 def _exponential(node: fx.Node, look: Look) -> ValueSet:
-    """Return NONNEGATIVE if the exponent has an upper bound, else ANY, because exp(89) overflows float32."""
+    """Return NONNEGATIVE if the exponent has an upper bound, else ANY, because exp(89) overflows float32.
+
+    ``look`` returns the range of an argument.
+    """
     read = node.args[0]
     bounded = isinstance(read, fx.Node) and look(read) >= ValueSet.BELOW and _is_bounded(read, look)
     return ValueSet.NONNEGATIVE if bounded else ValueSet.ANY
 
 
 def _is_bounded(node: fx.Node, look: Look) -> bool:
-    """Return True if ``node`` has a known upper bound.
+    """Return True if ``node`` has a known upper bound; ``look`` returns the range of an argument.
 
     These are log-softmax, x - max x, clamped values, and -y and -c y for a y that is not negative.
     """
@@ -434,10 +447,10 @@ _RULES: dict[Any, Rule] = {
         | {operator.getitem, AFTER},
         _passed,
     ),
-    **dict.fromkeys(aten_ops("embedding gather index.Tensor index_select"), _at(0)),
-    **dict.fromkeys((_aten.full.default, _aten.full_like.default), _at(1)),
-    _aten.scalar_tensor.default: _at(0),
-    _aten.constant_pad_nd.default: _at(0, 2),
+    **dict.fromkeys(aten_ops("embedding gather index.Tensor index_select"), _widest_at(0)),
+    **dict.fromkeys((_aten.full.default, _aten.full_like.default), _widest_at(1)),
+    _aten.scalar_tensor.default: _widest_at(0),
+    _aten.constant_pad_nd.default: _widest_at(0, 2),
     _aten.where.self: _selected,
     **dict.fromkeys(
         aten_ops(

@@ -69,13 +69,15 @@ class OpNode:
 
 @dataclass(frozen=True)
 class GraphNodes:
-    """Ops of a graph in order, and ``outputs``: the name of the value by output port."""
+    """Ops of a graph in order. ``outputs`` has the name of the value of each output port."""
 
     ops: tuple[OpNode, ...]
     outputs: Mapping[str, str] = field(default_factory=dict)
 
     def attributed(self) -> dict[str, OpOrigin]:
-        """Return an entry of the sources blob for each op by name, with its inferred phase and module."""
+        """Return the entry (op, phase, module, work) of each op by name; phase and module are inferred from the weights
+        that it reads.
+        """
         phases = _phases(self)
         modules = _modules(self, phases)
         return {
@@ -88,9 +90,9 @@ def _phases(nodes: GraphNodes) -> dict[str, Phase]:
     metrics = [value for port, value in nodes.outputs.items() if port.startswith("metric.")]
     losses = [value for port, value in nodes.outputs.items() if port == LOSS] or metrics
     states = [value for port, value in nodes.outputs.items() if port.startswith(_STATE)]
-    forward = _before(losses or list(nodes.outputs.values()), maker)
-    forward |= _before(metrics, maker) - _before(states, maker)
-    update = _before(states, maker, stops=lambda op: op.name in forward or not op.elementwise)
+    forward = _ancestors(losses or list(nodes.outputs.values()), maker)
+    forward |= _ancestors(metrics, maker) - _ancestors(states, maker)
+    update = _ancestors(states, maker, stops=lambda op: op.name in forward or not op.elementwise)
     phases: dict[str, Phase] = {}
     for op in nodes.ops:
         phases[op.name] = "forward" if op.name in forward else "update" if op.name in update else "backward"
@@ -101,10 +103,10 @@ def _makers(ops: Iterable[OpNode]) -> dict[str, OpNode]:
     return {value: op for op in ops for value in op.makes}
 
 
-def _before(
+def _ancestors(
     values: Sequence[str], maker: Mapping[str, OpNode], stops: Callable[[OpNode], bool] = lambda _: False
 ) -> set[str]:
-    """Return the names of the ops that ``values`` are computed from.
+    """Return the names of the ops that ``values`` are computed from; ``maker`` has the op that computes each value.
 
     The search does not go beyond an op with ``stops(op)``, which is left out.
     """
@@ -124,7 +126,7 @@ def _modules(nodes: GraphNodes, phases: Mapping[str, Phase]) -> dict[str, str]:
     An op takes the module of the weight that it reads or whose gradient it computes. Other ops that move data or are in
     the backward pass take that of a reader of their results, and the rest that of an op whose result they read.
     """
-    attribution = _own(nodes)
+    attribution = _weight_modules(nodes)
     readers: dict[str, list[OpNode]] = {}
     for op in nodes.ops:
         for value in op.reads:
@@ -145,7 +147,7 @@ def _modules(nodes: GraphNodes, phases: Mapping[str, Phase]) -> dict[str, str]:
     return attribution
 
 
-def _own(nodes: GraphNodes) -> dict[str, str]:
+def _weight_modules(nodes: GraphNodes) -> dict[str, str]:
     """Return the module by op name for ops that name a weight: they read it, or compute its gradient or new value.
 
     A weight also counts as read if ops that only move data lie between.
@@ -157,7 +159,7 @@ def _own(nodes: GraphNodes) -> dict[str, str]:
     modules: dict[str, str] = {}
 
     def of(value: str) -> str:
-        return _of_port(ports.get(value, value), known)
+        return _module_of_port(ports.get(value, value), known)
 
     for op in nodes.ops:
         module = next(filter(None, (of(value) or served.get(value, "") for value in op.reads)), "")
@@ -167,16 +169,17 @@ def _own(nodes: GraphNodes) -> dict[str, str]:
                 served |= dict.fromkeys(op.makes, module)
     maker = _makers(nodes.ops)
     for port, value in nodes.outputs.items():
-        if module := _of_port(port, known):
-            for name in _making(value, maker):
+        if module := _module_of_port(port, known):
+            for name in _ops_behind(value, maker):
                 modules.setdefault(name, module)
     return modules
 
 
-def _making(value: str, maker: Mapping[str, OpNode]) -> set[str]:
+def _ops_behind(value: str, maker: Mapping[str, OpNode]) -> set[str]:
     """Return the names of the ops behind ``value``, back through data movement and element-wise ops.
 
-    The first op of another type on each path is the last one that is included.
+    The first op of another type on each path is the last one that is included. ``maker`` has the op that computes each
+    value.
     """
     names: set[str] = set()
     open_values = [value]
@@ -194,7 +197,7 @@ def _weight_of(port: str) -> str:
     return port[prefix.end() :].rpartition("/")[2].rpartition(".")[0] if prefix else ""
 
 
-def _of_port(port: str, known: Collection[str]) -> str:
+def _module_of_port(port: str, known: Collection[str]) -> str:
     """Return the module in ``known`` whose weight a state port accompanies, or "" for other ports.
 
     ``state.adam.m.layer1.conv.weight`` -> ``layer1.conv``; longer paths are tried first.
@@ -248,7 +251,8 @@ def program_nodes(
 
 
 def packed_sources(graphs: Mapping[str, Mapping[str, OpOrigin]], chunk: int) -> tuple[BlobRef, bytes]:
-    """Return the reference and the compressed bytes of a sources blob.
+    """Return (reference, compressed bytes) of the blob that lists module, phase and op of each node of a bundle's
+    graphs.
 
     Args:
         graphs: nodes by name, for each graph by its name.

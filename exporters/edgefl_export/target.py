@@ -49,7 +49,7 @@ class Target(ABC):
         """Decompose ``traced`` to core ops and run the passes of this target. Rewrites the module of ``traced``.
 
         Raises:
-            ExportError: if the function breaks the contract; it names the rule.
+            ExportError: if the function cannot be compiled. The text names the rule that it breaks.
         """
         lowered = decompose(traced, self.rules())
         for rewrite in self.passes:
@@ -76,7 +76,8 @@ class Target(ABC):
         """
 
     def load(self, function: Function, model: bytes, in_place: Collection[str] = ()) -> Run:
-        """Load ``model`` into the runtime of this format and return a function that runs it.
+        """Load ``model`` into the runtime of this format and return a function that runs it: arrays by input name to
+        outputs.
 
         Args:
             function: the function that the graph computes.
@@ -115,7 +116,7 @@ class Target(ABC):
     def verify_untrusted(
         self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
     ) -> Verification:
-        """Verify bytes of unknown origin; arguments as in :meth:`verify`.
+        """Compare bytes of unknown origin with torch; arguments and result as in :meth:`verify`.
 
         Raises:
             ExportError: also if a damaged graph crashes the runtime.

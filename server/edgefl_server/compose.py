@@ -32,7 +32,7 @@ from edgefl.setup.training import (
 from edgefl.system.sizes import mebibytes
 from edgefl.wire.bundle.archive import BundleArchive, write_bundle
 from edgefl.wire.tensors import Arrays
-from edgefl_export.compiler.algorithm import check_lies_like_weights
+from edgefl_export.compiler.algorithm import check_whole_tensors
 from edgefl_export.compiler.cache import BundleCache, CompiledBundle, bundle_name
 from edgefl_export.compiler.request import Exchange, TierTraining, exchanges_of, trained_names
 from edgefl_server.access.limits import HOSTED
@@ -355,7 +355,7 @@ def _check_sent(federation: Federation, tier: TierTraining, sends: Collection[st
     if not shared:
         return
     algorithm = tier.algorithm
-    check_lies_like_weights(algorithm, tier.submodel)
+    check_whole_tensors(algorithm, tier.submodel)
     subject = f"algorithm {algorithm.name!r} sends {', '.join(shared)} beside the weights, and"
     if federation.aggregate.clip_norm:
         raise ConfigError(

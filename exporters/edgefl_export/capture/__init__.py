@@ -1,1 +1,1 @@
-"""A function becomes a graph of core ops; what cannot is refused with its module and line."""
+"""Capture of functions as graphs of core ops; a function that cannot be captured is refused with its module and line."""

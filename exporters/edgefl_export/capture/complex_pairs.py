@@ -212,7 +212,11 @@ _RESHAPING = frozenset({_aten.view.default, _aten._unsafe_view.default})
 
 
 def _run_moving(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run ``op``, which only moves entries, on the parts of pairs. Sizes and dimensions are adapted to the last axis."""
+    """Run ``op``, which only moves entries, on the parts of pairs. Sizes and dimensions are adapted to the last axis.
+
+    Return NotImplemented if the first argument is a complex number and the op has further arguments that may change its
+    shape.
+    """
     leaves = _leaves(args, kwargs)
     if isinstance(args[0], complex):  # of a tensor that is a number
         return args[0] if op._schema.arguments[1:] == [] or op is _aten.clone.default else NotImplemented

@@ -81,7 +81,9 @@ class LoweredGraph:
         return self.function.name
 
     def __call__(self, tensors: Tensors) -> Tensors:
-        """Run the graph in torch; entries of ``tensors`` that are not inputs are ignored."""
+        """Run the graph in torch on ``tensors`` and return its outputs, both by port name. Entries that are not inputs
+        are ignored.
+        """
         results = self.module(*(tensors[name] for name in self.inputs))
         return dict(zip(self.outputs, results, strict=True))
 
@@ -161,7 +163,8 @@ class _OpRecorder(TorchDispatchMode):
         return self._write(func, args, kwargs, constant and any(made))
 
     def _apply_rule(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return the results of an op by its rule in the table, or by torch's decomposition if it has no kernel of its own.
+        """Return the results of op ``func`` by its rule in the table, or by torch's decomposition if it has no kernel
+        of its own.
 
         Return NotImplemented if the op itself is to be recorded.
         """
@@ -207,7 +210,7 @@ class _OpRecorder(TorchDispatchMode):
         if self._fake:
             return without_values(func, args, kwargs)
         if func in _PRODUCTS and not constant and _row_major(args, kwargs):
-            return _of_zeros(func, args, kwargs)
+            return _zeros_like_result(func, args, kwargs)
         return func(*args, **kwargs)
 
     def _note(self, value: Tensor, node: fx.Node, constant: bool = False) -> None:
@@ -244,8 +247,8 @@ def _has_kernel(func: OpOverload) -> bool:
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), torch._C.DispatchKey.CPU))
 
 
-def _of_zeros(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return zeros with shape and layout of the op's result, without computing the result."""
+def _zeros_like_result(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return zeros with shape and layout of the result of op ``func`` on these arguments, without computing it."""
     key = func, layout_key(args), layout_key(tuple(kwargs.items())), torch.get_default_dtype()
     return from_key(_result(*key), _REAL)
 
@@ -256,7 +259,7 @@ def _row_major(args: Any, kwargs: Any) -> bool:
 
 
 def without_values(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return the results of an op as tensors without values; they are cached by the layout of the arguments.
+    """Return the results of op ``func`` as tensors without values; they are cached by the layout of the arguments.
 
     Raises:
         DynamicOutputShapeException: if the shape of the result depends on values.

@@ -58,7 +58,12 @@ def results(graph: fx.Graph) -> tuple[fx.Node, ...]:
 
 
 def read_inputs(graph: fx.Graph, names: Iterable[str]) -> tuple[str, ...]:
-    """Erase the placeholders that no node reads and return the names of the rest; ``names`` are those of all, in order."""
+    """Erase the placeholders that no node reads, and return the names of the others in order.
+
+    Args:
+        graph: graph to change.
+        names: names of all placeholders, in order.
+    """
     inputs = list(zip(names, graph.find_nodes(op="placeholder"), strict=True))
     for _, node in inputs:
         if not node.users:
@@ -67,7 +72,7 @@ def read_inputs(graph: fx.Graph, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def copy_of(graph: fx.Graph) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
-    """Return a copy of ``graph``, and a dictionary from each node of ``graph`` to its copy."""
+    """Return (copy of ``graph``, dictionary from each node of ``graph`` to its copy)."""
     copy, mapping = fx.Graph(), dict[fx.Node, fx.Node]()
     copy.output(copy.graph_copy(graph, mapping))
     copy.output_node().args = (tuple(mapping[node] for node in results(graph)),)
@@ -88,7 +93,9 @@ def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
 
 
 def delay(graph: fx.Graph, node: fx.Node, trigger: fx.Node | None) -> fx.Node:
-    """Insert a node with the value of ``node`` that runtimes cannot compute before ``trigger``, and return it."""
+    """Insert a node with the value of ``node`` and return it. Runtimes cannot compute it before ``trigger``, a node
+    that it also reads.
+    """
     late = graph.call_function(AFTER, (node, trigger))
     late.meta["val"] = node.meta["val"]
     return late

@@ -81,7 +81,7 @@ def name_of(op: object) -> str:
 
 
 def instead_of(op: object, otherwise: str) -> str:
-    """Return the advice for users of ``op`` without a form, or ``otherwise`` if there is no advice for this op."""
+    """Return advice for users of ``op``, which engines cannot run, or ``otherwise`` if there is no advice for this op."""
     name = name_of(op)
     return FORMLESS.get(name) or _OTHERS.get(name.removesuffix("_"), otherwise)
 
@@ -109,7 +109,7 @@ def check_ops(function: Function, joint: fx.GraphModule) -> None:
         if node.op != "call_function":
             continue
         tags = getattr(node.target, "tags", ())
-        if torch.Tag.nondeterministic_seeded in tags and not _is_told_not_to(node):
+        if torch.Tag.nondeterministic_seeded in tags and not _is_inference_call(node):
             raise _refusal(
                 function,
                 node,
@@ -129,7 +129,7 @@ def check_ops(function: Function, joint: fx.GraphModule) -> None:
             )
 
 
-def _is_told_not_to(node: fx.Node) -> bool:
+def _is_inference_call(node: fx.Node) -> bool:
     """Return True if the op has an argument ``training`` or ``train`` that is False, so that it draws nothing."""
     arguments = dict(zip((a.name for a in schema_arguments(node)), node.args, strict=False)) | node.kwargs
     return arguments.get("training", arguments.get("train")) is False

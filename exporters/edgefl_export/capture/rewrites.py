@@ -30,13 +30,13 @@ def rewrite_gradients(joint: fx.GraphModule, table: Collection[object]) -> None:
     """
     for node in list(joint.graph.nodes):
         if node.target is _aten.max_pool2d_with_indices_backward.default:
-            _of_maximum(node)
+            _pass_pooled_input(node)
         elif node.target is _aten.native_batch_norm_backward.default and GRADIENT in table:
-            _of_norm(joint.graph, node)
+            _move_gain_to_kernel(joint.graph, node)
     joint.recompile()
 
 
-def _of_maximum(node: fx.Node) -> None:
+def _pass_pooled_input(node: fx.Node) -> None:
     """Replace the input of a max pooling's gradient by the tensor that was pooled.
 
     torch reads only the shape of that argument and passes a tangent there if a gradient is differentiated. A rule that
@@ -48,7 +48,7 @@ def _of_maximum(node: fx.Node) -> None:
         node.update_arg(1, pooling.args[0])
 
 
-def _of_norm(graph: fx.Graph, node: fx.Node) -> None:
+def _move_gain_to_kernel(graph: fx.Graph, node: fx.Node) -> None:
     """Move the gain of a norm into the kernel of the convolution before it, if the kernel has fewer entries than the images.
 
     dL/dx = gain h * w = h * (gain w);  dL/dw = gain dL/dw of h;  dL/db = gain dL/db of h.
@@ -150,19 +150,23 @@ def _moved_up(graph: fx.Graph, store: fx.Node, position: Mapping[fx.Node, int]) 
 
 
 def _restored_again(graph: fx.Graph, restored: fx.Node, position: Mapping[fx.Node, int]) -> None:
-    late = _late(restored, position)
+    late = _readers_after_gap(restored, position)
     if not late:
         return
     with graph.inserting_before(late[0]):
         kept = node_argument(restored, 0)
-        held = delay(graph, kept, _before(late[0]))
+        held = delay(graph, kept, _last_float_before(late[0]))
         again = graph.node_copy(restored, lambda node: held if node is kept else node)
     for user in late:
         user.replace_input_with(restored, again)
 
 
-def _late(node: fx.Node, position: Mapping[fx.Node, int]) -> list[fx.Node]:
-    """Return the readers of ``node`` after the longest gap between two of them, or [] if no gap is long enough to matter."""
+def _readers_after_gap(node: fx.Node, position: Mapping[fx.Node, int]) -> list[fx.Node]:
+    """Return the readers of ``node`` after the longest gap between two of them, or [] if no gap is long enough to
+    matter.
+
+    ``position`` is the position of each node in the graph.
+    """
     readers = sorted((user for user in node.users if user in position), key=position.__getitem__)
     places = [position[node], *(position[user] for user in readers)]
     gaps = [later - earlier for earlier, later in pairwise(places)]
@@ -172,7 +176,7 @@ def _late(node: fx.Node, position: Mapping[fx.Node, int]) -> list[fx.Node]:
     return readers[first:] if first else []
 
 
-def _before(node: fx.Node) -> fx.Node:
+def _last_float_before(node: fx.Node) -> fx.Node:
     """Return the last float32 value that is computed before ``node``, to make ``node`` wait for it."""
     while True:
         node = node.prev

@@ -106,11 +106,12 @@ def capture(function: Function, table: Table | None = None) -> LoweredGraph:
     """Trace ``function`` and decompose it to core ops, both passes in one call.
 
     Args:
-        function: a function of the contract; its own example is never drawn, shapes and dtypes decide.
+        function: pure function of named tensors; only the shapes and dtypes of its inputs are used, not its example.
         table: rules of the second pass; by default :func:`edgefl_export.decompositions.core_table`.
 
     Raises:
-        ExportError: if the function breaks the contract; it names the rule.
+        ExportError: if the function cannot be compiled, as when it takes a Python value out of a tensor. The text names
+            the rule.
     """
     return decompose(trace(function), table)
 
@@ -121,7 +122,8 @@ def trace(function: Function) -> TracedFunction:
     The inputs are filled with a constant, because the graph may not depend on values.
 
     Raises:
-        ExportError: if the function breaks the contract; it names the rule.
+        ExportError: if the function cannot be compiled, as when it takes a Python value out of a tensor. The text names
+            the rule.
     """
     try:
         return _trace_at(function, 0)
@@ -139,7 +141,7 @@ def decompose(traced: TracedFunction, table: Table | None = None) -> LoweredGrap
         table: decompositions by op; by default :func:`edgefl_export.decompositions.core_table`.
 
     Raises:
-        ExportError: if the function breaks the contract; it names the rule.
+        ExportError: if the function cannot be compiled, as when it draws random numbers. The text names the rule.
     """
     function, module = traced.function, traced.module
     module.graph.eliminate_dead_code(is_impure_node=_is_kept)  # draws that inference does not read, too

@@ -99,7 +99,8 @@ def with_shorter(algorithm: Algorithm, others: Mapping[int, Algorithm]) -> Algor
         others: the same training for shorter samples, by their number of tokens. If empty, ``algorithm`` is returned.
 
     Raises:
-        ConfigError: if the algorithm has several exchanges or passes over the data, which cannot draw by length.
+        ConfigError: if the algorithm has several exchanges (round trips) or passes over the data, which cannot draw by
+            length.
     """
     if not others:
         return algorithm
@@ -150,7 +151,7 @@ def _kind(submodel: Submodel) -> str:
     return ROLLING if submodel.kind == "width" and submodel.moves else submodel.kind
 
 
-def check_lies_like_weights(algorithm: Algorithm, submodel: Submodel) -> None:
+def check_whole_tensors(algorithm: Algorithm, submodel: Submodel) -> None:
     """Check that a submodel can hold server state for every parameter.
 
     Server state has the layout of the weights, so these must be whole tensors in the same region in every round.
@@ -171,11 +172,12 @@ def check_lies_like_weights(algorithm: Algorithm, submodel: Submodel) -> None:
 
 
 def state_read(exchange: Algorithm, names: Mapping[str, float]) -> tuple[str, ...]:
-    """Return the names of the server states that devices download in an exchange.
+    """Return the names of the server states, such as control variates, that devices download in an exchange (one round
+    trip).
 
     Args:
         exchange: functions of the exchange.
-        names: all server states of the algorithm (``Algorithm.server_state``).
+        names: all server states of the algorithm, by name (``Algorithm.server_state``).
     """
     ports = (*exchange.start.inputs, *exchange.finish.inputs)
     labels = [name.partition(".")[2] for name in ports if role_of(name) == "weights"]
@@ -184,11 +186,13 @@ def state_read(exchange: Algorithm, names: Mapping[str, float]) -> tuple[str, ..
 
 def _check_server_state(algorithm: Algorithm, submodel: Submodel) -> None:
     if any(state_read(exchange, algorithm.server_state) for exchange in algorithm.exchanges):
-        check_lies_like_weights(algorithm, submodel)
+        check_whole_tensors(algorithm, submodel)
 
 
 def _check_carry(algorithm: Algorithm, submodel: Submodel) -> None:
-    """Raise ConfigError if an algorithm carries state per entry and the submodel holds other entries in each round."""
+    """Raise ConfigError if an algorithm keeps state of each weight on the device and the submodel has other weights in
+    each round.
+    """
     ports = [name for each in algorithm.exchanges for name in (*each.start.inputs, *each.finish.inputs)]
     if submodel.moves and any(role_of(name) == "carry" for name in ports):
         raise combination_error(

@@ -168,7 +168,10 @@ def short_path(path: Path) -> str:
 
 
 def bundle_name(tier: str, exchange: str = "", format: str = "onnx") -> str:
-    """Return a file name ``<tier>[.<exchange>][.<format>].efl``. The format is left out if it is ``onnx``."""
+    """Return a file name ``<tier>[.<exchange>][.<format>].efl``. The format is left out if it is ``onnx``.
+
+    ``exchange`` is the name of the algorithm's round trip, empty for the main one.
+    """
     words = (tier, exchange, "" if format == "onnx" else format, "efl")
     return ".".join(word for word in words if word)
 

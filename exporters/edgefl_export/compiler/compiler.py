@@ -105,11 +105,21 @@ class Compiler:
         return CompiledBundle(bundle, from_cache=False)
 
     def lower(self, traced: TracedFunction) -> LoweredGraph:
-        """Return the graph of core ops, rewritten by the passes of the target. Rewrites the module of ``traced``."""
+        """Return the graph of core ops, rewritten by the passes of the target. Rewrites the module of ``traced``, which
+        cannot be used again.
+        """
         return self.target.lower(traced)
 
     def emit(self, lowered: LoweredGraph, budget: Budget | None = None) -> Artifact:
-        """Return the bytes of a graph with their cost. Raise ExportError if no form of it fits the budget."""
+        """Return the bytes of a graph with their cost.
+
+        Args:
+            lowered: graph of core ops.
+            budget: limit for its memory on the device; None for no limit.
+
+        Raises:
+            ExportError: if no form of the graph fits the budget, or if the format has no form for an op.
+        """
         return self.target.emit(lowered, budget)
 
     def verify(self, function: Function, artifact: Artifact) -> Verification:
@@ -119,7 +129,10 @@ class Compiler:
     def _compile_function(
         self, request: CompileRequest, name: str, function: Function, traces: TraceCache
     ) -> CompiledGraph:
-        """Lower, emit and verify the function of graph ``name``; only training steps have a budget and variants."""
+        """Lower, emit and verify the function of graph ``name``; only training steps have a budget and variants.
+
+        ``traces`` has the functions that were traced already.
+        """
         is_step = name in request.steps
         with without_collector():
             lowered = self.lower(traces.take(function))

@@ -39,7 +39,7 @@ def build_manifest(
     sources: BlobRef,
     tokenizer: BlobRef | None = None,
 ) -> Manifest:
-    """Return the manifest of a bundle.
+    """Return the manifest (table of contents) of a bundle. :func:`check_wiring` checks that its graphs fit together.
 
     Args:
         request: the request that was compiled.
@@ -131,7 +131,9 @@ def ports(specs: Mapping[str, TensorSpec], masks: Mapping[str, int] | None = Non
 
 
 def segments_of(artifact: Artifact) -> tuple[Segment, ...]:
-    """Return the segments of an artifact as entries of a manifest; empty for a graph in one piece."""
+    """Return the segments of an artifact (graphs that run one after another) as entries of a manifest; empty for a
+    graph in one piece.
+    """
     return tuple(
         Segment(inputs=ports(segment.inputs), outputs=ports(segment.outputs), in_place=segment.in_place)
         for segment in artifact.segments
@@ -158,7 +160,9 @@ def batch_size(algorithm: Algorithm) -> int:
 
 
 def _stream_sizes(algorithm: Algorithm, functions: Sequence[Function]) -> dict[str, int]:
-    """Return the rows of a batch by stream, ``"0"`` for ``batch.0.*``. Raise ExportError if ports of a stream differ."""
+    """Return the rows of a batch that ``functions`` read, by stream: ``"0"`` for ports ``batch.0.*``. ExportError if
+    ports of a stream differ.
+    """
     streams: dict[str, set[int]] = {}
     for function in functions:
         for name, spec in function.inputs.items():
@@ -293,7 +297,7 @@ def _check_fed(place: _RunStage, graph: Graph, others: Collection[str]) -> None:
 
 
 def _check_in_place(graph: Graph) -> None:
-    """Check that state written into the memory of an input has the type and shape of that input."""
+    """Raise ExportError if state that is written into the memory of an input differs from that input in type or shape."""
     read = {port.name: port for port in graph.inputs_of("state")}
     left = {port.name: port for port in graph.outputs_of("state")}
     for name in graph.in_place:
@@ -314,7 +318,7 @@ def _whole(manifest: Manifest) -> list[str]:
 
 
 def _check_shorter(whole: Graph, shorter: Graph) -> None:
-    """Check that a step for shorter samples has the state ports and the rows of the step for full length."""
+    """Raise ExportError unless a step for shorter samples has the state ports and the rows of the step for full length."""
     states = [(each.inputs_of("state"), each.outputs_of("state")) for each in (whole, shorter)]
     rows = [[(port.name, port.shape[:1]) for port in each.inputs_of("batch")] for each in (whole, shorter)]
     if states[0] != states[1] or rows[0] != rows[1]:
@@ -326,7 +330,9 @@ def _check_shorter(whole: Graph, shorter: Graph) -> None:
 
 
 def _check_others(graph: Graph, data: DataSpec) -> None:
-    """Check that the batch ports of ``graph`` have the shape and the dtype that the manifest gives for samples."""
+    """Raise ExportError unless the batch ports of ``graph`` have the shape and dtype that the manifest gives for
+    samples.
+    """
     listed: dict[str, Input | DataSpec] = {SAMPLE: data, **{each.name: each for each in data.others}}
     for port in graph.inputs_of("batch"):
         part = port.label.partition(".")[2]
@@ -376,7 +382,9 @@ def _check_hyper(manifest: Manifest) -> None:
 
 
 def _check_record(chunks: list[Graph], steps: list[Graph]) -> None:
-    """Check that each chunk records rows of the shape that the next chunk, or the first step, reads."""
+    """Raise ExportError unless each chunk of frozen units returns rows of the shape that the next chunk, or the first
+    step, reads.
+    """
     for writer, reader in pairwise([*chunks, *steps[:1]] if chunks else []):
         left = next(iter(writer.outputs_of("record")), None)
         read = next((port for port in reader.inputs_of("batch") if port.label == "0.x"), None)
@@ -390,7 +398,9 @@ def _check_record(chunks: list[Graph], steps: list[Graph]) -> None:
 
 
 def _check_pass(graph: Graph, data: DataSpec) -> None:
-    """Check that a step over all the data has one batch and reads its mask, by which it ignores repeated rows."""
+    """Raise ExportError unless a step over all the data has one batch and reads its mask, by which it ignores repeated
+    rows.
+    """
     labels = {port.label for port in graph.inputs_of("batch")}
     allowed = {"0.x", "0.y", "0.mask", f"0.{SAMPLE}", *(f"0.{each.name}" for each in data.others)}
     if "0.mask" not in labels or not labels <= allowed:
@@ -403,7 +413,9 @@ def _check_pass(graph: Graph, data: DataSpec) -> None:
 
 
 def _check_personalize(graph: Graph) -> None:
-    """Check that the graph that personalizes the model returns weights with the ports that it reads."""
+    """Raise ExportError unless the graph that personalizes the model returns only metrics and weights with the ports
+    that it reads.
+    """
     read = {port.name: port for port in graph.inputs_of("weights")}
     roles = {port.role for port in graph.outputs}
     if "weights" not in roles or roles - {"weights", "metric"}:

@@ -46,7 +46,7 @@ class ChunkForward:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One exchange of a method.
+    """One exchange (round trip between server and devices) of an algorithm; most algorithms have only one.
 
     Attributes:
         name: name of the exchange in files and messages; empty for the main one.
@@ -61,7 +61,13 @@ class Exchange:
 
 @dataclass(frozen=True)
 class TierTraining:
-    """Local training of one tier: a submodel and the algorithm that trains it."""
+    """Local training of one tier: a submodel and the algorithm that trains it.
+
+    Attributes:
+        name: name of the tier.
+        submodel: part of the model that the tier trains.
+        algorithm: its functions: start, training steps and finish.
+    """
 
     name: str
     submodel: Submodel
@@ -69,12 +75,14 @@ class TierTraining:
 
     @cached_property
     def exchanges(self) -> tuple[Exchange, ...]:
-        """All exchanges of the algorithm; the main one is the last (:func:`exchanges_of`)."""
+        """All exchanges (round trips between server and devices) of the algorithm; the main one is the last
+        (:func:`exchanges_of`).
+        """
         return exchanges_of(self.algorithm)
 
     @property
     def main(self) -> Exchange:
-        """Main exchange: the last one, and the only one of most algorithms."""
+        """Main exchange (round trip): the last one, and the only one of most algorithms."""
         return self.exchanges[-1]
 
     def exchange(self, name: str) -> Exchange:
@@ -111,7 +119,16 @@ class TierTraining:
         memory_budget: Budget | None = None,
         tokenizer: bytes = b"",
     ) -> CompileRequest:
-        """Return the request to compile ``exchange`` for this tier; other arguments as in :class:`CompileRequest`."""
+        """Return the request to compile ``exchange`` (one of :attr:`exchanges`) for this tier.
+
+        Args:
+            exchange: functions to compile.
+            model: name of the model in the manifest.
+            data: shape, dtype and reader of the samples.
+            chunk_bytes: chunk size of the blobs in bytes.
+            memory_budget: limit for the memory of a training step; None for no limit.
+            tokenizer: tokenizer of texts as JSON, for data with a text reader; empty otherwise.
+        """
         return CompileRequest(
             model=model,
             tier=self.name,
@@ -261,7 +278,7 @@ def features_of(data: DataSpec) -> Function | None:
 
 
 def exchanges_of(method: Algorithm) -> tuple[Exchange, ...]:
-    """Return all exchanges of an algorithm in the order in which they first run; the main one is the last."""
+    """Return all exchanges (round trips) of an algorithm in the order in which they first run; the main one is the last."""
     names = exchange_names(len(method.opening), len(method.ahead))
     return tuple(
         Exchange(name, algorithm, state_read(algorithm, method.server_state))
@@ -270,7 +287,10 @@ def exchanges_of(method: Algorithm) -> tuple[Exchange, ...]:
 
 
 def exchange_names(opening: int, ahead: int) -> tuple[str, ...]:
-    """Return the names of the exchanges of an algorithm; the last is "", the main one.
+    """Return the names of the exchanges (round trips) of an algorithm: ``opening``, then ``ahead``, then "" for the
+    main one.
+
+    Several of a kind are numbered, such as ``ahead-1``.
 
     Args:
         opening: number of exchanges that run once, before the first main one.

@@ -32,19 +32,22 @@ _MISH = torch.ops.aten.mish_backward.default
 
 @functools.cache
 def first_table() -> Rules:
-    """Return the table of the first pass.
+    """Return the rules (replacement functions by op) of the first pass of tracing.
 
-    It has the ops whose schema hides a write to an argument, and one op that would reach the second pass decomposed.
+    They are for ops whose schema hides a write to an argument, and for one op that would reach the second pass
+    decomposed.
     """
-    return {_MISH: _of_pytorch()[_MISH], **normalization.HIDDEN_MUTATIONS}
+    return {_MISH: _pytorch_rules()[_MISH], **normalization.HIDDEN_MUTATIONS}
 
 
 def core_table() -> Rules:
-    """Return the table of the second pass: PyTorch's core decompositions, replaced by our rules where there are any."""
-    return {**_of_pytorch(), **RULES}
+    """Return the rules (replacement functions by op) of the second pass of tracing: ours, and PyTorch's core
+    decompositions for all other ops.
+    """
+    return {**_pytorch_rules(), **RULES}
 
 
 @functools.cache
-def _of_pytorch() -> Rules:
+def _pytorch_rules() -> Rules:
     """Return PyTorch's core decompositions. They are cached, because collecting them takes longer than tracing a layer."""
     return dict(torch.export.default_decompositions())

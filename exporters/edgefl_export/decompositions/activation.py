@@ -65,9 +65,10 @@ def softmax_backward(grad: Tensor, output: Tensor, dim: int, dtype: torch.dtype)
 def nll_loss_forward(
     logp: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignore_index: int
 ) -> tuple[Tensor, Tensor]:
-    """Compute L = -sum_n w_n * logp[n, y_n] / sum_n w_n over samples with y_n != ignore_index (float32 [N, C], int64 [N]).
+    """Compute L = -sum_n w_n * logp[n, y_n] / sum_n w_n over samples with y_n != ignore_index (float32 [N, C], int64
+    [N]).
 
-    Return (loss, total weight), as the op does.
+    ``reduction`` 0 returns the terms of the sum, 1 the mean L, 2 the sum. Return (loss, total weight), as the op does.
     """
     counts, place, share = _pick_labels(logp, target, weight, ignore_index)
     zero = torch.zeros((), dtype=logp.dtype)
@@ -81,7 +82,11 @@ def nll_loss_forward(
 def nll_loss_backward(
     grad: Tensor, logp: Tensor, target: Tensor, weight: Tensor | None, *args: Any
 ) -> Tensor:
-    """Compute dL/dlogp[n, c] = -w_n [c == y_n] * g / total (mean), or without the division (sum, none)."""
+    """Compute dL/dlogp[n, c] = -w_n [c == y_n] * g / total (mean), or without the division (sum, none).
+
+    ``args`` are the op's remaining arguments: reduction, ignore_index, and the total weight that the forward pass
+    returned.
+    """
     reduction, ignore_index, total = args
     counts, place, share = _pick_labels(logp, target, weight, ignore_index)
     # Selected and not multiplied: with no row that counts, grad / total is no number.

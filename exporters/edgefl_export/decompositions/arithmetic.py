@@ -20,7 +20,7 @@ Number = Tensor | float
 
 
 def operands(x: Number, y: Number) -> tuple[Tensor, Tensor]:
-    """Return both operands as tensors of the dtype that torch computes in."""
+    """Return (x, y) as tensors of the dtype that torch computes in."""
     dtype = torch.result_type(x, y)
     return _as_tensor(x, dtype), _as_tensor(y, dtype)
 
@@ -41,13 +41,15 @@ def remainder(x: Number, y: Number) -> Tensor:
 
 
 def fmod(x: Number, y: Number) -> Tensor:
-    """Compute x - trunc(x / y) y, which has the sign of x."""
+    """Compute x - trunc(x / y) y, which has the sign of x, for integers; for floats the op stays (NotImplemented)."""
     a, b = operands(x, y)
     return DECLINED if a.is_floating_point() else a - torch.div(a, b, rounding_mode="trunc") * b
 
 
 def divide(x: Number, y: Number, *, rounding_mode: str | None) -> Tensor:
-    """Compute x / y, rounded down ("floor") or towards zero ("trunc")."""
+    """Compute x / y, rounded down ("floor"), or for integers of different types towards zero ("trunc"); otherwise the
+    op stays.
+    """
     if rounding_mode == "floor":
         return floor_divide(x, y)
     a, b = operands(x, y)
@@ -82,7 +84,10 @@ def _power(bits: Tensor) -> Tensor:
 
 
 def subtract(x: Number, y: Tensor, *, alpha: float = 1) -> Tensor:
-    """Compute x - alpha y for a number x, in the common dtype: torch converts inside of the op, engines do not."""
+    """Compute x - alpha y for a number x, in the common dtype: torch converts inside of the op, engines do not.
+
+    If x is a tensor or y has that dtype, the op stays (NotImplemented).
+    """
     dtype = torch.result_type(x, y)
     if isinstance(x, Tensor) or y.dtype == dtype:
         return DECLINED
@@ -95,7 +100,10 @@ def x_log_y(x: Number, y: Number) -> Tensor:
 
 
 def select(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Return x where ``condition`` holds, else y, for booleans, because ONNX Runtime has no selection between booleans."""
+    """Return x where ``condition`` holds, else y, for booleans, because ONNX Runtime has no selection between booleans.
+
+    For other dtypes the op stays (NotImplemented).
+    """
     if x.dtype is not torch.bool or y.dtype is not torch.bool:
         return DECLINED
     return (condition & x) | (~condition & y)
@@ -115,7 +123,8 @@ FEW_ROWS = 64
 
 
 def mm(a: Tensor, b: Tensor) -> Tensor:
-    """Compute a b as (b^T a^T)^T if b is a transposed weight and a has few rows; otherwise the op stays.
+    """Compute a b as (b^T a^T)^T if b is a transposed weight and a has few rows; otherwise the op stays
+    (NotImplemented).
 
     Runtimes repack the right factor: a dense layer of 3136 x 2048 takes 4.0 ms instead of 5.8 for 32 rows.
     """
@@ -125,7 +134,9 @@ def mm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """Compute beta bias + alpha a b, with the product as in :func:`mm`."""
+    """Compute bias + a b with the product as in :func:`mm`. The op stays (NotImplemented) where that of :func:`mm`
+    does, and for other factors than 1.
+    """
     if not _few_rows_by_weight(a, b) or beta != 1 or alpha != 1:
         return DECLINED
     return mm(a, b) + bias
@@ -146,7 +157,10 @@ def trilinear(
     sum_dims: list[int],
     unroll_dim: int = 1,
 ) -> Tensor:
-    """Compute the sum over ``sum_dims`` of a * b * c, after inserting the listed axes of length one into each."""
+    """Compute the sum over ``sum_dims`` of a * b * c, after inserting the listed axes of length one into each.
+
+    ``unroll_dim`` is ignored; it does not change the result.
+    """
     product = _insert_axes(a, expand_a) * _insert_axes(b, expand_b) * _insert_axes(c, expand_c)
     return product.sum(sum_dims) if sum_dims else product
 
@@ -176,7 +190,11 @@ def var_mean(
 
 
 def extreme(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return the rule for the maximum or minimum over ``dim``. No axis means all of them, which ONNX must be given."""
+    """Return the rule for ``op``, the maximum or minimum over the axes ``dim``.
+
+    The rule lists all axes if ``dim`` is empty, as ONNX needs them, and computes booleans as integers. Otherwise the op
+    stays (NotImplemented).
+    """
 
     def rule(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Tensor:
         axes = list(dim) or list(range(x.dim()))
@@ -190,7 +208,7 @@ def extreme(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def of_booleans(op: Callable[..., Any]) -> Callable[..., Any]:
     """Return the rule for maxima or minima of booleans, computed as numbers, with their positions.
 
-    ONNX compares no booleans before opset 20. For other dtypes the op stays.
+    ONNX compares no booleans before opset 20. For other dtypes the op stays (NotImplemented).
     """
 
     def rule(x: Tensor, *arguments: Any, **options: Any) -> Any:
@@ -213,7 +231,7 @@ _LOWEST, _HIGHEST = -1e38, 1e38
 def stable_sort(
     x: Tensor, *, stable: bool | None, dim: int = -1, descending: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Return the entries along ``dim`` in order, and their positions; the order of equal entries is kept."""
+    """Return (entries along ``dim`` in order, their positions); the order of equal entries is kept."""
     return torch.sort(x, dim, descending)
 
 
@@ -221,7 +239,10 @@ _NARROW = (torch.bool, torch.uint8, torch.int8, torch.int16)
 
 
 def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """Return booleans and narrow integers in order, and their positions, computed in a wider type that engines can sort."""
+    """Return (booleans or narrow integers in order, their positions), computed in a wider type that engines can sort.
+
+    For other dtypes the op stays (NotImplemented).
+    """
     if x.dtype not in _NARROW:
         return DECLINED
     values, places = torch.sort(x.to(torch.int32), dim, descending)
@@ -248,7 +269,7 @@ def median(x: Tensor) -> Tensor:
 
 
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
-    """Compute log(exp(x_0) + ... + exp(x_k)) along ``dim``.
+    """Compute log(exp(x_0) + ... + exp(x_k)) along ``dim`` for floats; for integers the op stays (NotImplemented).
 
     Sums over 1, 2, 4, ... entries are built from two shorter ones, each relative to the larger one, so no exponential
     overflows.

@@ -149,7 +149,9 @@ def _logarithm(x: ComplexPair) -> ComplexPair:
 
 
 def _power(x: Operand, exponent: complex) -> Any:
-    """Compute x to a power: as a product for a small integer exponent, else as exp(exponent log(x))."""
+    """Compute x to a power: as a product for an exponent from 1 to 4, else as exp(exponent log(x)). NotImplemented if x
+    is no pair.
+    """
     if not isinstance(x, ComplexPair):
         return NotImplemented
     if exponent in (1, 2, 3, 4):
@@ -161,14 +163,14 @@ def _power(x: Operand, exponent: complex) -> Any:
 
 
 def _power_of_number(base: complex, x: ComplexPair) -> Any:
-    """Compute base^x = exp(x log(base)) for a positive base."""
+    """Compute base^x = exp(x log(base)) for a positive base; return NotImplemented for other bases."""
     if complex(base).imag or complex(base).real <= 0:
         return NotImplemented
     return _exponential(_multiply(x, math.log(complex(base).real)))
 
 
 def _product(op: OpOverload) -> Callable[..., Any]:
-    """Return the rule for a matrix product."""
+    """Return the rule that computes the matrix product ``op`` for pairs, by products of their real and imaginary parts."""
 
     def product(x: Operand, y: Operand) -> Any:
         (a, b), (c, d) = halves(x), halves(y)
@@ -228,7 +230,10 @@ def _convert(x: Operand, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
 
 
 def _view_as_type(x: Operand, dtype: torch.dtype) -> Any:
-    """Return a view of the bytes of x as another dtype: complex numbers as pairs of reals and back."""
+    """Return a view of the bytes of x as another dtype: complex numbers as pairs of reals and back.
+
+    Return NotImplemented for types of another size.
+    """
     if isinstance(x, ComplexPair):
         return x.parts.flatten(-2) if x.parts.dtype == dtype and x.parts.dim() > 1 else NotImplemented
     tensor = cast(Tensor, x)
@@ -246,13 +251,17 @@ def _roll(x: ComplexPair, shifts: Sequence[int], dims: Sequence[int] = ()) -> Co
 
 
 def _waves(size: int, rows: int, columns: int) -> tuple[Tensor, Tensor]:
-    """Return cos and sin of 2 pi j k / ``size`` as matrices of ``rows`` values j and ``columns`` values k."""
+    """Return (cos, sin) of 2 pi j k / ``size`` as matrices of ``rows`` values j and ``columns`` values k."""
     turns = np.outer(np.arange(rows), np.arange(columns)) % size * (2 * np.pi / size)
     return torch.tensor(np.cos(turns).tolist()), torch.tensor(np.sin(turns).tolist())
 
 
 def _fourier(x: Operand, dim: int, *, forward: bool, kept: int | None = None) -> ComplexPair:
-    """Compute the discrete Fourier transform along one axis, without a factor; return its first ``kept`` entries or all."""
+    """Compute the discrete Fourier transform along one axis, without a factor; return its first ``kept`` entries or
+    all.
+
+    If not ``forward``, compute the inverse transform.
+    """
     a, b = halves(x)
     real, imaginary = cast(Tensor, a).movedim(dim, -1), b.movedim(dim, -1) if isinstance(b, Tensor) else b
     size = real.shape[-1]
@@ -266,7 +275,10 @@ def _fourier(x: Operand, dim: int, *, forward: bool, kept: int | None = None) ->
 
 
 def _normalize(x: Any, sizes: Sequence[int], norm: int) -> Any:
-    """Return x for ``norm`` 0, x over the root of the number of entries for 1, and x over that number for 2."""
+    """Return x for ``norm`` 0, x over the root of the number of entries for 1, and x over that number for 2.
+
+    ``sizes`` are the sizes of the transformed axes, whose product is the number of entries.
+    """
     return _scale(x, math.prod(sizes) ** (-0.5 * norm))
 
 
@@ -292,7 +304,15 @@ def _fourier_of_real(x: Tensor, dim: Sequence[int], norm: int, onesided: bool) -
 
 
 def _fourier_to_real(x: ComplexPair, dim: Sequence[int], norm: int, size: int) -> Any:
-    """Compute the real inverse transform of half a spectrum, whose other half is the conjugate."""
+    """Compute the real inverse transform of half a spectrum, whose other half is the conjugate; NotImplemented for long
+    axes.
+
+    Args:
+        x: half of a spectrum.
+        dim: transformed axes; the last one is halved in ``x``.
+        norm: factor of the result, as in :func:`_normalize`.
+        size: length of the last axis in the result.
+    """
     dim = [each % (x.parts.dim() - 1) for each in dim]
     sizes = [*(x.parts.shape[each] for each in dim[:-1]), size]
     if max(sizes) > _LONGEST:

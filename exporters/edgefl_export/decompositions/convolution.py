@@ -37,14 +37,17 @@ class ConvolutionArgs:
 
     @classmethod
     def of(cls, rank: int, *args: Any) -> ConvolutionArgs:
-        """Return the arguments for ``rank`` spatial axes from the arguments of the op after the bias."""
+        """Return the arguments for ``rank`` spatial axes.
+
+        ``args`` follow the bias in the op: stride, padding, dilation, transposed, output padding, groups.
+        """
         *moves, transposed, output_padding, groups = args
         stride, padding, dilation = (per_axis(values, rank) for values in moves)
         return cls(stride, padding, dilation, transposed, per_axis(output_padding, rank), groups)
 
 
 def per_axis(values: Sequence[int], rank: int) -> list[int]:
-    """Return one value per axis; a list of a single value applies to all axes."""
+    """Return one value for each of ``rank`` axes; a list of a single value applies to all axes."""
     return list(values) * rank if len(values) == 1 else list(values)
 
 
@@ -92,7 +95,8 @@ def weight_gradient(grad: Tensor, x: Tensor, shape: Sequence[int], moves: Convol
 
 
 def _by_windows(grad: Tensor, x: Tensor, shape: Sequence[int], moves: ConvolutionArgs) -> Tensor:
-    """Compute one product for each sample, [O, P] x [P, K C], of dL/dy and the windows of the input.
+    """Compute :func:`weight_gradient` as one product for each sample, [O, P] x [P, K C], of dL/dy and the windows of
+    the input.
 
     It is for a first layer's few channels, where another convolution would work on one sample's channel at a time.
     """
@@ -105,13 +109,14 @@ def _by_windows(grad: Tensor, x: Tensor, shape: Sequence[int], moves: Convolutio
 
 
 def _by_volume(grad: Tensor, x: Tensor, shape: Sequence[int], moves: ConvolutionArgs) -> Tensor:
-    """Compute one convolution over the spatial axes and channels, with dL/dy as its kernel of one channel:
+    """Compute :func:`weight_gradient` as one convolution over the spatial axes and channels, with dL/dy as its kernel
+    of one channel:
 
     dL/dw[o, k, c] = sum_p dL/dy[o, p, 0] x[p * stride + k * dilation - padding, c]
 
-    Stride and dilation change roles. The samples are groups, whose results are summed, or for a large weight the channels
-    that the convolution sums over. With groups, the last spatial axis and the channels are merged if the offsets are
-    adjacent: runtimes lay out windows row by row, and the rows are longer then.
+    Stride and dilation change roles. The samples are groups, whose results are summed, or for a large weight the
+    channels that the convolution sums over. With groups, the last spatial axis and the channels are merged if the
+    offsets are adjacent: runtimes lay out windows row by row, and the rows are longer then.
     """
     stride, padding, dilation, groups = moves.stride, moves.padding, moves.dilation, moves.groups
     batch, out = grad.shape[:2]
@@ -148,7 +153,8 @@ def _by_volume(grad: Tensor, x: Tensor, shape: Sequence[int], moves: Convolution
 def _fit_volumes(volumes: Tensor, begins: list[int], ends: list[int]) -> tuple[Tensor, list[int]]:
     """Pad or cut the volumes [N, *S, C] so that the remaining padding is equal at both ends of each axis.
 
-    Return (volumes, remaining padding by axis).
+    ``begins`` and ``ends`` are the padding before and behind each axis; negative ends cut. Return (volumes, remaining
+    padding by axis).
     """
     if begins == ends:
         return volumes, begins
@@ -165,11 +171,12 @@ def _fit_volumes(volumes: Tensor, begins: list[int], ends: list[int]) -> tuple[T
 
 
 def _by_offset(grad: Tensor, x: Tensor, shape: Sequence[int], moves: ConvolutionArgs) -> Tensor:
-    """Compute one product per kernel offset: [N, g, O/g, P] x [N, g, P, C/g] summed over samples, or [O, N P] x [N P, C].
+    """Compute :func:`weight_gradient` as one product per kernel offset, with the input laid out channels last.
 
-    The input is laid out channels last, so that a window is a few long copies. Summing many small weight gradients over
-    samples takes longer than laying out dL/dy for one large product. In that case the rows of windows are gathered, because
-    runtimes cut windows on one thread and gather on all.
+    The product is [N, g, O/g, P] x [N, g, P, C/g] summed over samples, or [O, N P] x [N P, C]. A window of the input is
+    then a few long copies. Summing many small weight gradients over samples takes longer than laying out dL/dy for one
+    large product. In that case the rows of windows are gathered, because runtimes cut windows on one thread and gather
+    on all.
     """
     batch, out = grad.shape[:2]
     rank, kernel, groups = len(shape) - 2, shape[2:], moves.groups
@@ -204,7 +211,8 @@ def _by_offset(grad: Tensor, x: Tensor, shape: Sequence[int], moves: Convolution
 
 
 def _by_offset_depthwise(grad: Tensor, x: Tensor, shape: Sequence[int], moves: ConvolutionArgs) -> Tensor:
-    """Compute dL/dw[c, 0, k] = sum_{n, p} dL/dy[n, c, p] * window_k[n, c, p] for one channel per group.
+    """Compute :func:`weight_gradient` for one channel per group: dL/dw[c, 0, k] = sum_{n, p} dL/dy[n, c, p] *
+    window_k[n, c, p].
 
     Channels are last, so that the sums run over leading axes and windows are long copies.
     """
@@ -231,7 +239,15 @@ def _pad(x: Tensor, padding: list[int], first_axis: int) -> Tensor:
 def _window(
     padded: Tensor, offset: tuple[int, ...], size: Sequence[int], moves: ConvolutionArgs, first_axis: int
 ) -> Tensor:
-    """Return the inputs that kernel position ``offset`` reads, one per output position."""
+    """Return the inputs that kernel position ``offset`` reads, one per output position.
+
+    Args:
+        padded: padded input.
+        offset: position in the kernel.
+        size: spatial sizes of the output.
+        moves: arguments of the convolution.
+        first_axis: first spatial axis of ``padded``.
+    """
     for i, k in enumerate(offset):
         start = k * moves.dilation[i]
         stop = start + (size[i] - 1) * moves.stride[i] + 1
@@ -242,7 +258,9 @@ def _window(
 
 
 def _places(images: Sequence[int], size: Sequence[int], moves: ConvolutionArgs) -> Tensor:
-    """Return the row numbers [N P] in ``images`` [N, *S] that the first kernel position reads."""
+    """Return the row numbers [N P] in ``images`` [N, *S] that the first kernel position reads; ``size`` are the sizes
+    of the output.
+    """
     batch, *space = images
     starts = itertools.product(*(range(0, n * s, s) for n, s in zip(size, moves.stride, strict=True)))
     first = torch.tensor([_row(space, start) for start in starts])
@@ -264,10 +282,11 @@ TRANSPOSED_POSITIONS = 64
 
 
 def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> Tensor:
-    """Compute a convolution in another form if it is depthwise on small planes or 3 x 3 with many channels.
+    """Compute a convolution in another form if it is depthwise on small planes or 3 x 3 with many channels; else the op
+    stays (NotImplemented).
 
-    See :mod:`edgefl_export.decompositions.depthwise` and :mod:`edgefl_export.decompositions.winograd`. Otherwise the op
-    stays.
+    See :mod:`edgefl_export.decompositions.depthwise` and :mod:`edgefl_export.decompositions.winograd`. ``args`` as in
+    :meth:`ConvolutionArgs.of`.
     """
     rank = w.dim() - 2
     moves = ConvolutionArgs.of(rank, *args)
@@ -299,9 +318,9 @@ def _planes(
 def convolution_backward(
     grad: Tensor, x: Tensor, w: Tensor, bias_sizes: list[int] | None, *args: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute (dL/dx, dL/dw, dL/db), with None for those that ``output_mask`` does not ask for.
+    """Compute (dL/dx, dL/dw, dL/db), with None for those that ``output_mask``, the last of ``args``, does not request.
 
-    Shapes: x [N, C, *S], w [O, C / groups, *K].
+    Shapes: x [N, C, *S], w [O, C / groups, *K]. The rest of ``args`` is as in :meth:`ConvolutionArgs.of`.
     """
     *how, output_mask = args
     moves = ConvolutionArgs.of(w.dim() - 2, *how)
@@ -333,7 +352,9 @@ def convolution_backward(
 
 
 def _winograd_plan(x: Tensor, w: Tensor, moves: ConvolutionArgs) -> winograd.WinogradPlan | None:
-    """Return the Winograd plan of a convolution and its gradients, or None if tiles do not pay."""
+    """Return the Winograd plan of a convolution and its gradients, or None if it has another kernel than 3 x 3 or gains
+    nothing.
+    """
     plain = {*moves.stride, *moves.dilation, moves.groups} == {1}
     return winograd.plan(x.shape, w.shape, moves.padding, x.dtype) if plain else None
 

@@ -39,7 +39,11 @@ class DepthwiseGeometry:
     dilation: tuple[int, ...]
 
     def leads(self, dtype: torch.dtype) -> Tensor:
-        """Return the matrices B_k as [K, P * Q]: the outer product of those of the axes, which the runtime folds."""
+        """Return [K, P * Q]: 1 if kernel position k reads input p for output q, else 0; positions are flat over all
+        axes.
+
+        It is the outer product of the matrices of the axes, which the runtime folds.
+        """
         rank = len(self.inputs)
         leads = torch.ones((1,) * (3 * rank), dtype=torch.bool)
         for axis in range(rank):
@@ -63,7 +67,7 @@ def fits(x: Tensor, w: Tensor, outputs: Sequence[int], groups: int) -> bool:
 
 
 def forward(x: Tensor, w: Tensor, planes: DepthwiseGeometry) -> Tensor:
-    """Compute y [N, C, *outputs] for x [N, C, *inputs] and w [C, 1, *kernel]."""
+    """Compute the depthwise convolution y [N, C, *outputs] of x [N, C, *inputs] and w [C, 1, *kernel]."""
     y = torch.bmm(_by_channel(x), _matrices(w, planes))
     return y.transpose(0, 1).reshape(*x.shape[:2], *planes.outputs)
 
@@ -87,6 +91,6 @@ def _by_channel(x: Tensor) -> Tensor:
 
 
 def _matrices(w: Tensor, planes: DepthwiseGeometry) -> Tensor:
-    """Return the matrices M as [C, P, Q]."""
+    """Return the matrices [C, P, Q] that map the P inputs of each channel to its Q outputs."""
     sizes = math.prod(planes.inputs), math.prod(planes.outputs)
     return (w.flatten(1) @ planes.leads(w.dtype)).view(w.shape[0], *sizes)

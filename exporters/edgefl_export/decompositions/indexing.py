@@ -22,7 +22,10 @@ PRODUCT_ROWS = 128
 
 
 def index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
-    """Return x[indices], where None selects a whole axis; rows are picked from a table (:func:`_table`)."""
+    """Return x[indices], where None selects a whole axis; rows are picked from a table (:func:`_table`).
+
+    With a boolean mask the op stays (NotImplemented).
+    """
     if any(index is not None and index.dtype == torch.bool for index in indices):
         return DECLINED
     axes = [axis for axis, index in enumerate(indices) if index is not None]
@@ -40,7 +43,8 @@ def index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
 def index_put(x: Tensor, indices: list[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
     """Return x with ``values`` written at x[indices], or added if ``accumulate``; None selects a whole axis.
 
-    For a boolean mask and a single value, the result is a selection.
+    For a boolean mask and a single value, the result is a selection. With other masks, and for writes at int64
+    positions, the op stays (NotImplemented).
     """
     tensors = [index for index in indices if index is not None]
     if len(tensors) == 1 and tensors[0].dtype == torch.bool and values.numel() == 1 and not accumulate:
@@ -79,7 +83,11 @@ def _table(x: Tensor, axes: list[int]) -> tuple[Tensor, list[int], list[int]]:
 
 
 def _row(indices: list[Tensor], sizes: list[int]) -> Tensor:
-    """Return the row of the table for each entry of the broadcast indices, int64; negative positions count from the end."""
+    """Return the row of the table for each entry of the broadcast indices, int64; negative positions count from the
+    end.
+
+    ``sizes`` are the sizes of the indexed axes.
+    """
     row = None
     for place, size in zip(indices, sizes, strict=True):
         wide = place.long()
@@ -124,7 +132,11 @@ def first_entries(x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def scatter(op: OpOverload) -> Callable[..., Tensor]:
-    """Return the rule for an op that writes or adds ``source``; entries beyond ``index`` are dropped, as ONNX requires."""
+    """Return the rule for ``op``, which writes or adds a source at positions: it drops source entries beyond those of
+    ``index``.
+
+    ONNX requires equal shapes. If they are equal already, the op stays (NotImplemented).
+    """
 
     def rule(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
         if index.shape == source.shape:
@@ -175,7 +187,10 @@ def embedding_backward(
 
 
 def slice_backward(grad: Tensor, sizes: list[int], dim: int, start: int, end: int, step: int) -> Tensor:
-    """Compute dL/dx: dL/dy at the positions that were read, zeros elsewhere."""
+    """Compute dL/dx of y = x[start:end:step] along ``dim``: dL/dy at the positions that were read, zeros elsewhere.
+
+    ``sizes`` is the shape of x.
+    """
     dim %= len(sizes)
     start, stop, step = slice(start, end, step).indices(sizes[dim])
     if step > 1:
@@ -186,7 +201,7 @@ def slice_backward(grad: Tensor, sizes: list[int], dim: int, start: int, end: in
 
 
 def select_backward(grad: Tensor, sizes: list[int], dim: int, index: int) -> Tensor:
-    """Compute dL/dx: dL/dy at ``index`` along ``dim``, zeros elsewhere."""
+    """Compute dL/dx of y = x[index] along ``dim``: dL/dy at ``index``, zeros elsewhere. ``sizes`` is the shape of x."""
     dim %= len(sizes)
     index %= sizes[dim]
     return slice_backward(grad.unsqueeze(dim), sizes, dim, index, index + 1, 1)
@@ -218,7 +233,10 @@ def select_scatter(x: Tensor, source: Tensor, dim: int, index: int) -> Tensor:
 
 
 def unfold_backward(grad: Tensor, sizes: list[int], dim: int, size: int, step: int) -> Tensor:
-    """Compute dL/dx[q] = sum of dL/dy[.., w, .., k] over windows w and offsets k with w * step + k = q along ``dim``."""
+    """Compute dL/dx[q] = sum of dL/dy[.., w, .., k] over windows w and offsets k with w * step + k = q along ``dim``.
+
+    ``sizes`` is the shape of x, ``size`` the length of a window.
+    """
     dim %= len(sizes)
     windows = grad.movedim(-1, dim + 1).flatten(dim, dim + 1)  # [.., window and offset, ..]
     places = torch.arange(grad.shape[dim]).unsqueeze(1) * step + torch.arange(size)
@@ -226,7 +244,7 @@ def unfold_backward(grad: Tensor, sizes: list[int], dim: int, size: int, step: i
 
 
 def _pads(rank: int, dim: int, before: int, behind: int) -> list[int]:
-    """Return the argument of a padding of one axis: pairs from the last axis on."""
+    """Return the argument of constant_pad_nd that pads axis ``dim`` of ``rank`` axes: pairs from the last axis on."""
     return [0, 0] * (rank - 1 - dim) + [before, behind]
 
 

@@ -38,7 +38,10 @@ def fill(destination: Tensor, value: float) -> Tensor:
 
 
 def split_with_sizes(x: Tensor, sizes: list[int], dim: int = 0) -> list[Tensor]:
-    """Return consecutive parts as slices; torch.onnx makes a sequence of them, which few runtimes handle well."""
+    """Return consecutive parts with these ``sizes`` along ``dim``, as slices.
+
+    torch.onnx makes a sequence of them, which few runtimes handle well.
+    """
     starts = [sum(sizes[:index]) for index in range(len(sizes))]
     return [
         _aten.slice.Tensor(x, dim, start, start + size) for start, size in zip(starts, sizes, strict=True)
@@ -55,10 +58,10 @@ def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
 
 
 def view(x: Tensor, size: list[int]) -> Tensor:
-    """Return ``x.view(size)``, or a view of a contiguous copy if ``x`` is not contiguous.
+    """Return a view of a contiguous copy of ``x``; if ``x`` is contiguous, the op stays (NotImplemented).
 
-    The result of a rule may have other strides than that of the op (a channels-last convolution becomes matrix products), so
-    that a recorded view no longer fits. ONNX knows no strides, so the copy costs nothing there.
+    The result of a rule may have other strides than that of the op (a channels-last convolution becomes matrix
+    products), so that a recorded view no longer fits. ONNX knows no strides, so the copy costs nothing there.
     """
     return DECLINED if x.is_contiguous() else x.contiguous().view(size)
 
@@ -112,7 +115,7 @@ def _fold_mirror(grad: Tensor, axis: int, size: int, left: int, right: int) -> T
     return total
 
 
-def _kept(x: Tensor, padding: list[int]) -> Tensor:
+def _keep_op(x: Tensor, padding: list[int]) -> Tensor:
     """Return NotImplemented: ONNX has a form of the op that is better than PyTorch's decomposition."""
     return DECLINED
 
@@ -124,13 +127,16 @@ Cut = tuple[int, tuple[int, int, int]]
 
 
 def diagonal_backward(grad: Tensor, sizes: list[int], offset: int, dim1: int, dim2: int) -> Tensor:
-    """Compute dL/dx[.., a, b, ..] = dL/dy[.., l] where (a, b) is the l-th position of the diagonal, else 0."""
+    """Compute dL/dx[.., a, b, ..] = dL/dy[.., l] where (a, b) is the l-th position of the diagonal, else 0.
+
+    ``sizes`` is the shape of x, ``dim1`` and ``dim2`` the axes of a and b; the diagonal has b = a + ``offset``.
+    """
     mask, spread = _on_diagonal(grad, list(sizes), offset, dim1, dim2)
     return torch.where(mask, spread, torch.zeros((), dtype=grad.dtype))
 
 
 def diagonal_scatter(x: Tensor, source: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
-    """Return x with a diagonal of its axes ``dim1`` and ``dim2`` replaced by ``source``."""
+    """Return x with the diagonal b = a + ``offset`` of its axes ``dim1`` (a) and ``dim2`` (b) replaced by ``source``."""
     mask, spread = _on_diagonal(source, list(x.shape), offset, dim1, dim2)
     return torch.where(mask, spread, x)
 
@@ -155,7 +161,10 @@ def _on_diagonal(
 
 
 def as_strided(x: Tensor, size: list[int], stride: list[int], offset: int | None = None) -> Tensor:
-    """Return the entries of contiguous x at flat positions offset + sum_i k_i stride_i, by slices if possible."""
+    """Return the entries of contiguous x at flat positions offset + sum_i k_i stride_i, by slices if possible.
+
+    If x is not contiguous, or a position is beyond x, the op stays (NotImplemented).
+    """
     start = _start(x, size, stride, offset)
     if start is None:
         return DECLINED
@@ -170,7 +179,9 @@ def as_strided(x: Tensor, size: list[int], stride: list[int], offset: int | None
 def as_strided_scatter(
     x: Tensor, source: Tensor, size: list[int], stride: list[int], offset: int | None = None
 ) -> Tensor:
-    """Return contiguous x with the entries that :func:`as_strided` reads replaced by ``source``."""
+    """Return contiguous x with the entries that :func:`as_strided` reads replaced by ``source``; the op stays
+    (NotImplemented) in the same cases.
+    """
     start = _start(x, size, stride, offset)
     if start is None:
         return DECLINED
@@ -181,10 +192,10 @@ def as_strided_scatter(
 
 
 def _start(x: Tensor, size: list[int], stride: list[int], offset: int | None) -> int | None:
-    """Return the flat position at which a view of x begins.
+    """Return the flat position in x at which a view with these sizes, strides and offset begins.
 
-    Return None if the view reads memory in another order than x has, or beyond x. Its base is not considered, because a rule
-    may lay a tensor out in another way than its op.
+    Return None if the view reads memory in another order than x has, or beyond x. Its base is not considered, because a
+    rule may lay a tensor out in another way than its op.
     """
     start = 0 if offset is None else offset - int(x.storage_offset())
     reach = sum((length - 1) * step for length, step in zip(size, stride, strict=True))
@@ -234,8 +245,8 @@ RULES: Rules = {
     _aten.squeeze.dims: squeeze_dims,
     _aten.t.default: transpose_matrix,
     _aten.view.default: view,
-    **dict.fromkeys(aten_ops("reflection_pad1d reflection_pad2d reflection_pad3d"), _kept),
-    **dict.fromkeys(aten_ops("replication_pad1d replication_pad2d replication_pad3d"), _kept),
+    **dict.fromkeys(aten_ops("reflection_pad1d reflection_pad2d reflection_pad3d"), _keep_op),
+    **dict.fromkeys(aten_ops("replication_pad1d replication_pad2d replication_pad3d"), _keep_op),
     **dict.fromkeys(
         aten_ops("reflection_pad1d_backward reflection_pad2d_backward reflection_pad3d_backward"),
         reflection_pad_backward,

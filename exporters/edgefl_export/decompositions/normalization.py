@@ -22,8 +22,11 @@ def native_batch_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute y = (x - m) / sqrt(v + eps) * weight + bias, with m and v of the batch (training) or the running ones.
 
-    Training also updates the running statistics in place: r <- (1 - momentum) r + momentum s, where s is the batch mean or
-    the unbiased batch variance. The op's schema hides this write.
+    ``args`` are running mean, running variance, training, momentum and eps. Return (y, m, 1 / sqrt(v + eps)), the last
+    two empty unless training.
+
+    Training also updates the running statistics in place: r <- (1 - momentum) r + momentum s, where s is the batch mean
+    or the unbiased batch variance. The op's schema hides this write.
     """
     running_mean, running_var, training, momentum, eps = args
     if not training:
@@ -64,9 +67,10 @@ def backward_of(
 def batch_norm_gradient(
     grad: Tensor, x: Tensor, weight: Tensor | None, *args: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute h like x, and gain, dL/dweight and dL/dbias [C], where dL/dx = gain h.
+    """Compute (h like x, gain [C], dL/dweight [C], dL/dbias [C]), where dL/dx = gain h.
 
-    With s = 1 / sqrt(v + eps), n values per channel and sums over all axes but channels:
+    ``args`` are running mean, running variance, m and s of the forward pass, training and eps. With s = 1 / sqrt(v +
+    eps), n values per channel and sums over all axes but channels:
 
     * gain = weight s;  dL/dbias = sum g;  dL/dweight = s sum g (x - m)
     * frozen: h = g

@@ -73,9 +73,11 @@ class PoolingWindows:
 
 
 def max_pool2d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    """Compute max pooling whose last dilated window in ceil mode reaches further than ONNX's padding can; others stay.
+    """Return (maxima, flat positions) if the last dilated window in ceil mode reaches further than ONNX's padding can;
+    else the op stays (NotImplemented).
 
-    Rows and columns of -inf are added at the end of the input, and the positions are corrected.
+    Rows and columns of -inf are added at the end of the input, and the positions are corrected. ``args`` as in
+    :meth:`PoolingWindows.of`.
     """
     where = PoolingWindows.of(2, *args)
     ends = where.ends(x)
@@ -89,7 +91,11 @@ def pool_padded(
 ) -> tuple[Tensor, Tensor]:
     """Pad the last axes of x with -inf at their ends, apply ``pool``, and return (maxima, positions as in x).
 
-    ``ends`` are the entries that windows need beyond the padding.
+    Args:
+        x: input.
+        where: windows.
+        ends: entries that windows need beyond the end of each axis.
+        pool: max pooling op that returns maxima and positions.
     """
     axes = len(ends)
     behind = [max(end - begin, 0) for end, begin in zip(ends, where.padding, strict=True)]
@@ -100,7 +106,8 @@ def pool_padded(
 
 
 def in_larger(place: Tensor, own: Sequence[int], other: Sequence[int]) -> Tensor:
-    """Return flat positions in a block of sizes ``own`` as those of the same entries in a block of sizes ``other``.
+    """Return the flat positions ``place`` in a block of sizes ``own`` as those of the same entries in a block of sizes
+    ``other``.
 
     Both blocks begin at the same entry.
     """
@@ -113,7 +120,10 @@ def in_larger(place: Tensor, own: Sequence[int], other: Sequence[int]) -> Tensor
 
 
 def max_pool2d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
-    """Compute dL/dx[n, c, q] = sum of dL/dy[n, c, p] over windows p whose maximum is at q (``indices``, flat in H * W)."""
+    """Compute dL/dx[n, c, q] = sum of dL/dy[n, c, p] over windows p whose maximum is at q.
+
+    ``args`` as in :meth:`PoolingWindows.of`, then the positions of the maxima, flat in H * W.
+    """
     *how, indices = args
     where = PoolingWindows.of(2, *how)
     plain = not any(where.padding) and {*where.dilation} == {1} and not where.ceil_mode
@@ -155,11 +165,17 @@ def to_positions(grad: Tensor, x: Tensor, indices: Tensor, axes: int = 2) -> Ten
 def adaptive_max_pool(
     x: Tensor, output_size: list[int], pool: Callable[..., tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor]:
-    """Compute maxima over rows floor(i n / m) .. ceil((i + 1) n / m) along each of the last axes, and their flat positions.
+    """Return (maxima over inputs floor(i n / m) .. ceil((i + 1) n / m) along each of the last axes, their flat
+    positions).
 
-    If the sizes divide, this is plain max pooling by ``pool``. Otherwise windows differ in length by an entry. The shorter
-    ones repeat their last entry, which is never the first maximum, so the position within a window determines that in the
-    input.
+    If the sizes divide, this is plain max pooling by ``pool``. Otherwise windows differ in length by an entry. The
+    shorter ones repeat their last entry, which is never the first maximum, so the position within a window determines
+    that in the input.
+
+    Args:
+        x: input.
+        output_size: number m of outputs of each of the last axes.
+        pool: max pooling op that returns maxima and positions.
     """
     axes = len(output_size)
     sizes, lead = list(x.shape[-axes:]), x.shape[:-axes]
@@ -182,19 +198,29 @@ def adaptive_max_pool(
 
 
 def avg_pool2d(x: Tensor, *args: Any) -> Tensor:
-    """Compute :func:`avg_pool` if ONNX cannot express the op: for a user-defined divisor or ceil mode; else the op stays."""
+    """Compute :func:`avg_pool` if ONNX cannot express the op: for a user-defined divisor or ceil mode; else the op
+    stays (NotImplemented).
+
+    ``args`` as in :meth:`PoolingWindows.of_average`.
+    """
     where = PoolingWindows.of_average(2, *args)
     return avg_pool(2, x, *args) if where.divisor or where.ceil_mode else DECLINED
 
 
 def avg_pool(axes: int, x: Tensor, *args: Any) -> Tensor:
-    """Compute y = x times the 0/1 window matrix [windows, size] of each of the last ``axes`` axes, / count."""
+    """Compute y = x times the 0/1 window matrix [windows, size] of each of the last ``axes`` axes, / count.
+
+    ``args`` as in :meth:`PoolingWindows.of_average`.
+    """
     matrices, scale = _average(x, PoolingWindows.of_average(axes, *args))
     return along_all(x, [matrix.t() for matrix in matrices]) * scale
 
 
 def avg_pool_backward(axes: int, grad: Tensor, x: Tensor, *args: Any) -> Tensor:
-    """Compute dL/dx = dL/dy / count times the window matrices: each output spreads its gradient evenly over its window."""
+    """Compute dL/dx = dL/dy / count times the window matrices: each output spreads its gradient evenly over its window.
+
+    ``args`` as in :meth:`PoolingWindows.of_average`.
+    """
     matrices, scale = _average(x, PoolingWindows.of_average(axes, *args))
     return along_all(grad * scale, matrices)
 
@@ -209,7 +235,7 @@ def adaptive_avg_pool(x: Tensor, output_size: list[int]) -> Tensor:
 
 
 def adaptive_avg_pool_backward(axes: int, grad: Tensor, x: Tensor) -> Tensor:
-    """Compute dL/dx = dL/dy times the averaging matrices of the forward pass."""
+    """Compute dL/dx = dL/dy times the averaging matrices of the forward pass, over the last ``axes`` axes."""
     if {*grad.shape[-axes:]} == {1}:
         return (grad * (1.0 / x.shape[-axes:].numel())).expand(x.shape)
     sizes = zip(x.shape[-axes:], grad.shape[-axes:], strict=True)
@@ -239,7 +265,9 @@ def _average(x: Tensor, where: PoolingWindows) -> tuple[list[Tensor], Tensor | f
 
 
 def count_windows(size: int, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> int:
-    """Return the number of windows. In ceil mode a last window may reach beyond the input, but must begin inside."""
+    """Return the number of windows along an axis. In ceil mode a last window may reach beyond the input, but must begin
+    inside.
+    """
     room = size + 2 * padding - dilation * (kernel - 1) - 1
     if not ceil_mode:
         return room // stride + 1
@@ -283,9 +311,11 @@ def adaptive_matrix(size: int, count: int, like: Tensor) -> Tensor:
 
 
 def max_pool3d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    """Compute max pooling in ceil mode, in which runtimes count windows differently; without ceil mode the op stays.
+    """Return (maxima, flat positions) in ceil mode, in which runtimes count windows differently; without ceil mode the
+    op stays.
 
-    Entries of -inf are added at the end of the input, and the positions are corrected.
+    Entries of -inf are added at the end of the input, and the positions are corrected. ``args`` as in
+    :meth:`PoolingWindows.of`.
     """
     where = PoolingWindows.of(3, *args)
     return (
@@ -294,7 +324,9 @@ def max_pool3d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
 
 
 def max_pool3d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
-    """Compute dL/dx[q] = sum of dL/dy[p] over windows p whose maximum is at q (``indices``, flat in D * H * W)."""
+    """Compute dL/dx[q] = sum of dL/dy[p] over windows p whose maximum is at q. The last of ``args`` are the positions,
+    flat in D * H * W.
+    """
     return to_positions(grad, x, args[-1], 3)
 
 

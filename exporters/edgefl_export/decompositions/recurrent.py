@@ -24,8 +24,14 @@ Step = Callable[[Sequence[Value], Sequence[Value]], tuple[Sequence[Value], Seque
 def scan(step: Step, state: Sequence[Value], sequences: Sequence[Value], *, reverse: bool) -> list[Value]:
     """Write an ONNX Scan that runs ``step`` over the first axis of ``sequences``, from its end if ``reverse``.
 
-    ``step(state, slices) -> (state, rows)`` is called once, to record its operators; it may use other values of the graph. A
-    value may be returned once only: a value that is both state and row needs two nodes.
+    ``step(state, slices) -> (state, rows)`` is called once, to record its operators; it may use other values of the
+    graph. A value may be returned once only: a value that is both state and row needs two nodes.
+
+    Args:
+        step: function of the state and of one slice of each sequence; returns the next state and the rows to collect.
+        state: initial state.
+        sequences: values whose first axis is the number of the step.
+        reverse: run from the last position to the first.
 
     Returns:
         The last state, followed by the rows of all steps, in order of position.

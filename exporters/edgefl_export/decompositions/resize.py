@@ -30,7 +30,10 @@ CUBIC = -0.75
 
 
 def nearest(x: Tensor, output_size: Sequence[int], *scales: float | None) -> Tensor:
-    """Compute y[i] = x[floor(i * step)] along each axis: repeated blocks for an integer factor, else picked entries."""
+    """Compute y[i] = x[floor(i * step)] along each axis: repeated blocks for an integer factor, else picked entries.
+
+    ``scales`` are the factors that the user gave, one per axis; None if only the size was given.
+    """
     size = tuple(x.shape[2:])
     if _whole(size, output_size, scales):
         parts = [part for n in size for part in (n, 1)]
@@ -57,7 +60,10 @@ def nearest_backward(
 
 
 class Interpolation(ABC):
-    """Base class of resizing y = A_H x A_W^T; a row of A weighs the inputs of an output. ``copied``: see :func:`_steps`."""
+    """Base class of resizing y = A_H x A_W^T. Row i of a matrix A has the weights of the inputs of output i.
+
+    ``copied``: forward passes copy an axis that keeps its size, whatever its scale.
+    """
 
     copied: bool
 
@@ -68,7 +74,9 @@ class Interpolation(ABC):
     def forward(
         self, x: Tensor, output_size: Sequence[int], align_corners: bool, *scales: float | None
     ) -> Tensor:
-        """Compute :meth:`product` if the steps do not follow from the sizes; otherwise the op stays."""
+        """Compute :meth:`product` if the user gave scales from which other steps follow than from the sizes; otherwise
+        the op stays (NotImplemented).
+        """
         steps = _steps(x.shape[2:], output_size, scales, align_corners, self.copied)
         axes = zip(x.shape[2:], output_size, steps, strict=True)
         if align_corners or all(math.isclose(step, n / m) for n, m, step in axes):
@@ -78,7 +86,7 @@ class Interpolation(ABC):
     def product(
         self, x: Tensor, output_size: Sequence[int], align_corners: bool, *scales: float | None
     ) -> Tensor:
-        """Compute the products with the matrices, for formats that have no resizing."""
+        """Compute y = A_H x A_W^T by products with the matrices, for formats that have no resizing."""
         steps = _steps(x.shape[2:], output_size, scales, align_corners, self.copied)
         return _product(x, output_size, steps, partial(self.row, align_corners=align_corners))
 
@@ -90,7 +98,7 @@ class Interpolation(ABC):
         align_corners: bool,
         *scales: float | None,
     ) -> Tensor:
-        """Compute dL/dx = A_H^T dL/dy A_W."""
+        """Compute dL/dx = A_H^T dL/dy A_W, the gradient of resizing y = A_H x A_W^T."""
         size = list(input_size[2:])
         copied = self.copied or size == list(output_size)
         steps = _steps(size, output_size, scales, align_corners, copied)
@@ -120,7 +128,7 @@ class CubicInterpolation(Interpolation):
 
 
 def _product(x: Tensor, output_size: Sequence[int], steps: Sequence[float], row: RowOf) -> Tensor:
-    """Compute A_H x A_W^T, contiguous."""
+    """Compute y = A_H x A_W^T, contiguous; ``row(i, step)`` returns row i of a matrix A as (input, weight) pairs."""
     axes = zip(x.shape[2:], output_size, steps, strict=True)
     for axis, (n, m, step) in enumerate(axes, start=2):
         x = along(x, axis, _matrix(n, m, step, row, x.dtype).t())
@@ -128,20 +136,26 @@ def _product(x: Tensor, output_size: Sequence[int], steps: Sequence[float], row:
 
 
 def _adjoint(grad: Tensor, size: Sequence[int], steps: Sequence[float], row: RowOf) -> Tensor:
-    """Compute A_H^T dL/dy A_W, contiguous."""
+    """Compute dL/dx = A_H^T dL/dy A_W, contiguous; ``row(i, step)`` returns row i of a matrix A as (input, weight)
+    pairs.
+
+    ``size`` are the sizes of the resized axes of x.
+    """
     for axis, (n, m, step) in enumerate(zip(size, grad.shape[2:], steps, strict=True), start=2):
         grad = along(grad, axis, _matrix(n, m, step, row, grad.dtype))
     return grad.contiguous()
 
 
 def _matrix(n: int, m: int, step: float, row: RowOf, dtype: torch.dtype) -> Tensor:
-    """Return the matrix [m, n] of the rows; an input beyond the border counts as the border."""
+    """Return the matrix A [m, n] with row(i, step) as row i; an input beyond the border counts as the border."""
     rows = [[(min(max(j, 0), n - 1), weight) for j, weight in row(i, step)] for i in range(m)]
     return taps(rows, n, dtype)
 
 
 def _whole(size: Sequence[int], output_size: Sequence[int], scales: Sequence[float | None]) -> bool:
-    """Return True if each input is copied to a block of outputs of its own, because the factor is an integer."""
+    """Return True if each input is copied to a block of outputs of its own, because the factor of every axis is an
+    integer.
+    """
     axes = zip(size, output_size, _fill_scales(scales, size), strict=True)
     return all(m % n == 0 and (not scale or scale == m / n) for n, m, scale in axes)
 

@@ -40,7 +40,10 @@ Matrix = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class WinogradPlan:
-    """Sizes of x [N, C, *inputs] and y [N, O, *outputs], and number of zeros before x on each axis."""
+    """Plan of a 3 x 3 convolution by tiles of 2 x 2 results, which takes fewer multiplications (Winograd).
+
+    It has the sizes of x [N, C, *inputs] and y [N, O, *outputs], and the number of zeros before x on each axis.
+    """
 
     batch: int
     channels: int
@@ -75,7 +78,9 @@ class WinogradPlan:
 def plan(
     x: Sequence[int], w: Sequence[int], padding: Sequence[int], dtype: torch.dtype
 ) -> WinogradPlan | None:
-    """Return the plan for shapes x [N, C, H, W] and w [O, C, 3, 3] with stride 1, or None if another form is better."""
+    """Return the Winograd plan for shapes x [N, C, H, W] and w [O, C, 3, 3] with stride 1, or None if another form is
+    better.
+    """
     if tuple(w[2:]) != _KERNEL or dtype != torch.float32 or max(padding) >= min(_KERNEL):
         return None
     (height, width), (top, left) = x[2:], padding
@@ -85,7 +90,7 @@ def plan(
 
 
 def forward(x: Tensor, w: Tensor, sizes: WinogradPlan) -> Tensor:
-    """Compute y [N, O, P, Q] for x [N, C, H, W] and w [O, C, 3, 3]."""
+    """Compute the convolution y [N, O, P, Q] of x [N, C, H, W] and w [O, C, 3, 3]."""
     tiles, kernels = _tiles(AFTER(x, w), sizes), _kernels(AFTER(w, x))
     return _results(torch.bmm(tiles, kernels.transpose(1, 2)), sizes)
 
@@ -97,7 +102,7 @@ def input_gradient(grad: Tensor, w: Tensor, sizes: WinogradPlan) -> Tensor:
 
 
 def weight_gradient(grad: Tensor, x: Tensor, sizes: WinogradPlan) -> Tensor:
-    """Compute dL/dw [O, C, 3, 3] for dL/dy [N, O, P, Q] and x [N, C, H, W]."""
+    """Compute dL/dw [O, C, 3, 3] for dL/dy [N, O, P, Q] and x [N, C, H, W]; ``sizes`` is the plan of the forward pass."""
     points = torch.bmm(_gradients(grad, sizes).transpose(1, 2), _tiles(AFTER(x, grad), sizes))
     kernel = _transform(_transpose(_pairs(_G, _G)), points)
     return kernel.permute(1, 2, 0).reshape(sizes.out, sizes.channels, *_KERNEL)
@@ -149,7 +154,7 @@ def _cut(rows: Tensor, sizes: WinogradPlan, points: int) -> Tensor:
 
 
 def _sums(*axes: Sequence[int]) -> Tensor:
-    """Return sums of one number of each axis, the first axis slowest; a runtime computes them at load."""
+    """Return all sums of one number of each of ``axes``, flat, the first axis slowest; a runtime computes them at load."""
     sums = torch.tensor([0])
     for numbers in axes:
         sums = (sums.unsqueeze(1) + torch.tensor([*numbers])).reshape(-1)
@@ -163,7 +168,9 @@ def _transform(matrix: Matrix, points: Tensor) -> Tensor:
 
 
 def _pad(images: Tensor, before: Sequence[int], space: Sequence[int]) -> Tensor:
-    """Return [N, C, H, W] as [N, *space, C], with zeros around."""
+    """Return images [N, C, H, W] as [N, *space, C], with ``before`` zeros in front of each spatial axis, and zeros
+    behind to fill ``space``.
+    """
     pads = [0, 0]
     for first, size, whole in reversed([*zip(before, images.shape[2:], space, strict=True)]):
         pads += [first, whole - size - first]

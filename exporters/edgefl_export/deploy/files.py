@@ -432,7 +432,7 @@ class TorchFile:
 
 
 class TorchModel:
-    """Bytes of a .safetensors file, loaded by executing the source of their loader."""
+    """Model of a .safetensors file, created by executing the Python source of its loader on the file's bytes."""
 
     def __init__(self, model: bytes, loader: str, inputs: tuple[str, ...]) -> None:
         space: dict[str, Any] = {"__file__": "model.py", "__name__": "loader"}

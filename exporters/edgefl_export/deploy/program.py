@@ -70,7 +70,7 @@ class PixelLayer(nn.Module):
         self.dynamic: tuple[int, ...] = (0, 1) if resize else ()
 
     def forward(self, raw: Tensor) -> Tensor:
-        """Return the first input."""
+        """Return floats (n, C, height, width), the first input of the model, for pixels (n, H, W, C), uint8."""
         pixels = raw.permute(0, 3, 1, 2).float()
         if self.resize:
             size = (self.height, self.width)
@@ -132,7 +132,7 @@ class ColumnLayer(nn.Module):
         self.example = torch.zeros(data.shape)
 
     def forward(self, raw: Tensor) -> Tensor:
-        """Return the first input."""
+        """Return raw columns, normalized: the first input of the model."""
         return (raw - self.mean) / self.deviation
 
     def raw(self, x: Tensor) -> Tensor:

@@ -53,7 +53,9 @@ def plan_arena(spans: Mapping[Key, Lifetime]) -> tuple[dict[Key, int], int]:
 
 
 def _best_gap(taken: Array, size: int) -> int:
-    """Return the begin of the smallest gap between intervals (n, 2) that has ``size`` bytes, or the end of the last one."""
+    """Return the begin of the smallest gap between the intervals ``taken`` (n, 2) that has ``size`` bytes, or the end
+    of the last one.
+    """
     taken = taken[taken[:, 0].argsort(kind="stable")]
     ends = np.concatenate([[0], np.maximum.accumulate(taken[:, 1])])
     gaps = taken[:, 0] - ends[:-1]

@@ -38,7 +38,7 @@ _PERHAPS_NOTHING = aten_ops("expand _to_copy slice.Tensor constant_pad_nd")
 
 
 def base_of(node: fx.Node) -> fx.Node:
-    """Return the node that a view, or a chain of views, shows; any other node itself."""
+    """Return the node whose memory a view, or a chain of views, refers to; any other node itself."""
     while node.op == "call_function" and node.target in VIEWS:
         node = node_argument(node, 0)
     return node
@@ -106,7 +106,9 @@ def _is_nothing(node: fx.Node) -> bool:
 
 
 def _name_axes(graph: fx.Graph) -> None:
-    """Replace sums without an axis argument by sums over listed axes, because ExecuTorch has a kernel only for these."""
+    """Replace sums without an axis argument by sums over listed axes, in place, because ExecuTorch has a kernel only
+    for these.
+    """
     for node in graph.find_nodes(op="call_function", target=_aten.sum.default):
         with graph.inserting_before(node):
             new = call(graph, _aten.sum.dim_IntList, node.args[0], [], False, **node.kwargs)
@@ -115,7 +117,9 @@ def _name_axes(graph: fx.Graph) -> None:
 
 
 def _merge_views(graph: fx.Graph) -> None:
-    """Make each view read the node that is no view. A view that is an output becomes a copy: outputs own their memory."""
+    """Make each view read the node behind its chain of views, in place. A view that is an output becomes a copy:
+    outputs own their memory.
+    """
     outputs = set(results(graph))
     for node in graph.nodes:
         if node.op == "call_function" and node.target in VIEWS:
@@ -128,7 +132,7 @@ def _merge_views(graph: fx.Graph) -> None:
 
 
 def _fold(module: fx.GraphModule) -> None:
-    """Replace small values that depend on constants alone by constants."""
+    """Replace small values that depend on constants alone by constants, in place."""
     values: dict[fx.Node, Tensor] = {}
     outputs = set(results(module.graph))
     for node in list(module.graph.nodes):
@@ -294,7 +298,9 @@ def _pointwise(graph: fx.Graph, node: fx.Node) -> fx.Node | None:
 
 
 def _broadcast(node: fx.Node) -> None:
-    """Make an element-wise ``node`` read the operands of expansions, because the op itself broadcasts."""
+    """Make an element-wise ``node`` read the operands of expansions instead of their results, because the op itself
+    broadcasts.
+    """
     for arg in node.all_input_nodes:
         if arg.target is not _aten.expand.default:
             continue

@@ -144,7 +144,14 @@ class ExecuTorchTarget(Target):
     def verify_untrusted(
         self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
     ) -> Verification:
-        """Verify a program in a child process, which is started once and lives as long as this target.
+        """Compare a program with ``function`` in torch, on random inputs, in a child process that lives as long as this
+        target.
+
+        Args:
+            function: function that the program should compute.
+            model: bytes of the program, which may be damaged.
+            seed: seed of the inputs.
+            in_place: ignored.
 
         Raises:
             ExportError: if an output differs from torch, or if the program fails, hangs or crashes the process.

@@ -58,7 +58,7 @@ _Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class SegmentCuts:
-    """Way to cut a step into segments.
+    """Way to cut a step into segments: graphs that run one after another and pass values through files (pages).
 
     Attributes:
         places: positions after whose nodes the step is cut.
@@ -84,7 +84,10 @@ def cuts(line: Timeline) -> Iterator[SegmentCuts]:
 
 
 class _PageValues:
-    """Values that may become pages, as arrays: position, size in bytes and positions of the readers of each."""
+    """Values that may become pages (values that a segment leaves on disk for later ones), as arrays.
+
+    It has the position, the size in bytes and the positions of the readers of each value.
+    """
 
     def __init__(self, line: Timeline) -> None:
         fixed = constants(line)
@@ -128,7 +131,7 @@ def _reads(line: Timeline, fixed: frozenset[fx.Node]) -> dict[fx.Node, list[int]
 
 
 class _CutTable:
-    """Memory, ``held``, and bytes of pages of the segment between every two places for a cut."""
+    """Table of the segments between every two places for a cut: their memory (``held``) and bytes of pages."""
 
     def __init__(self, line: Timeline) -> None:
         self._values = _PageValues(line)
@@ -195,7 +198,7 @@ MARGIN = 1.1
 
 
 class MemoryMeasure(ABC):
-    """Interface to measure the memory that a device needs for a form of a step in one format.
+    """Interface to measure the memory that a device needs for a form of a step: one graph, or its segments in order.
 
     Attributes:
         pages: the engine can run segments.
@@ -207,7 +210,9 @@ class MemoryMeasure(ABC):
 
     @abstractmethod
     def safe(self, form: Form) -> int:
-        """Return a number of bytes above the idle process that is certainly enough."""
+        """Return a number of bytes above the idle process that is certainly enough for ``form``: one graph, or its
+        segments in order.
+        """
 
     def likely(self, form: Form) -> int:
         """Return the estimated number of bytes above the idle process; by default that of :meth:`safe`."""
@@ -223,7 +228,7 @@ class MemoryMeasure(ABC):
 
 
 def fit_budget(lowered: LoweredGraph, budget: int, measure: MemoryMeasure) -> Form:
-    """Return the cheapest form of a step that fits a memory budget.
+    """Return the cheapest form of a step (one graph, or its segments in order) that fits a memory budget.
 
     Forms with recomputation alone are tried first, by the safe measure and then by the likely one. Forms with segments
     come last, because pages wear the disk and older devices cannot run segments.
@@ -266,10 +271,11 @@ def fit_budget(lowered: LoweredGraph, budget: int, measure: MemoryMeasure) -> Fo
 
 
 def within_onnx(lowered: LoweredGraph, budget: Budget) -> tuple[Form, int]:
-    """Return (cheapest form for onnxruntime, budget in bytes).
+    """Return (cheapest form for onnxruntime that fits the budget, budget in bytes). A form is one graph, or its
+    segments.
 
-    A relative budget is compared with the bound alone. A budget in bytes is compared with the bound and, if no form fits
-    by that, with the prediction times :data:`MARGIN`.
+    A relative budget is compared with the bound alone. A budget in bytes is compared with the bound and, if no form
+    fits by that, with the prediction times :data:`MARGIN`.
 
     Raises:
         ExportError: if no form fits (:func:`fit_budget`).
@@ -279,7 +285,7 @@ def within_onnx(lowered: LoweredGraph, budget: Budget) -> tuple[Form, int]:
 
 
 class OnnxMemory(MemoryMeasure):
-    """Measure of the memory that onnxruntime needs for a form."""
+    """Measure of the memory that onnxruntime needs for a step, as one graph or in segments."""
 
     def __init__(self, *, estimates: bool) -> None:
         self.estimates = estimates
@@ -298,7 +304,9 @@ class OnnxMemory(MemoryMeasure):
 
 
 def needed_bytes(form: Form) -> int:
-    """Return the bytes that a budget must have for ``form``: the bound or the predicted peak, whichever is higher."""
+    """Return the bytes that a budget must have for ``form`` (one graph, or its segments): the bound or the predicted
+    peak, whichever is higher.
+    """
     return max(_bound(form), predicted_peak(*form))
 
 
@@ -312,14 +320,17 @@ def _bound(form: Form) -> int:
 
 
 def _input_bytes(lowered: LoweredGraph) -> dict[str, int]:
-    """Return the bytes of the inputs of a graph by name, without pages."""
+    """Return the bytes of the inputs of a graph by name, without values that earlier segments left in files (pages)."""
     nodes = lowered.module.graph.find_nodes(op="placeholder")
     named = zip(lowered.inputs, nodes, strict=True)
     return {name: size(node) for name, node in named if role_of(name) != "page"}
 
 
 class _StepForms:
-    """Generator of the forms of a step. Recomputation plans are made once."""
+    """Generator of the forms of a step: the unchanged step, steps with recomputation, and steps cut into segments.
+
+    Recomputation plans are made once.
+    """
 
     def __init__(self, lowered: LoweredGraph, first: LoweredGraph) -> None:
         self._lowered, self.first = lowered, first

@@ -26,7 +26,7 @@ _clone = torch.ops.aten.clone.default
 
 
 def segments(lowered: LoweredGraph, cuts: Sequence[int]) -> tuple[LoweredGraph, ...]:
-    """Cut a step into segments.
+    """Cut a step into segments: graphs that run one after another and pass values across the cuts as pages.
 
     All segments read the state that the step started with, also after a segment that returns its new value.
 
@@ -35,8 +35,8 @@ def segments(lowered: LoweredGraph, cuts: Sequence[int]) -> tuple[LoweredGraph, 
         cuts: ascending positions in the order of the nodes; a segment ends after the node at each.
 
     Returns:
-        The segments in order, ``lowered`` alone without cuts. The ports of a segment are those of the step that it reads
-        or returns, in the step's order, followed by its pages.
+        The segments in order, ``lowered`` alone without cuts. The ports of a segment are those of the step that it
+        reads or returns, in the step's order, followed by its pages.
     """
     if not cuts:
         return (lowered,)
@@ -45,7 +45,8 @@ def segments(lowered: LoweredGraph, cuts: Sequence[int]) -> tuple[LoweredGraph, 
 
 
 class PageAssignment:
-    """Assignment of values to segments and pages.
+    """Assignment of the values of a step to its segments, and to pages (ports by which a segment passes a value to
+    later ones).
 
     Attributes:
         segment: number of the segment that computes a node.
@@ -84,7 +85,7 @@ class PageAssignment:
 
 
 class _SegmentWriter:
-    """Writer of the graph of segment ``number``, node by node."""
+    """Writer of the graph of one segment, the part of a step between two cuts, node by node."""
 
     def __init__(self, lowered: LoweredGraph, crossing: PageAssignment, number: int) -> None:
         self._lowered, self._crossing, self._number = lowered, crossing, number
@@ -149,7 +150,7 @@ class _SegmentWriter:
         return specs
 
     def _reads(self, node: fx.Node) -> dict[fx.Node, fx.Node]:
-        """Return the new operand for each operand of ``node``.
+        """Return the node of this segment that replaces each operand of ``node``.
 
         A node that reads pages alone could run too early, so its operands wait for the latest value of this segment.
         """

@@ -238,7 +238,7 @@ class _ArenaRun:
         return self._owner[node] is node and node not in self._elsewhere and size(node) > 0
 
     def _ends(self, order: list[fx.Node]) -> dict[fx.Node, fx.Node]:
-        """Return the last reader of each value that is no output; its memory is freed after that node."""
+        """Return the last reader of each value that is no output, by value; its memory is freed after that node."""
         ends = {self._owner[value]: node for node in order for value in node.all_input_nodes}
         return {value: node for value, node in ends.items() if value not in self._outputs}
 

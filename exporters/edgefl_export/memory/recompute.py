@@ -124,7 +124,8 @@ class RecomputePlan:
 
 @dataclass(frozen=True)
 class _CutPoint:
-    """Place for a cut, with the cheapest sequence of cuts that ends there.
+    """Position in the forward pass at which a plan keeps all crossing values, with the cheapest sequence of such cuts
+    up to it.
 
     Attributes:
         made: bytes of waiting values computed before the cut.
@@ -155,15 +156,19 @@ def peak_bytes(lowered: LoweredGraph) -> int:
 
 
 def lean(lowered: LoweredGraph) -> LoweredGraph:
-    """Return ``lowered`` with nearly free recomputation and late updates if they lower its peak memory."""
+    """Return ``lowered``, rewritten with nearly free recomputation and delayed state updates if these lower its
+    predicted peak memory.
+    """
     return lean_and_peak(lowered)[0]
 
 
 def lean_and_peak(lowered: LoweredGraph) -> tuple[LoweredGraph, int]:
-    """Return (graph, predicted peak in bytes) with nearly free recomputation and late updates if they lower the peak.
+    """Return (graph, predicted peak in bytes), with nearly free recomputation and delayed state updates if they lower
+    the peak.
 
-    Results of arithmetic and copies are computed again after the turn, unless they bypass a product. This is done only if
-    it adds at most :data:`NEXT_TO_NOTHING` of the graph's work and leaves less than :data:`WORTH` of its peak.
+    Results of arithmetic and copies are computed again after the forward pass, unless they bypass a product. This is
+    done only if it adds at most :data:`NEXT_TO_NOTHING` of the graph's work and leaves less than :data:`WORTH` of its
+    peak.
     """
     line = timeline(lowered.module)
     plan = _RecomputePlanner(lowered.module, line).cheap()
@@ -223,7 +228,9 @@ class _RecomputePlanner:
 
 
 def _turn(line: Timeline) -> int:
-    """Return the position shortly before the one at which most bytes are held for a later use."""
+    """Return the position of the turn (end of the forward pass), shortly before the one at which most bytes are held
+    for later.
+    """
     least = max(2, int(len(line.nodes) * WAITING))
     change = [0] * (len(line.nodes) + 1)
     for node in line.nodes:
@@ -238,7 +245,9 @@ def _turn(line: Timeline) -> int:
 
 
 def _waits(node: fx.Node, line: Timeline, turn: int) -> bool:
-    """Return True if ``node`` owns memory of at least :data:`SMALL_BYTES` that is read after the turn."""
+    """Return True if ``node`` owns memory of at least :data:`SMALL_BYTES` that is read after position ``turn``, the end
+    of the forward pass.
+    """
     reads = line.reads[node]
     owns = node.op == "call_function" and line.owner[node] is node
     return owns and size(node) >= SMALL_BYTES and bool(reads) and reads[-1] > turn
@@ -247,8 +256,14 @@ def _waits(node: fx.Node, line: Timeline, turn: int) -> bool:
 def _crossing(line: Timeline, turn: int, waiting: set[fx.Node], spacing: float) -> frozenset[fx.Node]:
     """Return the values to keep: those that cross the cheapest sequence of cuts.
 
-    Between two cuts lie at most ``spacing`` bytes of waiting values, or a single larger value. Among such sequences, the
-    one with the fewest bytes of kept values is chosen by a shortest path over the places for a cut.
+    Between two cuts lie at most ``spacing`` bytes of waiting values, or a single larger value. Among such sequences,
+    the one with the fewest bytes of kept values is chosen by a shortest path over the places for a cut.
+
+    Args:
+        line: nodes of the graph in order.
+        turn: position of the last node of the forward pass.
+        waiting: values of the forward pass that the backward pass reads.
+        spacing: bytes between two cuts.
     """
     cuts = [_CutPoint(0, 0, None, frozenset())]
     made = 0
@@ -267,9 +282,9 @@ def _crossing(line: Timeline, turn: int, waiting: set[fx.Node], spacing: float) 
 
 
 def _crossings(line: Timeline, turn: int) -> Iterator[tuple[int, frozenset[fx.Node]]]:
-    """Yield (position, values) for each large value up to the turn.
+    """Yield (position, values) for each large value up to position ``turn``, the end of the forward pass.
 
-    ``values`` are the large values that exist at the position and are read after it, but not later than the turn.
+    ``values`` are the large values that exist at the position and are read after it, but not later than ``turn``.
     """
     values: set[fx.Node] = set()
     for index, node in enumerate(line.nodes[: turn + 1]):
@@ -302,7 +317,8 @@ def flops(node: fx.Node) -> float:
 
 
 class _GraphRewriter:
-    """Writer of a copy of a graph in which nodes after the turn read recomputed values instead of dropped ones.
+    """Writer of a copy of a graph in which nodes after the turn (end of the forward pass) read recomputed values
+    instead of dropped ones.
 
     ``cost`` is the cost of the recomputation so far, in operations and bytes.
     """
@@ -329,9 +345,10 @@ class _GraphRewriter:
         return self.graph
 
     def _reads(self, node: fx.Node) -> dict[fx.Node, fx.Node]:
-        """Return the new operand for each operand of a node after the turn.
+        """Return the node that replaces each operand of a node after the turn, the end of the forward pass.
 
-        If the node reads no value from after the turn, it could run too early, so its operands wait for the trigger.
+        If the node reads no value from after the turn, it could run too early. So its operands are delayed until the
+        trigger (a gradient) has been computed.
         """
         read = {value: self._later(value) for value in node.all_input_nodes}
         if self.trigger is not None and not any(self.line.position[value] > self.turn for value in read):
@@ -380,7 +397,11 @@ class _GraphRewriter:
         return sorted(nodes, key=self.line.position.__getitem__)
 
     def _input(self, value: fx.Node) -> fx.Node:
-        """Return the operand of a second computation for ``value``: recomputed, or delayed until the trigger exists."""
+        """Return the node that a second computation reads for ``value``: its recomputation, or itself.
+
+        A large value is delayed until the trigger (a gradient) has been computed, so that the second computation cannot
+        run early.
+        """
         if self._is_dropped(value):
             return self.again[value]
         return self._delayed_value(value) if size(value) >= SMALL_BYTES else self.first[value]
@@ -442,7 +463,7 @@ def delay_updates(lowered: LoweredGraph, peak: int) -> tuple[LoweredGraph, int]:
         peak: its predicted peak in bytes.
 
     Returns:
-        The graph with delayed updates, or ``lowered``, and its predicted peak.
+        (graph with delayed updates, its predicted peak), or (``lowered``, ``peak``) if delaying does not help.
     """
     if not any(map(_is_large_state, lowered.outputs.items())):
         return lowered, peak

@@ -80,7 +80,9 @@ def constants(line: Timeline) -> frozenset[fx.Node]:
 
 
 def shares(node: fx.Node) -> bool:
-    """Return True if ``node`` owns no memory: a view, or a slice that only another slice reads (the export merges both)."""
+    """Return True if ``node`` shares the memory of its operand: a view, or a slice that only another slice reads (the
+    export merges both).
+    """
     if node.op != "call_function":
         return False
     merged = node.target is _SLICE and [user.target for user in node.users] == [_SLICE]
@@ -130,7 +132,7 @@ def unordered_readers(old: fx.Node, new: fx.Node, behind: Dependencies) -> list[
         behind: dependencies of their graph.
 
     Returns:
-        The nodes, or None if the op of ``new`` is not element-wise.
+        The nodes; [] if there are none; None if the op of ``new`` is not element-wise.
     """
     if new.op != "call_function" or not is_pointwise(new):
         return None

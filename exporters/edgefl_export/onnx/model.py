@@ -1,11 +1,11 @@
-"""Caches for tables that torch.onnx computes again for each export, and for each node of it.
+"""Writer of ONNX models by torch.onnx, with caches for tables that torch.onnx computes again for each export and node.
 
-onnx_ir asks of each value which protocols it meets, and Python lists a protocol's attributes for each question. torch.onnx
-reads an op's schema for each node, and its 500 op functions for each export: most of a small graph's time. A graph of
-core ops needs none of the decompositions that it collects, and no op that came with a later import. To find where types
-are mixed it runs every op once more, without values; each node has the result already. It writes Python code for graphs
-that are never run, and a description of each node that is never read. It searches every op's source for a name that is the
-same for all, and converts what needs no conversion.
+onnx_ir asks of each value which protocols it meets, and Python lists a protocol's attributes for each question.
+torch.onnx reads an op's schema for each node, and its 500 op functions for each export: most of a small graph's time. A
+graph of core ops needs none of the decompositions that it collects, and no op that came with a later import. To find
+where types are mixed it runs every op once more, without values; each node has the result already. It writes Python
+code for graphs that are never run, and a description of each node that is never read. It searches every op's source for
+a name that is the same for all, and converts what needs no conversion.
 
 All of it is private to torch.onnx, onnx_ir and Python's typing and may move: then exports are slower, nothing else.
 """
@@ -256,7 +256,9 @@ def _clean(model: ir.Model) -> None:
 
 
 def _separate_outputs(graph: ir.Graph) -> None:
-    """Give each output a value of its own, because clean-ups merge equal values and two outputs may be equal."""
+    """Give each output of ``graph`` a value of its own, in place, because clean-ups merge equal values and two outputs
+    may be equal.
+    """
     seen: set[ir.Value] = set()
     for index, value in enumerate(graph.outputs):
         if value in seen or value in graph.inputs:

@@ -57,7 +57,7 @@ def by_rows(model: bytes) -> bytes | None:
 
 
 class _RowUpdate:
-    """Element-wise nodes that compute new state of one shape, in order, and the products that only these nodes read."""
+    """Update of state of one shape: element-wise nodes in order, and the matrix products that only these nodes read."""
 
     def __init__(self, shape: Shape, nodes: list[NodeProto], products: dict[str, NodeProto]) -> None:
         self.shape, self.nodes, self.products = shape, nodes, products
@@ -324,7 +324,7 @@ _NUMBER_BYTES = 4
 
 @dataclass(frozen=True)
 class NodeChain:
-    """Nodes that one loop replaces.
+    """Chain of nodes that read and write rows independently, so that one loop over blocks of rows replaces them.
 
     Attributes:
         places: positions of all its nodes; the loop takes the position of the last one.
@@ -505,9 +505,10 @@ ROOM = 1.02
 
 
 def write_loops(model: bytes) -> bytes | None:
-    """Return the ONNX model with its large chains in loops, or None.
+    """Return the ONNX model with its large chains of row by row nodes in loops.
 
-    Return None if it has no chain, or if its values would need much more memory: in a chain an op may run later than alone.
+    Return None if it has no chain, or if its values would need much more memory: in a chain an op may run later than
+    alone.
     """
     proto = onnx.load_from_string(model)
     values = GraphValues(proto.graph)

@@ -49,10 +49,11 @@ class OnnxMaskPass(SelectToMultiply):
     """
 
     def mask(self, condition: fx.Node, negated: bool, writer: NodeWriter) -> fx.Node | None:
-        """Insert positive(distance) if one selection reads the condition, else a cast of the comparison.
+        """Insert positive(distance) if one selection reads the condition, else a cast of the comparison, and return the
+        mask (float32).
 
-        A condition with several readers, as the mask of dropout, is kept as booleans until the backward pass: one byte for
-        each entry (:mod:`edgefl_export.capture.rewrites`).
+        A condition with several readers, as the mask of dropout, is kept as booleans until the backward pass: one byte
+        for each entry (:mod:`edgefl_export.capture.rewrites`).
         """
         distance = _distance(condition, negated, writer) if len(condition.users) == 1 else None
         if distance is not None:
@@ -105,7 +106,9 @@ def _distance_between(outside: fx.Node, writer: NodeWriter) -> fx.Node | None:
 
 
 class OnnxTarget(Target):
-    """Target for ONNX models, with recomputation and segments for a memory budget."""
+    """Target for ONNX models. Under a memory budget, values are computed twice, and steps are cut into graphs that run
+    one after another.
+    """
 
     name = "onnx"
     # Halves are stored before equal nodes are merged: each pass that reads one restores it for itself.
@@ -162,7 +165,9 @@ class OnnxTarget(Target):
 
 
 def _write_artifact(lowered: LoweredGraph, peak: int | None = None) -> Artifact:
-    """Write the model of a graph; ``peak`` is its predicted peak in bytes, which is computed if it is None."""
+    """Return the ONNX model of a graph with its cost. ``peak`` is its predicted peak in bytes, which is computed if it
+    is None.
+    """
     from edgefl_export.onnx.model import IR_VERSION, to_onnx  # imports torch.onnx, which takes a second
 
     model = to_onnx(lowered)

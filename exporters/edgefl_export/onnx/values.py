@@ -100,7 +100,9 @@ class GraphValues:
         return self.whole(sizes.input[0]) if self.whole(nothing.input[1]) == (0,) else None
 
     def is_waited_for(self, name: str) -> bool:
-        """Return True if only the first entry of a value is read, as by a node that waits for it."""
+        """Return True if only the first entry of a value is read: by nodes that need no value of it, and only run after
+        it.
+        """
         return name not in self.outputs and all(
             node.op_type == "Slice" and list(map(self.whole, node.input[1:])) == [(0,), (1,)]
             for node in self.read_at(name)

@@ -252,7 +252,8 @@ def _relative(error: ExportError) -> float:
 
 
 def load(function: Function, model: bytes, in_place: Collection[str]) -> Run:
-    """Load ``model``, or the segments that it joins, into onnxruntime and return a function that runs it.
+    """Load ``model``, or the segments (graphs that run one after another) that it joins, into onnxruntime and return a
+    function that runs it.
 
     Args:
         function: the function that the graph computes, for errors.
@@ -280,7 +281,11 @@ def load(function: Function, model: bytes, in_place: Collection[str]) -> Run:
 
 
 def run_segments(segments: Sequence[Callable[[Mapping[str, Array]], Mapping[str, Array]]]) -> Run:
-    """Return a function that runs ``segments`` in order, passes pages to later segments, and returns all other outputs."""
+    """Return a function that runs ``segments`` in order, gives the pages that they return to later ones, and returns
+    all other outputs.
+
+    A page is an output that only later segments read.
+    """
 
     def run(arrays: Mapping[str, Array]) -> Mapping[str, Array]:
         pages: dict[str, Array] = {}
@@ -354,7 +359,11 @@ def _run_bound(session: Any, arrays: Mapping[str, Array], in_place: Collection[s
 def _place(
     value: Any, array: Array, rows: RowRange, shape: Sequence[int]
 ) -> tuple[str, int, Any, list[int], int]:
-    """Return the arguments that bind ``rows`` of the tensor ``value`` to a port: device, dtype, shape and address."""
+    """Return the arguments that bind ``rows`` of the tensor ``value`` to a port: (device, device number, dtype, shape,
+    address).
+
+    ``array`` is the whole tensor's array, ``shape`` the port's shape.
+    """
     _, address = rows.place(value.data_ptr(), array.shape, array.itemsize)
     return "cpu", 0, array.dtype.type, list(shape), address
 
@@ -391,9 +400,16 @@ def _runtime_error(function: Function, verb: str, error: Exception) -> ExportErr
 def _judge(
     function: Function, name: str, expected: Array, found: Array, yardstick: ReferenceResults
 ) -> tuple[float, float | None]:
-    """Compare an output with torch and return (relative error, relative error of torch's float32).
+    """Compare output ``name`` with torch and return (relative error, relative error of torch's float32).
 
     The second is None if the output is within the tolerance. Raise ExportError if rounding does not excuse the error.
+
+    Args:
+        function: the function, for errors.
+        name: name of the output.
+        expected: torch's result in float32.
+        found: result of the runtime.
+        yardstick: more exact results of torch.
     """
     if (expected.shape, expected.dtype) != (found.shape, found.dtype):
         raise ExportError(
@@ -428,7 +444,7 @@ def _judge_whole(
     """Compare an integer output with torch and return (share that differs, share that differs between runs of torch).
 
     The second is None if all entries are equal. Entries may differ only as far as rounding moves floats across a
-    threshold; else ExportError is raised.
+    threshold; else ExportError is raised. Arguments as in :func:`_judge`.
     """
     differing, allowed = distance(expected, found), 0.0
     if not differing:

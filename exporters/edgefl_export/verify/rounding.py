@@ -205,7 +205,7 @@ COARSE = 5e-2
 
 
 def wide_example(function: Function, seed: int) -> tuple[Tensors, ReferenceResults] | None:
-    """Return an example with samples of several magnitudes and torch's reference results on it.
+    """Return (example with samples of several magnitudes, torch's reference results on it).
 
     Return None if the function has no such example or fails on it, as it may if an integer is a position or a length.
     """

@@ -42,7 +42,7 @@ size, and a workspace that has to grow exists twice for a moment."""
 
 @dataclass(frozen=True)
 class EmittedProgram:
-    """Written program.
+    """ExecuTorch program as bytes, with its cost.
 
     Attributes:
         model: bytes of the program.
@@ -169,7 +169,9 @@ class _ProgramWriter:
         return len(self.values) - 1
 
     def _number(self, value: object) -> int:
-        """Return the index of a value that is no tensor, such as a number. Stores it if it is new."""
+        """Return the index, in the program's list of values, of a value that is no tensor, such as a number. Adds it if
+        it is new.
+        """
         key = (type(value), repr(value))
         if key not in self._numbers:
             self._numbers[key] = self._add(_plain(value))
@@ -188,7 +190,7 @@ class _ProgramWriter:
         return self._numbers[key]
 
     def _tensor(self, node: fx.Node) -> int:
-        """Return the index of the tensor of ``node``. Stores its description if it is new."""
+        """Return the index of the tensor of ``node`` in the program's list of values. Adds its description if it is new."""
         if node.op == "get_attr":
             return self._constant(getattr(self.module, str(node.target)))
         slot = slot_of(node)
@@ -272,6 +274,11 @@ class _ProgramWriter:
 
         The arguments are empty unless no kernel writes the type of the output. Then the bytes in the arena have two
         descriptions: one with a type that kernels write, one with the type of the output.
+
+        Args:
+            node: node that the kernel runs.
+            index: number of the result of ``node``.
+            turn: number of the step that runs it.
         """
         value = results_of(node)[index]
         self._made((node, index), turn, value.numel() * value.itemsize)
@@ -288,7 +295,10 @@ class _ProgramWriter:
         return names[0], [names[1], self._list("int", value.shape), self._tensors[key], self._tensors[key]]
 
     def _argument(self, value: Any, kind: Any, node: fx.Node, turn: int) -> int:
-        """Return the index of the argument ``value`` of the kernel of ``node``; ``kind`` is its type in the schema."""
+        """Return the index, in the program's list of values, of the argument ``value`` of the kernel of ``node``.
+
+        ``kind`` is its type in the schema, ``turn`` the number of the step that reads it.
+        """
         text = str(kind)
         if isinstance(value, fx.Node):
             return self._read(value, turn)
@@ -304,7 +314,9 @@ class _ProgramWriter:
         return self._number(_to_plain(value, text))
 
     def _regions(self) -> dict[int, Region]:
-        """Return the delegate of each delegated step by its number; with ``reserve``, the first reserves the workspace."""
+        """Return the XNNPACK delegate of each delegated step, by the step's number; with ``reserve``, the first
+        reserves the workspace.
+        """
         left = set(results(self.module.graph))
         turns = [turn for turn, step in enumerate(self.steps) if step.delegated]
         made = {turn: delegate(self.module, self.steps[turn].nodes, left) for turn in turns}

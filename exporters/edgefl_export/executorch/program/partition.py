@@ -54,7 +54,7 @@ def recompute(module: fx.GraphModule, last: fx.Node | None) -> None:
     turn = nodes.index(last)
     early = {node for node in nodes[: turn + 1] if node.op == "call_function"}
     late = nodes[turn + 1 :]
-    crossing = _kept(nodes[: turn + 1], early, late)
+    crossing = _values_to_keep(nodes[: turn + 1], early, late)
     again = _Recomputation(module.graph, early, crossing)
     for node in late:
         again.read_by(node)
@@ -79,7 +79,7 @@ def _is_repeatable(node: fx.Node) -> bool:
     return supported(node) and costs(node) < PRODUCT
 
 
-def _kept(order: list[fx.Node], early: set[fx.Node], late: list[fx.Node]) -> set[fx.Node]:
+def _values_to_keep(order: list[fx.Node], early: set[fx.Node], late: list[fx.Node]) -> set[fx.Node]:
     """Return the large values of the forward pass to keep, by a minimum cut.
 
     ``order`` and ``early`` are the nodes of the forward pass, ``late`` those after it.
@@ -112,7 +112,7 @@ def _is_large(node: fx.Node, early: set[fx.Node]) -> bool:
 
 
 class _Recomputation:
-    """Writer of copies of dropped values after the turn."""
+    """Writer of copies of dropped values after the turn (the end of the forward pass)."""
 
     def __init__(self, graph: fx.Graph, early: set[fx.Node], kept: set[fx.Node]) -> None:
         self._graph, self._early, self._kept = graph, early, kept
@@ -145,7 +145,10 @@ class _Recomputation:
 
 
 def _hold_back(graph: fx.Graph, early: set[fx.Node]) -> None:
-    """Set ``meta[HELD]`` of each node after the turn that reads no value from after it: the deepest gradient so far."""
+    """Set ``meta[HELD]``, the node that must run before, of backward nodes that read only values of the forward pass.
+
+    It is the deepest gradient so far, so that these nodes do not run long before their results are needed.
+    """
     depth: dict[fx.Node, int] = {}
     furthest: fx.Node | None = None
     for node in graph.nodes:
@@ -223,7 +226,14 @@ def _schedule(graph: fx.Graph, able: set[fx.Node]) -> Iterator[ProgramStep]:
 def _release(
     node: fx.Node, waiting: dict[fx.Node, int], queue: _ReadyQueue, held: dict[fx.Node, list[fx.Node]]
 ) -> None:
-    """Mark ``node`` and its views as computed and put the nodes that become ready into ``queue``."""
+    """Mark ``node`` and its views as computed and put the nodes that become ready into ``queue``.
+
+    Args:
+        node: computed node.
+        waiting: number of operands that each node still waits for; it is changed.
+        queue: receives the ready nodes.
+        held: nodes that wait for a node without reading it, by that node.
+    """
     for user in [*node.users, *held.get(node, ())]:
         if user.op != "call_function":
             continue

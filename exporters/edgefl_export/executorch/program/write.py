@@ -176,7 +176,7 @@ class _RowUpdateWriter:
                 self._made.setdefault(node, []).append(rows[node])
 
     def _part(self, node: fx.Node, update: _StateUpdate, start: int, stop: int) -> fx.Node:
-        """Return the rows of a value that the update reads; the node itself if it has one row for all."""
+        """Return rows ``start`` to ``stop`` of a value that the update reads; the node itself if it has one row for all."""
         shape = fake_value(node).shape
         if len(shape) < len(update.shape) or shape[0] == 1:
             return node
@@ -301,7 +301,8 @@ def _is_alike(old: fx.Node, new: fx.Node) -> bool:
 def _is_free(old: fx.Node, chain: Sequence[fx.Node], times: dict[fx.Node, Time]) -> bool:
     """Return True if the nodes of ``chain``, which may run as one, can write their result over ``old``.
 
-    All other readers of ``old`` must run before the chain begins.
+    All other readers of ``old`` must run before the chain begins. ``times`` has the position of each node in the order
+    of execution.
     """
     if chain[0] not in times:
         return False

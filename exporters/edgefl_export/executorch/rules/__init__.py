@@ -27,6 +27,8 @@ RULES: Rules = {op: rule for family in _FAMILIES for op, rule in family.RULES.it
 
 
 def table() -> Rules:
-    """Return the table of the second pass for ExecuTorch (:func:`edgefl_export.capture.trace.decompose`)."""
+    """Return the rules for ExecuTorch by op: the table of the second pass
+    (:func:`edgefl_export.capture.trace.decompose`).
+    """
     core = {op: rule for op, rule in core_table().items() if op not in _AS_IS}
     return {**core, **RULES}

@@ -19,7 +19,7 @@ _aten = torch.ops.aten
 
 
 def floor_divide(x: Number, y: Number) -> Tensor:
-    """Compute floor(x / y)."""
+    """Compute floor(x / y). For two integer tensors of one type the op stays (NotImplemented)."""
     a, b = operands(x, y)
     if a.is_floating_point():
         return plain.floor_divide(a, b)
@@ -27,7 +27,9 @@ def floor_divide(x: Number, y: Number) -> Tensor:
 
 
 def divide(x: Number, y: Number, *, rounding_mode: str | None) -> Tensor:
-    """Compute x / y rounded down ("floor"), or for integers towards zero ("trunc"); decline other cases."""
+    """Compute x / y rounded down ("floor"), or for integers towards zero ("trunc"); in other cases the op stays
+    (NotImplemented).
+    """
     a, b = operands(x, y)
     if rounding_mode == "floor":
         return floor_divide(a, b) if a.is_floating_point() else torch.floor_divide(a, b)
@@ -48,9 +50,10 @@ def vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Compute (sum |x|^p)^(1/p) over ``dim``, or over all axes if that is None.
+    """Compute (sum |x|^p)^(1/p) over ``dim``, or over all axes if that is None; p is ``order``.
 
-    For p = inf or -inf, compute the largest or smallest |x|.
+    For p = inf or -inf, compute the largest or smallest |x|. If ``dtype`` is another one than that of x, the op stays
+    (NotImplemented).
     """
     if dtype not in (None, x.dtype):
         return DECLINED
@@ -70,7 +73,8 @@ def vector_norm(
 def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     """Compute the running product y_k = x_0 ... x_k along ``dim``.
 
-    Products over 1, 2, 4, ... entries are built from two shorter ones, so the graph grows with the logarithm of the length.
+    Products over 1, 2, 4, ... entries are built from two shorter ones, so the graph grows with the logarithm of the
+    length. For a single number, and if ``dtype`` is another one, the op stays (NotImplemented).
     """
     if dtype is None and not x.is_floating_point():
         x = x.to(torch.int64)
@@ -109,15 +113,17 @@ def hardtanh_backward(grad: Tensor, x: Tensor, low: float, high: float) -> Tenso
 
 
 def leaky_relu_backward(grad: Tensor, x: Tensor, slope: float, of_result: bool) -> Tensor:
-    """Compute dL/dx = dL/dy where x > 0, slope * dL/dy elsewhere."""
+    """Compute dL/dx = dL/dy where x > 0, slope * dL/dy elsewhere. ``of_result``, that x is the op's result, changes
+    nothing: its sign is the same.
+    """
     return grad * (step(x) * (1.0 - slope) + slope)
 
 
 def gelu_backward(grad: Tensor, x: Tensor, *, approximate: str = "none") -> Tensor:
     """Compute dL/dx = dL/dy (P(x) + x p(x)), where P and p are the normal distribution and its density.
 
-    ExecuTorch has no kernel for erf, but one for GELU, which the forward pass has computed: P(x) = GELU(x) x / x^2, 1/2 at
-    0.
+    ExecuTorch has no kernel for erf, but one for GELU, which the forward pass has computed: P(x) = GELU(x) x / x^2, 1/2
+    at 0. If ``approximate`` is "tanh", compute the gradient of that approximation.
     """
     if approximate == "tanh":
         return in_parts(_tanh_gelu_backward, grad, x)
@@ -142,7 +148,10 @@ def _tanh_gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
 
 
 def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Compute the softmax along ``dim``, and 0 for minus infinity even if a whole row is masked, as torch does."""
+    """Compute the softmax along ``dim``, and 0 for minus infinity even if a whole row is masked, as torch does.
+
+    For other types than float32 the op stays (NotImplemented).
+    """
     if dtype not in (None, torch.float32) or x.dtype != torch.float32:
         return DECLINED
     shares: Tensor = _aten._softmax(x.clamp_min(LOWEST), dim, False)

@@ -47,7 +47,7 @@ class KernelArgs:
     dilation: tuple[int, int]
 
     def starts(self, kernel: int, axis: int) -> list[int]:
-        """Return the input that each of ``kernel`` positions along ``axis`` reads for output 0."""
+        """Return the position in the input that each of ``kernel`` positions along ``axis`` reads for output 0."""
         return [i * self.dilation[axis] - self.padding[axis] for i in range(kernel)]
 
     def met(self, kernel: int, phase: int, axis: int) -> list[tuple[int, int]]:
@@ -66,7 +66,7 @@ class KernelArgs:
         ]
 
     def outputs(self, x: Tensor, kernel: Sequence[int]) -> list[int]:
-        """Return the numbers of rows and columns of the output for x [N, H, W, C]."""
+        """Return [rows, columns] of the output for x [N, H, W, C] and ``kernel`` (rows, columns)."""
         return [
             (x.shape[1 + a] + 2 * self.padding[a] - self.dilation[a] * (kernel[a] - 1) - 1) // self.stride[a]
             + 1
@@ -138,7 +138,11 @@ def _sum_shifted(m: Tensor, rows: Sequence[Tensor], starts: Sequence[int], heigh
 
 
 def spread(grad: Tensor, wide: int, width: int, moves: KernelArgs) -> Tensor:
-    """Return dL/dy as each kernel column spread it, for stride 1: [N, H', width, wide * O]. Both gradients read it."""
+    """Return dL/dy shifted for each kernel column, side by side: [N, H', W', O] -> [N, H', width, wide * O], for stride
+    1.
+
+    ``wide`` is the number of kernel columns, ``width`` that of input columns. Both gradients read the result.
+    """
     return join(shifts(grad, 2, [-start for start in moves.starts(wide, 1)], width), 3)
 
 
@@ -153,7 +157,10 @@ def dense_input_gradient(grad: Tensor, w: Tensor, size: Sequence[int], moves: Ke
 
 
 def from_spread(m: Tensor, rows: Sequence[Tensor], height: int, moves: KernelArgs) -> Tensor:
-    """Compute dL/dx for stride 1 from the result of :func:`spread`; ``rows`` are the matrices of the flipped kernel."""
+    """Compute dL/dx [N, height, width, C] for stride 1 from the result ``m`` of :func:`spread`.
+
+    ``rows`` are the matrices of the flipped kernel.
+    """
     return _sum_shifted(m, rows, [-start for start in moves.starts(len(rows), 0)], height)
 
 
@@ -341,7 +348,10 @@ _LAST, _FIRST = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> Tensor:
-    """Compute y = x * w + bias for x [N, C, *S] and w [O, C / groups, *K], or w [C, O / groups, *K] if transposed."""
+    """Compute y = x * w + bias for x [N, C, *S] and w [O, C / groups, *K], or w [C, O / groups, *K] if transposed.
+
+    ``args`` are stride, padding, dilation, transposed, output padding and groups.
+    """
     rank = w.dim() - 2
     if not _covered(x, w, rank):
         return plain.convolution(x, w, bias, *args)
@@ -367,7 +377,10 @@ def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> Tensor
 def convolution_backward(
     grad: Tensor, x: Tensor, w: Tensor, bias_sizes: list[int] | None, *args: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute (dL/dx, dL/dw, dL/db), with None for those that ``output_mask`` does not ask for."""
+    """Compute (dL/dx, dL/dw, dL/db), with None for those that ``output_mask``, the last of ``args``, does not request.
+
+    The other ``args`` are stride, padding, dilation, transposed, output padding and groups.
+    """
     rank = w.dim() - 2
     if not _covered(x, w, rank):
         return plain.convolution_backward(grad, x, w, bias_sizes, *args)

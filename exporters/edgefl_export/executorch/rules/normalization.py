@@ -35,7 +35,11 @@ def batch_statistics_norm(
 def frozen_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, *args: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute y = (x - running mean) weight / sqrt(running variance + eps) + bias, and two empty statistics."""
+    """Compute y = (x - running mean) weight / sqrt(running variance + eps) + bias. Return y and two empty tensors for
+    the statistics.
+
+    ``args`` are running mean, running variance, momentum and eps.
+    """
     running_mean, running_var, _, eps = args
     rstd = (running_var + eps).rsqrt()
     y = (_last(x) - running_mean) * (rstd if weight is None else rstd * weight)
@@ -46,7 +50,10 @@ def frozen_norm(
 def batch_norm_gradient(
     grad: Tensor, x: Tensor, weight: Tensor | None, *args: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Compute h like x, and gain, dL/dweight and dL/dbias [C], where dL/dx = gain h. With c = x - m, n values per channel:
+    """Compute (h like x, gain [C], dL/dweight [C], dL/dbias [C]), where dL/dx = gain h.
+
+    ``args`` are running mean, running variance, m and r of the forward pass, training and eps. With c = x - m, r = 1 /
+    sqrt(variance + eps) and n values per channel:
 
     * gain = weight r;  dL/dbias = sum g;  dL/dweight = r sum g c
     * frozen: h = g
@@ -106,6 +113,9 @@ def layer_norm_backward(grad: Tensor, x: Tensor, shape: Sequence[int], *args: An
     """Compute the gradients of layer normalization. With h = (x - m) r, d = g weight and means over the last axes:
 
     dL/dx = r (d - mean d - h mean (d h)); dL/dweight = sum g h; dL/dbias = sum g over the other axes.
+
+    ``args`` are m, r, weight, bias and output_mask; the result is None for each gradient that the mask does not
+    request.
     """
     mean, rstd, weight, _, output_mask = args
     size = math.prod(shape)

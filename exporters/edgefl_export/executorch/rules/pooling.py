@@ -29,7 +29,10 @@ MOST_PLACES = 64
 
 
 def max_pool2d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    """Compute the maximum of each window and its flat position in the plane; unread positions are removed from the graph."""
+    """Return (maximum of each window, its flat position in the plane); unread positions are removed from the graph.
+
+    ``args`` are the op's arguments after the input: kernel, stride, padding, dilation and ceil mode.
+    """
     where = PoolingWindows.of(2, *args)
     if not _covered(x, where):
         return plain.max_pool2d(x, *args)
@@ -54,7 +57,7 @@ def max_pool2d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
 
 
 def avg_pool2d(x: Tensor, *args: Any) -> Tensor:
-    """Compute the mean of each window."""
+    """Compute the mean of each window. ``args`` are the op's arguments after the input."""
     where = PoolingWindows.of_average(2, *args)
     if not _covered(x, where):
         return plain.avg_pool2d(x, *args)
@@ -102,7 +105,9 @@ def rows_of(parts: Sequence[Tensor], wide: int) -> list[list[Tensor]]:
 
 
 def first_maximum(parts: Sequence[Tensor], ranks: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the largest of all parts, entry by entry, and the rank (int64) of the first part that has it."""
+    """Return (largest of all parts, entry by entry; rank (int64) of the first part that has it). ``ranks`` has one for
+    each part.
+    """
     best = _maximum(parts)
     where, left = torch.zeros((), dtype=torch.int64), torch.ones(())
     for value, rank in zip(parts, ranks, strict=True):
@@ -157,7 +162,10 @@ def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> Tensor
 def convolution_backward(
     grad: Tensor, x: Tensor, w: Tensor, bias_sizes: list[int] | None, *args: Any
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Compute (dL/dx, dL/dw, dL/db), with None for those that ``output_mask`` does not ask for."""
+    """Compute (dL/dx, dL/dw, dL/db), with None for those that ``output_mask``, the last of ``args``, does not request.
+
+    The other ``args`` are stride, padding, dilation, transposed, output padding and groups.
+    """
     if not _covers_volume(x, w):
         return flat.convolution_backward(grad, x, w, bias_sizes, *args)
     *given, output_mask = args
@@ -181,7 +189,9 @@ def _covers_volume(x: Tensor, w: Tensor) -> bool:
 
 
 def _split(how: ConvolutionArgs) -> tuple[KernelArgs, tuple[Any, ...]]:
-    """Return the moves in depth (as the first axis of KernelArgs), and the arguments of the convolution over a plane."""
+    """Return (stride, padding and dilation in depth, as the first axis of KernelArgs; arguments of the convolution
+    over a plane).
+    """
     stride, padding, dilation = how.stride, how.padding, how.dilation
     depth = KernelArgs((stride[0], 1), (padding[0], 0), (dilation[0], 1))
     plane = (stride[1:], padding[1:], dilation[1:], how.transposed, how.output_padding[1:], how.groups)
@@ -189,7 +199,7 @@ def _split(how: ConvolutionArgs) -> tuple[KernelArgs, tuple[Any, ...]]:
 
 
 def _count(x: Tensor, w: Tensor, depth: KernelArgs) -> int:
-    """Return the number of planes of the result."""
+    """Return the number of planes of a convolution's result; ``depth`` has stride, padding and dilation in depth."""
     reach = depth.dilation[0] * (w.shape[2] - 1)
     return int(x.shape[2] + 2 * depth.padding[0] - reach - 1) // depth.stride[0] + 1
 
@@ -210,14 +220,19 @@ def volumes_of(x: Tensor, rows: int) -> Tensor:
 
 
 def spread(x: Tensor, kernel: int, count: int, depth: KernelArgs) -> Tensor:
-    """Return the planes that each depth position reads as channels: [N, C, D, H, W] -> [N count, C kernel, H, W]."""
+    """Return the planes that each depth position of the kernel reads, as channels: [N, C, D, H, W] -> [N count, C
+    kernel, H, W].
+    """
     parts = taps(x, 2, kernel, count, depth.stride[0], depth.padding[0], depth.dilation[0])
     side = torch.stack([planes_of(part) for part in parts], 2)
     return side.view(side.shape[0], -1, *x.shape[3:])
 
 
 def put_back(x: Tensor, kernel: int, rows: int, size: int, depth: KernelArgs) -> Tensor:
-    """Apply the adjoint of :func:`spread`, which adds planes: [N D', C kernel, H, W] -> [N, C, size, H, W]."""
+    """Apply the adjoint of :func:`spread`, which adds planes: [N D', C kernel, H, W] -> [N, C, size, H, W].
+
+    ``rows`` is N, ``depth`` has stride, padding and dilation in depth.
+    """
     side = x.view(len(x), -1, kernel, *x.shape[2:])
     parts = [volumes_of(side[:, :, place], rows) for place in range(kernel)]
     stride = depth.stride[0]
@@ -239,7 +254,7 @@ def _pad(x: Tensor, where: PoolingWindows, value: float) -> Tensor:
 
 
 def _volume_moves(where: PoolingWindows) -> tuple[KernelArgs, KernelArgs]:
-    """Return the moves of windows over padded input in depth (as the first axis of KernelArgs), and over a plane."""
+    """Return (moves of windows over padded input in depth, as the first axis of KernelArgs; moves over a plane)."""
     (deep, *stride), (far, *dilation) = where.stride, where.dilation
     plane = KernelArgs((stride[0], stride[1]), (0, 0), (dilation[0], dilation[1]))
     return KernelArgs((deep, 1), (0, 0), (far, 1)), plane
@@ -255,7 +270,10 @@ def _windows(padded: Tensor, where: PoolingWindows) -> list[Tensor]:
 
 
 def max_pool3d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    """Compute the maximum of each window and its flat position in the volume; unread positions leave the graph."""
+    """Return (maximum of each window, its flat position in the volume); unread positions leave the graph.
+
+    ``args`` are the op's arguments after the input. For x without a batch axis the op stays (NotImplemented).
+    """
     if x.dim() != 5:
         return DECLINED
     where, volume = PoolingWindows.of(3, *args), x.shape[2:]
@@ -269,7 +287,9 @@ def max_pool3d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
 
 
 def max_pool3d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
-    """Compute dL/dx[q] = sum of dL/dy[p] over windows p whose first maximum is x[q]."""
+    """Compute dL/dx[q] = sum of dL/dy[p] over windows p whose first maximum is x[q]. For x without a batch axis the op
+    stays (NotImplemented).
+    """
     if x.dim() != 5:
         return DECLINED
     where = PoolingWindows.of(3, *args[:-1])

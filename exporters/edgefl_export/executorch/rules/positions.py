@@ -19,9 +19,10 @@ _aten = torch.ops.aten
 
 
 def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """Return the entries along ``dim`` in order, and their positions; positions of equal entries ascend, as in torch.
+    """Return (entries along ``dim`` in order, their positions); positions of equal entries ascend, as in torch.
 
-    A second sort, of integers without equal ones, orders the positions within each run of equal entries.
+    A second sort, of integers without equal ones, orders the positions within each run of equal entries. For a single
+    number or an empty axis the op stays (NotImplemented).
     """
     if not x.dim() or not x.shape[dim]:
         return DECLINED
@@ -102,7 +103,10 @@ _REDUCTIONS: dict[str, tuple[Callable[[torch.dtype], float], Callable[[Tensor, i
 
 
 def constant_pad(x: Tensor, amounts: Sequence[int], value: float = 0.0) -> Tensor:
-    """Crop x by the negative amounts, then pad it with ``value`` by the others; two amounts an axis, last axis first."""
+    """Crop x by the negative amounts, then pad it with ``value`` by the others; two amounts an axis, last axis first.
+
+    Without negative amounts the op stays (NotImplemented).
+    """
     if min(amounts, default=0) >= 0:
         return DECLINED
     for number, (before, after) in enumerate(zip(amounts[::2], amounts[1::2], strict=True)):

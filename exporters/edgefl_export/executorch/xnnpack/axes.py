@@ -33,7 +33,10 @@ def _permute(builder: Builder, node: fx.Node) -> None:
 
 
 def _is_turned(node: fx.Node, last: int) -> bool:
-    """Return True if the node is a matrix transposed to be a left factor; its operand may have more axes."""
+    """Return True if the node is a matrix transposed to be a left factor of products; its operand may have more axes.
+
+    ``last`` is the size of the last axis of the operand's value.
+    """
     if len(shape_of(node)) != 2 or shape_of(node)[0] != last or axes_of(node, 2) != [1, 0]:
         return False
     mm = _aten.mm.default

@@ -86,7 +86,13 @@ class Builder:
     def value(
         self, shape: Sequence[int], constant: int = 0, dtype: torch.dtype = torch.float32
     ) -> TensorValue:
-        """Add a value with these sizes and return it; ``constant`` is the number of its data, 0 for a computed value."""
+        """Add a value with these sizes to XNNPACK's graph and return it.
+
+        Args:
+            shape: sizes.
+            constant: number of its data among the constants; 0 for a computed value.
+            dtype: type of its entries.
+        """
         sizes = tuple(int(size) for size in shape)
         made = TensorValue(len(self.values), sizes, tuple(range(len(sizes))))
         self.values.append(

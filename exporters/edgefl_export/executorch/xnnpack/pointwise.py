@@ -29,20 +29,20 @@ def _binary(builder: Builder, node: fx.Node) -> None:
 def _operands(
     builder: Builder, node: fx.Node, first: Any, second: Any
 ) -> tuple[TensorValue, TensorValue, Sequence[int]]:
-    """Return both operands in their stored shapes, and the shape of the result.
+    """Return (first operand, second operand, shape of the result), in stored shapes.
 
     They are reshaped if entries would not meet as they do in the shapes of the nodes.
     """
     low, high = builder.stored(first), builder.stored(second)
     count = math.prod(shape_of(node)) if builder.is_inner(node) else 0
-    if math.prod(low.shape) == count and (other := _met(builder, node, low, second, high)) is not None:
+    if math.prod(low.shape) == count and (other := _fit_shape(builder, node, low, second, high)) is not None:
         return low, other, low.shape
-    if math.prod(high.shape) == count and (other := _met(builder, node, high, first, low)) is not None:
+    if math.prod(high.shape) == count and (other := _fit_shape(builder, node, high, first, low)) is not None:
         return other, high, high.shape
     return builder.plain(builder.read(first)), builder.plain(builder.read(second)), shape_of(node)
 
 
-def _met(
+def _fit_shape(
     builder: Builder, node: fx.Node, full: TensorValue, argument: Any, value: TensorValue
 ) -> TensorValue | None:
     """Return ``argument``, stored as ``value``, in a shape that broadcasts to ``full`` in its stored shape.

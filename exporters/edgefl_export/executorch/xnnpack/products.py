@@ -102,7 +102,10 @@ def _from_the_other_side(builder: Builder, left: Any, right: TensorValue) -> Ten
 def _multiply_into(
     builder: Builder, left: TensorValue, right: TensorValue, bias: int, out: TensorValue
 ) -> None:
-    """Write left [..., K] times right [K, N] plus bias into ``out``; ``right`` may be stored as its transpose."""
+    """Write left [..., K] times right [K, N] plus bias into ``out``; ``right`` may be stored as its transpose.
+
+    ``bias`` is the number of its value in XNNPACK's graph.
+    """
     flag = TRANSPOSE if right.plain else 0
     builder.add(xnn.XNNFullyConnected(left.id, right.id, bias, out.id, flag))
 
@@ -214,7 +217,9 @@ def _turned(builder: Builder, node: fx.Node) -> TensorValue | None:
 
 
 def _is_image(value: TensorValue, before: int, run: int, behind: int) -> bool:
-    """Return True if the sum is one over images [N, H, W, C] that XNNPACK can pool without a reshape."""
+    """Return True if the sum over the middle axis of [before, run, behind] is one over images [N, H, W, C] that XNNPACK
+    can pool without a reshape.
+    """
     if before != 1 or len(value.shape) != 4 or value.shape[3] != behind:
         return False
     return 1 < run // value.shape[0] <= MOST_POOLED
@@ -237,7 +242,9 @@ def _ones_times(builder: Builder, value: TensorValue, before: int, run: int, beh
 
 
 def _parts(run: int) -> list[int]:
-    """Return a long run as two factors: sums of sums have a smaller rounding error than one long sum."""
+    """Return the factors (at most two) of a number of terms: sums of sums have a smaller rounding error than one long
+    sum.
+    """
     if run < LONG:
         return [run] if run > 1 else []
     first = next(part for part in range(math.isqrt(run), 0, -1) if run % part == 0)

@@ -36,7 +36,7 @@ _TYPES = Patch(_dataclass, "get_type_hints", functools.cache(typing.get_type_hin
 
 @dataclass(frozen=True)
 class Region:
-    """Written delegate.
+    """Delegate: nodes of a graph that XNNPACK runs in one call, written as bytes.
 
     Attributes:
         inputs: nodes that it reads, in the order of its arguments.
@@ -78,7 +78,7 @@ def costs(node: fx.Node) -> float:
 def delegate(
     module: fx.GraphModule, nodes: Sequence[fx.Node], results: set[fx.Node], room: int = 0
 ) -> Region:
-    """Write a delegate.
+    """Return the delegate that runs ``nodes`` on XNNPACK.
 
     Args:
         module: the graph.

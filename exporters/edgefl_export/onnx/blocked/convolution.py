@@ -35,7 +35,10 @@ class DepthwiseGradient:
 
 
 class DepthwiseGradientFinder:
-    """Finder of weight gradients of depthwise convolutions, by the node that concatenates their sums."""
+    """Finder of weight gradients of depthwise convolutions in an ONNX graph.
+
+    One ends in a node that concatenates a sum for each kernel position.
+    """
 
     def __init__(self, values: GraphValues) -> None:
         self._values = values
@@ -164,7 +167,10 @@ _END = 2**62
 
 
 class ConvolutionRules:
-    """Rules that write convolutions on the blocked layout; ``count`` is the number of replaced ones."""
+    """Rules that write convolutions on the blocked layout (channels in blocks of a register's size).
+
+    ``count`` is the number of convolutions written so far.
+    """
 
     def __init__(self, layout: BlockedLayout) -> None:
         self.count = 0
@@ -172,7 +178,9 @@ class ConvolutionRules:
         self._gradients = DepthwiseGradientFinder(layout.values)
 
     def add(self, node: NodeProto) -> bool:
-        """Write a convolution on the layout. Return False and write nothing for any other node."""
+        """Write ``node`` on the blocked layout if it is a convolution that fits. Return False and write nothing for any
+        other node.
+        """
         if node.domain:
             return False
         if node.op_type == "Concat":
@@ -187,7 +195,7 @@ class ConvolutionRules:
         return True
 
     def fits(self, node: NodeProto) -> bool:
-        """Return True if ``node`` is a convolution that can be written on the layout."""
+        """Return True if ``node`` is a convolution that can be written on the blocked layout."""
         if node.op_type == "ConvTranspose":
             return self._fits_transposed(node, attributes(node))
         return node.op_type == "Conv" and not node.domain and self._fits(node)
@@ -226,7 +234,9 @@ class ConvolutionRules:
         return min(_turned_pads(kernel, options)) >= 0
 
     def _flip(self, weight: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        """Return (flipped kernel [O, I, h, w], options) of the plain convolution that replaces a transposed one."""
+        """Return (name of the flipped kernel [O, I, h, w], attributes) of the plain convolution that replaces a
+        transposed one.
+        """
         inner, out, *kernel = self._layout.shapes[weight]
         bounds = ((-1, -1), (-_END, -_END), (2, 3), (-1, -1))
         turned = self._layout.call("Slice", [weight, *map(self._layout.sizes, bounds)], domain="")
@@ -240,7 +250,9 @@ class ConvolutionRules:
         }
 
     def _weight_gradient(self, gradient: DepthwiseGradient, result: str) -> None:
-        """Write a weight gradient [C, positions] as a convolution: stride and dilation are exchanged, samples are summed."""
+        """Write ``result``, a weight gradient [C, positions], as a convolution: stride and dilation are exchanged,
+        samples are summed.
+        """
         x, grad = self._layout.shapes[gradient.x], self._layout.shapes[gradient.grad]
         samples, channels = x[:2]
         axes = (x[2:], grad[2:], gradient.kernel, gradient.stride, gradient.dilation, gradient.padding)

@@ -70,7 +70,11 @@ class ImageRules:
             self._look_ahead(node, convolutions.fits(node))
 
     def _look_ahead(self, node: NodeProto, fits: bool) -> None:
-        """Collect values that a convolution on the layout (``_convolved``) or a node off it (``_elsewhere``) depends on."""
+        """Collect values that a convolution on the layout (``_convolved``) or a node off it (``_elsewhere``) depends
+        on.
+
+        ``fits``: ``node`` is a convolution that can be written on the layout.
+        """
         images = node.input if node.op_type in PAIRS else node.input[:1]
         out = node.output[0]
         stays = node.op_type in {*ENTRIES, *PAIRS, "BatchNormalization"} or self._waits(node)
@@ -80,7 +84,9 @@ class ImageRules:
             self._elsewhere.update(node.input)
 
     def _pays(self, node: NodeProto) -> bool:
-        """Return True if the node is worth a form on the layout. Only for a convolution, operands are converted to it."""
+        """Return True if the node is worth writing on the blocked layout. Only for a convolution, operands are
+        converted to it.
+        """
         out, images = node.output[0], filter(self._layout.is_image, node.input)
         inside = all(map(self._layout.is_inside, images))
         return out in self._convolved or (inside and out not in self._elsewhere) or self._ends(node)
@@ -89,7 +95,9 @@ class ImageRules:
         return node.op_type == "Reshape" and self._layout.waits(node)
 
     def _ends(self, node: NodeProto) -> bool:
-        """Return True if the node reads an image on the layout and its result is on none, such as a sum over positions."""
+        """Return True if the node reads an image on the blocked layout and its result is on none, such as a sum over
+        positions.
+        """
         if node.op_type == "ReduceSum":
             axes = self._layout.values.whole(node.input[1]) if len(node.input) > 1 else None
             return axes is not None and sorted(axes) == list(_ALL_BUT_CHANNELS)
@@ -98,7 +106,9 @@ class ImageRules:
         return node.op_type == "Reshape" and self._layout.values.is_waited_for(node.output[0])
 
     def add(self, node: NodeProto) -> bool:
-        """Write a node that reads a value on the layout. Return False and write nothing for any other node."""
+        """Write ``node`` on the blocked layout if a rule fits and that is worth it. Return False and write nothing
+        otherwise.
+        """
         if node.op_type == "BatchNormalization" and not node.domain:
             norm = self._norm(node)
             done = norm not in self._left and self._is_rewritten(node)
@@ -113,10 +123,10 @@ class ImageRules:
         return rule is not None and self._pays(node) and rule(node)
 
     def torn(self) -> set[Norm]:
-        """Return the batch norms of which one copy is on the layout and an equal, recomputed one is not.
+        """Return the batch norms of which one copy is on the blocked layout and an equal, recomputed one is not.
 
-        The two would round differently. A comparison of their results, as in the gradient of a maximum, would find no equal
-        ones.
+        The two would round differently. A comparison of their results, as in the gradient of a maximum, would find no
+        equal ones.
         """
         return {norm for norm, forms in self._norms.items() if len(forms) > 1}
 
@@ -162,7 +172,14 @@ class ImageRules:
         return True
 
     def _with_channels(self, op: str, x: str, numbers: str, shape: Shape) -> str:
-        """Write the sum, difference or product of x and a number for each channel."""
+        """Write the sum, difference or product of x and a number for each channel, and return its name on the layout.
+
+        Args:
+            op: ``Add``, ``Sub`` or ``Mul``.
+            x: image of ``shape``.
+            numbers: one number for each channel.
+            shape: shape [N, C, H, W] of the image.
+        """
         channels = shape[1]
         if op == "Mul":
             return self._scale(self._layout.twin(x), self._flat(numbers, channels), channels)
@@ -172,14 +189,18 @@ class ImageRules:
         return self._shift(self._layout.twin(x), bias, channels)
 
     def _flat(self, numbers: str, channels: int) -> str:
-        """Return [C] for numbers that were reshaped to broadcast between other axes."""
+        """Return the name of [C] numbers that were reshaped to broadcast between other axes."""
         made = self._layout.values.maker(numbers, "Reshape")
         if made is not None and self._layout.shapes.get(made.input[0]) == (channels,):
             return str(made.input[0])
         return self._layout.reshaped(numbers, (channels,))
 
     def _scale(self, twin: str, scale: str, channels: int, *bias: str, **options: Any) -> str:
-        """Write scale x + bias, with ``scale`` and ``bias`` [C], as a depthwise 1 x 1 convolution."""
+        """Write scale x + bias, with ``scale`` and ``bias`` [C], as a depthwise 1 x 1 convolution, and return its name
+        on the layout.
+
+        ``twin`` is the name of x on the layout.
+        """
         kernel = self._layout.reshaped(scale, (channels, 1, 1, 1))
         return self._layout.call(
             "Conv", [twin, kernel, *bias], group=channels, kernel_shape=[1, 1], **options
@@ -192,7 +213,9 @@ class ImageRules:
         return shifted
 
     def _mean(self, twin: str, result: str) -> None:
-        """Write ``result`` [C], the means of [N, C, H, W] on the layout over all other axes."""
+        """Write ``result`` [C], the means over all other axes of the value [N, C, H, W] that is called ``twin`` on the
+        blocked layout.
+        """
         pooled, axes = self._layout.call("GlobalAveragePool", [twin]), self._layout.sizes(_ALL_BUT_CHANNELS)
         self._layout.emit("ReduceMean", [pooled, axes], result, domain="", keepdims=0)
 
@@ -234,7 +257,9 @@ class ImageRules:
         return True
 
     def _channels_last(self, node: NodeProto) -> bool:
-        """Write a transposition to channels last by the conversion out of the layout, which runs on all threads."""
+        """Write a transposition to channels last by the conversion out of the layout, which runs on all threads. Return
+        True if ``node`` is one.
+        """
         x = node.input[0]
         if not self._ends(node):
             return False
@@ -243,7 +268,7 @@ class ImageRules:
         return True
 
     def _reshape(self, node: NodeProto) -> bool:
-        """Write a Reshape to the same shape, for a value that is delayed.
+        """Write a Reshape to the same shape, for a value that is delayed. Return True if ``node`` was written.
 
         Also write a read of the first entry of a value that others wait for; it is the same entry in both layouts.
         """
@@ -274,7 +299,8 @@ def write_blocked(model: bytes, room: float = ROOM) -> bytes | None:
 
 
 def _write(model: bytes, most: float, *, through: bool, products: bool) -> bytes | None:
-    """Return the model on the layout, or None if nothing fits or values need more than ``most`` entries at once.
+    """Return the model on the blocked layout, or None if nothing fits or values need more than ``most`` entries at
+    once.
 
     ``through``: also write ops between convolutions on it. ``products``: also write large products on it.
     """

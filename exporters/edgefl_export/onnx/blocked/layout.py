@@ -19,10 +19,10 @@ _CHANNELS = 1
 
 
 class BlockedLayout:
-    """Writer of a graph with values on the blocked layout.
+    """Writer of a graph with values on the blocked layout (channels in blocks of a register's size).
 
-    A value may have a twin on the layout, in addition, or as a replacement if it was computed there. The twin is converted
-    back before the first node off the layout that reads it.
+    A value may have a twin on the layout, in addition, or as a replacement if it was computed there. The twin is
+    converted back before the first node off the layout that reads it.
 
     Attributes:
         nodes: nodes written so far, in order.
@@ -43,24 +43,30 @@ class BlockedLayout:
         self._inside: dict[str, str] = {}
 
     def is_image(self, name: str) -> bool:
-        """Return True if a value can be on the layout: float32 [N, C, H, W] with a multiple of :data:`BLOCK` channels."""
+        """Return True if a value can be on the blocked layout: float32 [N, C, H, W] with a multiple of :data:`BLOCK`
+        channels.
+        """
         shape = self.shapes.get(name, ())
         known = len(shape) == AXES and self.values.types.get(name) == TensorProto.FLOAT
         return known and shape[_CHANNELS] % BLOCK == 0
 
     def is_inside(self, name: str) -> bool:
-        """Return True if a value was computed on the layout."""
+        """Return True if a value was computed on the blocked layout."""
         return name in self._inside
 
     def twin(self, name: str) -> str:
-        """Return the name of the value on the layout; write the conversion if it is not there yet."""
+        """Return the name of the copy of value ``name`` on the blocked layout; write the conversion if there is no copy
+        yet.
+        """
         if name not in self._twins:
             self._twins[name] = self.call("ReorderInput", [name])
             self.shapes[self._twins[name]] = self.shapes.get(name, ())
         return self._twins[name]
 
     def keep(self, name: str, twin: str, shape: Shape) -> None:
-        """Register ``twin``, computed on the layout, as the value of ``name``."""
+        """Register ``twin``, a value that was computed on the layout, as the value ``name`` of the original graph, with
+        that ``shape``.
+        """
         self._twins[name] = self._inside[name] = twin
         self.shapes[name] = self.shapes[twin] = shape
 
@@ -70,7 +76,10 @@ class BlockedLayout:
         return found[0] if len(found) == 1 and name not in self.values.outputs else None
 
     def activated(self, result: str) -> tuple[str, dict[str, str]]:
-        """Return (name of the result, options) of a convolution, fused with a ReLU if only that reads it."""
+        """Return (name of the result, attributes) for a convolution with the result ``result``.
+
+        If only a ReLU reads it, the convolution computes that too: the name is then the ReLU's result.
+        """
         reader = self.sole_reader(result)
         if reader is None or reader.op_type != "Relu" or reader.domain:
             return result, {}
@@ -83,7 +92,9 @@ class BlockedLayout:
         return sizes is not None and sizes == self.shapes.get(node.input[0])
 
     def call(self, op: str, inputs: Sequence[str], domain: str = LAYOUT, **options: Any) -> str:
-        """Append a node and return the name of its result."""
+        """Append a node of op ``op`` and return the name of its result. ``options`` are its attributes; by default it
+        is an op of the blocked layout.
+        """
         result = f"blocked{len(self.nodes)}"
         self.emit(op, inputs, result, domain, **options)
         return result
@@ -108,7 +119,8 @@ class BlockedLayout:
         return self._numbers[key]
 
     def finished(self, outputs: set[str]) -> list[NodeProto]:
-        """Return the written nodes without unread ones, with conversions out of the layout for readers off it.
+        """Return the written nodes without unread ones. Values on the blocked layout are converted back for all other
+        nodes that read them.
 
         ``outputs`` are the names of the graph's outputs.
         """

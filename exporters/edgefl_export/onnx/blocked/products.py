@@ -101,13 +101,13 @@ def _product(values: GraphValues, node: NodeProto) -> MatrixProduct | None:
 
 
 def _find_transposed(values: GraphValues, matrix: str) -> str | None:
-    """Return the matrix whose transpose is the value ``matrix``, or ""."""
+    """Return the matrix whose transpose is the value ``matrix``, or None if it is no transpose."""
     node = values.maker(matrix, "Transpose")
     return node.input[0] if node is not None and [*attributes(node)["perm"]] == [1, 0] else None
 
 
 def _region(values: GraphValues, products: Mapping[str, MatrixProduct], start: str) -> set[str]:
-    """Return the values that are connected with ``start`` by element-wise ops and reshapes.
+    """Return the names of the values that are connected with ``start`` by element-wise ops and reshapes.
 
     Return an empty set if another node than these, products and sums over rows computes or reads one of them.
     """
@@ -134,7 +134,11 @@ def _region(values: GraphValues, products: Mapping[str, MatrixProduct], start: s
 def _connected_values(
     values: GraphValues, products: Mapping[str, MatrixProduct], node: NodeProto, name: str
 ) -> Sequence[str] | None:
-    """Return the values that a maker or reader of ``name`` connects with it, or None if the node needs another layout."""
+    """Return the names of the values that a maker or reader of ``name`` connects with it, or None if the node needs
+    another layout.
+
+    ``products`` has the products that can be on the blocked layout, by name of the result.
+    """
     result = node.output[0]
     product = products.get(result)
     if product is not None:
@@ -157,7 +161,7 @@ def _connected_values(
 
 
 def _find_summed(values: GraphValues, node: NodeProto) -> str:
-    """Return the value whose rows ``node`` sums, by a sum or a product with ones; "" for other nodes."""
+    """Return the name of the value whose rows ``node`` sums, by a sum or a product with ones; "" for other nodes."""
     if node.op_type == "MatMul" and not node.domain:
         ones = values.maker(node.input[0], "Expand")
         number = values.constants.get(ones.input[0]) if ones is not None else None
@@ -176,7 +180,10 @@ def _is_one(number: TensorProto) -> bool:
 
 
 class _ProductWriter:
-    """Writer of products on the blocked layout; ``count`` is the number of products so far."""
+    """Writer of matrix products on the blocked layout (channels in blocks of a register's size).
+
+    ``count`` is the number of products so far.
+    """
 
     def __init__(self, values: GraphValues, products: Mapping[str, MatrixProduct], inside: Set[str]) -> None:
         self.count = self._made = 0
@@ -211,7 +218,9 @@ class _ProductWriter:
         self._reshape(made, (rows, columns), result)
 
     def _kernel(self, matrix: str) -> str:
-        """Return the matrix [I, O] as the kernel of a 1 x 1 convolution."""
+        """Return the name of the matrix [I, O] as the kernel of a 1 x 1 convolution on the blocked layout; write the
+        conversion if needed.
+        """
         turned = _find_transposed(self._values, matrix)
         key = ("kernel", matrix)
         if key not in self._known:
@@ -224,7 +233,8 @@ class _ProductWriter:
         return self._known[key]
 
     def _weight_gradient(self, product: MatrixProduct, result: str) -> None:
-        """Write the product [N, M] of ``of`` [T, N], transposed, and ``y`` [T, M].
+        """Write the weight gradient ``result`` [N, M]: the product of ``product.of`` [T, N], transposed, and
+        ``product.y`` [T, M].
 
         One of them is a kernel as it is stored; the rows of the other are channels.
         """
@@ -248,7 +258,7 @@ class _ProductWriter:
         self._reshape(plain, (columns, others), result)
 
     def _sum(self, name: str, result: str) -> None:
-        """Write the sum of all rows as their number times the mean of each channel."""
+        """Write ``result``, the sum of all rows of the value ``name``, as their number times the mean of each channel."""
         *rows, channels = self._values.shapes[name]
         count = math.prod(rows)
         number = f"product_rows{count}"
@@ -260,14 +270,16 @@ class _ProductWriter:
         self._reshape(total, self._values.shapes[result], result)
 
     def _image(self, name: str, shape: Shape) -> str:
-        """Return the matrix on the layout, as an image of ``shape``."""
+        """Return the name of the matrix on the blocked layout, as an image of ``shape`` [1, C, 1, T]; write the
+        conversion if needed.
+        """
         if name in self._inside:
             return self._reshape(name, shape)
         _, channels, _, rows = shape
         return self._reorder(name, (1, 1, rows, channels), channels_last=1)
 
     def _outside(self, name: str) -> str:
-        """Return the matrix in row order; write the conversion if it is on the layout."""
+        """Return the name of the matrix in row order; write the conversion if it is on the blocked layout."""
         if name not in self._inside:
             return name
         key = ("outside", name)

@@ -43,10 +43,10 @@ _PARTS = (8, 4, 2)
 
 
 def write_sums(model: bytes) -> bytes | None:
-    """Return the ONNX model with the updates of its large state written as sums on the blocked layout, or None.
+    """Return the ONNX model with the updates of its large state written as sums on the blocked layout.
 
-    Return None if it has no such state, or if values need more than :data:`ROOM` times their memory, because all terms of a
-    sum exist at once.
+    Return None if it has no such state, or if values need more than :data:`ROOM` times their memory, because all terms
+    of a sum exist at once.
     """
     proto = onnx.load_from_string(model)
     values = GraphValues(proto.graph)
@@ -102,7 +102,7 @@ class _GradientSum:
 
 
 def _sum_of(values: GraphValues, result: str) -> _GradientSum | None:
-    """Return the sum that computes the new state ``result`` if it takes fewer passes on the layout, else None."""
+    """Return the sum that computes the new state ``result`` if it takes fewer passes on the blocked layout, else None."""
     shape, count = values.shapes.get(result, ()), values.count(result)
     is_state = result.startswith(_STATE) and values.types.get(result) == TensorProto.FLOAT
     if not (is_state and shape) or count < LEAST or count % BLOCK:
@@ -119,7 +119,7 @@ def _sum_of(values: GraphValues, result: str) -> _GradientSum | None:
 
 
 def _old(result: str) -> str:
-    """Return the input port of the state, or of the rows of it, whose new value is ``result``."""
+    """Return the name of the input port of the state, or of rows of it, whose new value is ``result``."""
     rows = parse_rows(result)
     if rows is None:
         return result.removesuffix(REWRITTEN)
@@ -129,7 +129,10 @@ def _old(result: str) -> str:
 def _terms(
     values: GraphValues, name: str, shape: Shape, inside: set[str], *, negative: bool
 ) -> Iterator[_Term]:
-    """Yield the terms of the sum that computes ``name``, and add the results of its nodes to ``inside``."""
+    """Yield the terms of the sum that computes ``name``, and add the results of its nodes to ``inside``.
+
+    ``negative``: the whole sum is subtracted. A value of another shape, or with other readers, is a term of its own.
+    """
     node = values.maker(name)
     own = not inside or (name not in values.outputs and len(values.read_at(name)) == 1)
     if node is not None and own and not node.domain and len({*node.input}) == len(node.input):
@@ -203,12 +206,14 @@ class _UpdateWriter:
         self._call("Add", [found.plain[-1], name], result=found.result)
 
     def _add(self, term: _Term, onto: str, shape: Shape, result: str = "") -> str:
-        """Write ``onto`` plus a number times a tensor, both as images, and return the name of the result."""
+        """Write ``onto`` plus ``term`` (a number times a tensor), both as images, and return the name of the result."""
         inputs = [self._image(term.name, shape), self._kernel(self._number(term)), "", onto]
         return self._call("Conv", inputs, LAYOUT, result, group=BLOCK, kernel_shape=[1, 1])
 
     def _image(self, name: str, shape: Shape) -> str:
-        """Return the tensor as an image; for state it is an input port of that shape if these rows have no other reader."""
+        """Return the name of the tensor as an image. State becomes an input port of that shape if nothing else reads
+        these rows.
+        """
         if name not in self._images:
             is_port = name in self._values.inputs and name.startswith(_STATE)
             if is_port and not (parse_rows(name) and name in self._read_as_it_is):
@@ -223,7 +228,7 @@ class _UpdateWriter:
         return helper.make_tensor_value_info(rows, TensorProto.FLOAT, _image_shape(shape))
 
     def _number(self, term: _Term) -> str:
-        """Return the number of a term with its sign, in the shape of an image."""
+        """Return the name of a term's number with its sign, in the shape of an image."""
         key = (term.number, term.negative)
         if key not in self._numbers:
             self._numbers[key] = self._apply_sign(term)
@@ -240,7 +245,7 @@ class _UpdateWriter:
         return self._call("Neg", [number]) if term.negative else number
 
     def _kernel(self, number: str) -> str:
-        """Return a depthwise 1 x 1 kernel with ``number`` for each channel."""
+        """Return the name of a depthwise 1 x 1 kernel with ``number`` for each channel."""
         if number not in self._kernels:
             self._kernels[number] = self._call("Expand", [number, self._size((BLOCK, 1, 1, 1))])
         return self._kernels[number]
