@@ -34,7 +34,7 @@ class ModelDownlink(Protocol):
 
 @dataclass(frozen=True)
 class FixedDownlink:
-    """Downlink that returns known ``weights`` for any model."""
+    """Downlink that returns the same ``weights`` for any model. The simulator computes them before the round."""
 
     weights: Arrays
 
@@ -63,7 +63,11 @@ class RoundModel:
 
 
 def compares_updates(spec: RunSpec) -> bool:
-    """Return True if the aggregation compares updates with the weights from which the devices began."""
+    """Return True if the server must know the weights from which devices began, because updates are compared with
+    them.
+
+    That is so for counting of non-zero changes and for clipping.
+    """
     return spec.count == "nonzero" or bool(spec.aggregate.clip_norm)
 
 

@@ -45,7 +45,7 @@ class AccessRules:
 
     @property
     def root(self) -> str:
-        """Topic level below which all topics of the federation are."""
+        """First levels of all topics of the federation, without a slash at the end."""
         return Topics(self.federation).root
 
     def of(self, role: Role) -> Iterator[TopicRule]:

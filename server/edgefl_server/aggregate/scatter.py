@@ -130,14 +130,16 @@ class SectionBlocks:
 
 @dataclass(frozen=True, eq=False)
 class TierBlocks:
-    """Compiled layout of a tier's updates: the model position and the encoding of every entry.
+    """Compiled layout of a tier's updates: for every entry its encoding and its position in the flat global model.
+
+    Entries are grouped in blocks (stretches of at most :data:`BLOCK` entries), which are grouped by section.
 
     Attributes:
         form: Encoding of the updates.
-        regions: Positions of the tensors in the global model.
-        shapes: Shapes of the update's tensors.
+        regions: Positions of the tensors in the global model, by local name.
+        shapes: Shapes of the update's tensors, by local name.
         sources: Names of the encoded arrays, in the order of the SOURCE column.
-        works: Blocks by section.
+        works: Blocks by section, a group of tensors with one encoding.
         index: Model positions of scattered entries.
         size: Entries of an update.
         model: Entries of the global model.
@@ -159,7 +161,7 @@ class TierBlocks:
 
     @cached_property
     def expected(self) -> dict[str, tuple[str, tuple[int, ...]]]:
-        """Expected dtype and shape of each encoded array, by name."""
+        """Expected (dtype, shape) of each encoded array of an update, by name."""
         if not self.form.sections:
             return {name: ("float32", shape) for name, shape in self.shapes.items()}
         arrays = self.form.arrays(self.entries)

@@ -131,7 +131,8 @@ class Registry:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Context in which the database is locked for this thread, without a transaction, because each message reads.
+        """Context in which this thread has the database to itself. No transaction begins, because every message reads
+        here.
 
         Raises:
             StoreError: If the database fails.

@@ -38,7 +38,7 @@ class MessagePublisher(Protocol):
 
 
 class Publisher:
-    """Publisher of the live blobs and of the announcement.
+    """Publisher of the live blobs (those that devices may fetch) and of the announcement, as retained messages.
 
     Nothing is sent before :meth:`connected`. Blobs that are offered while the broker is away are sent after the next
     connection.
@@ -50,7 +50,7 @@ class Publisher:
         compression: Compression of blobs that are not ``plain``.
         blob_limit: Largest blob in bytes; devices refuse larger ones.
         seal: Function that signs a message for a topic.
-        store: Storage of the blobs' bytes.
+        store: Storage of the blobs' bytes; None to keep them in memory.
         by_broker: False if devices fetch blobs from mirrors only, so that no chunk is sent to the broker.
         most_bytes: Largest announcement in bytes. A larger one is divided: its pages are blobs.
     """

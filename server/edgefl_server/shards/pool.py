@@ -195,7 +195,7 @@ class WorkerPool:
 
     @property
     def is_stalled(self) -> bool:
-        """True if some updates cannot be received at present, so that no deadline may pass."""
+        """True if a worker receives nothing because of a storage error, so that no deadline may pass."""
         return any(slot.is_stalled for slot in self._slots)
 
     @property

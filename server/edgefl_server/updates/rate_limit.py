@@ -73,7 +73,7 @@ class TokenBuckets:
         return level >= 1.0
 
     def __len__(self) -> int:
-        """Return the number of names in memory."""
+        """Return the number of names whose buckets are in memory."""
         return len(self._levels.keys() | self._previous.keys())
 
 
