@@ -21,18 +21,18 @@ from edgefl.wire.update.form import Codes, Form, Sparse
 
 
 def apply_codec(codec: Codec, algorithm: Algorithm, objective: Objective) -> Algorithm:
-    """Return a copy of ``algorithm`` whose ``finish`` codes the update with ``codec``.
-
-    The codec ``dense`` changes nothing.
+    """Return a copy of ``algorithm`` whose ``finish`` codes the update with ``codec``. The codec ``dense`` changes
+    nothing.
 
     Args:
-        codec: Codec. One with feedback stores a residual per entry on the device.
+        codec: Codec. One with feedback stores its coding error (the residual) per entry on the device.
         algorithm: Algorithm that sends the trained weights as they are.
-        objective: Objective of the algorithm. If the codec has feedback, it must hold the same entries in each round.
+        objective: Model and loss of the algorithm. If the codec has feedback, a tier must hold the same entries
+            in each round.
 
     Raises:
-        ConfigError: The algorithm codes its update itself, sends more than the weights or has several exchanges; or the
-            codec leaves out every tensor.
+        ConfigError: The algorithm codes its update itself, sends more than the weights or has several exchanges;
+            or the codec leaves out every tensor.
     """
     if codec.trained is None:
         return algorithm
@@ -54,7 +54,10 @@ def apply_codec(codec: Codec, algorithm: Algorithm, objective: Objective) -> Alg
 
 
 def _check_plain(algorithm: Algorithm, objective: Objective, codec: Codec) -> None:
-    """Raise ConfigError unless ``finish`` sends the trained weights alone, because a coded update replaces its result."""
+    """Raise ConfigError if ``algorithm`` sends or stores more than the trained weights, or has several exchanges.
+
+    A codec replaces ``finish``, so anything else that ``finish`` sends or stores would be lost.
+    """
     more = [name for name in algorithm.start.inputs if role_of(name) == "carry"]
     more += [name for name in algorithm.finish.inputs if name not in held_ports(objective)]
     if not more and len(algorithm.exchanges) == 1:
@@ -88,7 +91,9 @@ class _CodecFinish:
 
     @property
     def coder(self) -> Coder | None:
-        """Coder of the trained tensors, or None if they are sent as floats or as their largest entries."""
+        """Coder of the trained tensors. None if each entry is sent as a smaller float, or only the largest entries are
+        sent.
+        """
         coder = self.codec.trained
         return coder if isinstance(coder, Coder) else None
 
@@ -126,7 +131,7 @@ class _CodecFinish:
         """Return ``update.*`` in :attr:`form`, ``carry.residual.*`` if the codec has feedback, and ``metric.*`` of the
         coding.
 
-        The residual is the coding error of each change, which the device adds to its next change.
+        The residual is the coding error of each change. The device stores it and adds it to its next change.
         """
         carrier, parts = self.objective.carrier, self.parts
         left, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
@@ -167,9 +172,9 @@ class _CodecFinish:
         return change if kept is None else replace(change, value=change.value + kept)
 
     def _decode(self, change: Change, coded: CodedChange | None) -> Tensor:
-        """Return the change that the server decodes from ``coded`` (mhat), flat.
+        """Return the change that the server will decode (mhat), flat, of the shape of ``change.value``.
 
-        None: the update has the largest entries of ``change``.
+        If ``coded`` is None, the update is sparse: all but the largest entries of ``change`` become 0.
         """
         encoding = self.form.sections[0].encoding
         if coded is not None:

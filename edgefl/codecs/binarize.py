@@ -26,7 +26,8 @@ _NEAR = 1e-4
 
 
 def draw(m: Tensor, alpha: Tensor, zeta: Tensor) -> Tensor:
-    """Return the sign of S(m, alpha), +1.0 or -1.0, with m's shape and dtype (eq. 6, 7). S is ``alpha * draw``.
+    """Return the random sign of FedBAT's binarization S(m, alpha) = alpha * sign: +1.0 or -1.0, m's shape and dtype (eq.
+    6, 7).
 
     The sign is + if ``zeta < (alpha + m) / (2 alpha)``. Beyond +-alpha the threshold leaves [0, 1], so the sign is
     certain. At x = +-alpha every rounding gives +-1 (fedbat.md 2.2).
@@ -41,12 +42,16 @@ def draw(m: Tensor, alpha: Tensor, zeta: Tensor) -> Tensor:
 
 
 def is_inside(m: Tensor, alpha: Tensor) -> Tensor:
-    """Return dS/dm as bool, in m's shape: True if |m| <= alpha, False if m is clipped (eq. 8)."""
+    """Return the derivative dS/dm of :func:`draw`'s S as bool, in m's shape: True if |m| <= alpha, False if m is clipped
+    (eq. 8).
+    """
     return m.abs() <= alpha
 
 
 def slope(m: Tensor, alpha: Tensor, sign: Tensor) -> Tensor:
-    """Return dS/dalpha, straight-through: ``sign - m / alpha`` if |m| <= alpha, sign(m) if m is clipped (eq. 9).
+    """Return the derivative dS/dalpha of :func:`draw`'s S, straight-through, in m's shape.
+
+    It is ``sign - m / alpha`` if |m| <= alpha, and sign(m) if m is clipped (eq. 9).
 
     Args:
         m: Change of the weights.
@@ -58,9 +63,8 @@ def slope(m: Tensor, alpha: Tensor, sign: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class StepGroups:
-    """Assignment of tensors to groups that share a step size.
-
-    ``numbers`` has the group, 0 .. count - 1, of each tensor.
+    """Assignment of tensors to groups that share a step size. ``numbers`` has the group, 0 .. count - 1, of each tensor
+    by name.
     """
 
     numbers: Mapping[str, int]
@@ -116,11 +120,11 @@ class StepSize:
     bounds: tuple[float, float] | None = None
 
     def of(self, scale: Tensor, log_scale: Tensor) -> Tensor:
-        """Return alpha.
+        """Return the step size alpha of each group, [groups], clamped to ``bounds`` if they are set.
 
         Args:
-            scale: alpha', replaced by ``EPS`` if it is smaller.
-            log_scale: alpha_e.
+            scale: alpha', [groups], replaced by ``EPS`` if it is smaller.
+            log_scale: alpha_e, [groups].
         """
         alpha = scale.clamp(min=EPS) * torch.exp((self.rho * log_scale).clamp(-LIMIT, LIMIT))
         return alpha if self.bounds is None else alpha.clamp(*self.bounds)
@@ -128,10 +132,10 @@ class StepSize:
     def descend(
         self, scale: Tensor, log_scale: Tensor, alpha: Tensor, pull: Tensor, lr: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return alpha_e after a step, and the number of groups whose exponent is then at a limit, ().
+        """Return (alpha_e after a step [groups], number () of groups whose exponent is then at a limit).
 
-        alpha_e <- alpha_e - lr * rho * alpha * pull (eq. 9), clamped at the limit, so that later steps can move it back at
-        once. Groups without any change, whose alpha is 0, do not count.
+        alpha_e <- alpha_e - lr * rho * alpha * pull (eq. 9), clamped at the limit, so that later steps can move it
+        back at once. Groups without any change, whose alpha is 0, do not count.
 
         Args:
             scale: alpha', [groups].
@@ -155,12 +159,10 @@ class StepSize:
         return moved, (at & (alpha > 0)).to(scale.dtype).sum()
 
     def growth(self, scale: Tensor, alpha: Tensor) -> Tensor:
-        """Return the largest factor between alpha and its initial value, exp(max |log(alpha / initial)|), ().
+        """Return the largest factor between a group's alpha and its initial value, exp(max |log(alpha / initial)|), ().
 
-        1: none has moved.
-
-        Shrinking counts like growing, because a runaway step size overshoots to either limit. Groups without any change,
-        whose alpha is 0, do not count.
+        1 means that no step size has moved. Shrinking counts like growing, because a runaway step size overshoots to
+        either limit. Groups without any change, whose alpha is 0, do not count.
 
         Args:
             scale: alpha', [groups].

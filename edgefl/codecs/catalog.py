@@ -229,7 +229,8 @@ def zerofl(
     Args:
         name: Name of the codec, which the update's form contains.
         sparsity: Share of the entries that are left out, in training and in the update.
-        activations: As in :func:`edgefl.algorithms.quantized.swat.swat`.
+        activations: True: a weight's gradient reads only the largest entries of its layer's input. False: it
+            reads all.
         sparse_training: False: train by dense SGD (fedbat.md 8.16).
         sparse_upload: False: send the whole change as float32 (fedbat.md 8.16).
         statistics: Bits per entry of moving statistics; 32 sends float32.
@@ -251,7 +252,7 @@ def bifl(name: str, *, clip: bool = False) -> Codec:
 
     Args:
         name: Name of the codec, which the update's form contains.
-        clip: As in :func:`edgefl.algorithms.quantized.binary.binary`.
+        clip: True: in training, entries W with |W| > 1 get no gradient.
     """
     training = CodecTraining("binary", {"clip": clip})
     return Codec(name, MeanSign(), change=False, statistics=32, kernels_only=True, training=training)
@@ -262,7 +263,7 @@ def bifl_full(name: str, *, clip: bool = False) -> Codec:
 
     Args:
         name: Name of the codec, which the update's form contains.
-        clip: As in :func:`edgefl.algorithms.quantized.binary.binary`.
+        clip: True: in training, entries W with |W| > 1 get no gradient.
     """
     return Codec(name, training=CodecTraining("binary", {"clip": clip}))
 
@@ -281,6 +282,17 @@ def fedbat(
 ) -> Codec:
     """Return FedBAT: training binarizes the update with learned step sizes
     (:func:`edgefl.algorithms.quantized.fedbat.fedbat` explains the options).
+
+    Args:
+        name: Name of the codec, which the update's form contains.
+        rho: Learning speed of the step sizes alpha.
+        phi: Share of the local steps that train in full precision first.
+        granularity: One step size per tensor, module or model.
+        upload_mode: Signs of a new draw, signs of the last step's draw, or signs of the change itself.
+        step_size: "learned", or "largest": the largest magnitude of the change in each step.
+        alpha_range: Smallest and largest step size. None: no bounds.
+        statistics: Bits per entry of moving statistics; 32 sends float32.
+        binarize_1d: True: code biases and norms like kernels. False: train and send them in full precision.
     """
     options = {
         "rho": rho,
@@ -317,6 +329,10 @@ CODECS: Mapping[str, Callable[..., Codec]] = collect_factories(globals())
 def build(name: str, **options: object) -> Codec:
     """Return the codec ``name`` with ``options``.
 
+    Args:
+        name: Name in the catalog.
+        options: Options of the codec by name. Others have their defaults.
+
     Raises:
         ConfigError: The name, an option or a value is wrong. The text lists what is accepted.
     """
@@ -329,7 +345,7 @@ def build(name: str, **options: object) -> Codec:
 
 
 def _check_size(codec: str, option: str, value: float) -> float:
-    """Return ``value``. Raise ConfigError unless float32 holds it with all its digits and a change may be as large."""
+    """Return ``value``. Raise ConfigError unless it is a normal float32 number of at most ``CHANGE_LIMIT``."""
     if not _LEAST <= value <= CHANGE_LIMIT:
         raise ConfigError(
             f"{option} of codec {codec!r} is from {_LEAST:.3g} to {CHANGE_LIMIT:.0f}, found {value}; "

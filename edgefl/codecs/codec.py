@@ -19,13 +19,14 @@ from edgefl.wire.update.form import VERSION, Encoding, FloatValues, Sparse
 class Change:
     """Change of one or several tensors in a round, or their values if the codec sends weights.
 
-    With ``sizes`` it holds several tensors, flat, one after the other, because a graph takes as long for a hundred small
-    operations as for a large one. A result per tensor is then [tensors], and () otherwise.
+    With ``sizes`` it holds several tensors, flat, one after the other, because a graph takes as long for a hundred
+    small operations as for a large one. A result per tensor is then [tensors], and () otherwise. Entries are held if
+    they are part of the device's submodel.
 
     Attributes:
         value: Float32 of the tensor's shape, 0 outside of ``held``.
         base: Initial value of the round, in the same shape.
-        held: True for entries that the tier holds, in the same shape. None: it holds all.
+        held: True for held entries, in the same shape. None: all are held.
         uniform: Uniform numbers in [0, 1) of the same shape, for random coders; else None.
         sizes: Number of entries of each tensor. Empty: ``value`` is one tensor in its own shape.
     """
@@ -48,11 +49,12 @@ class Change:
         """Return the change of the tensors ``names``, flat, in this order.
 
         Args:
-            names: Tensors, by name.
-            values: Their changes or values.
-            base: Their initial values.
-            held: Masks of held entries. A tensor without a mask is held whole.
-            uniform: Uniform numbers, if the coder is random.
+            names: Names of the tensors.
+            values: Their changes or values, by name.
+            base: Their values at the start of the round, by name.
+            held: Masks of held entries (entries of the device's submodel), by name. A tensor without a mask is
+                held whole.
+            uniform: Uniform numbers by name, if the coder is random.
         """
         masks = {name: mask for name, mask in (held or {}).items() if name in names}
         whole = (
@@ -74,7 +76,7 @@ class Change:
         return torch.tensor([float(n) for n in self.sizes] if self.sizes else float(self.value.numel()))
 
     def mean_size(self) -> Tensor:
-        """Return the mean magnitude of each tensor's held entries, norm_1 / d."""
+        """Return the mean magnitude of each tensor's held entries, norm_1 / d. A tensor without held entries gives 0."""
         return self.sums(self.value.abs()) / self.entries.clamp(min=1.0)
 
     def largest(self) -> Tensor:
@@ -101,11 +103,13 @@ class Change:
         return torch.cat([part.sum(0, keepdim=True) for part in split(each, self.sizes)])
 
     def spread(self, numbers: Tensor) -> Tensor:
-        """Return the number of each tensor at all of its entries, in a shape that broadcasts with ``value``."""
+        """Return ``numbers``, one per tensor, repeated for each entry of its tensor, in a shape that broadcasts with
+        ``value``.
+        """
         return spread(split(numbers, 1), self.sizes) if self.sizes else numbers
 
     def draws(self) -> Tensor:
-        """Return the uniform numbers, which exist for random coders only."""
+        """Return the uniform numbers. Fail with AssertionError if the coder asked for none."""
         assert self.uniform is not None, "a coder that draws is given uniform numbers"
         return self.uniform
 
@@ -127,7 +131,10 @@ class CodedChange:
 
 @runtime_checkable
 class Coder(Protocol):
-    """Interface of coders. A coder codes each entry by itself, with at most one scale per tensor."""
+    """Interface of coders. A coder codes each entry by itself, with at most one scale per tensor.
+
+    ``encoding`` describes the bits of a code and the value it denotes. ``code`` returns the codes of a change.
+    """
 
     @property
     def encoding(self) -> Encoding: ...
@@ -145,7 +152,7 @@ def spread(numbers: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
 
 
 def split(joined: Tensor, sizes: Sequence[int] | int) -> tuple[Tensor, ...]:
-    """Split the flat tensor ``joined`` into parts of these sizes. A single number is the size of all parts."""
+    """Split the flat tensor ``joined`` into consecutive parts of these sizes. A single number is the size of all parts."""
     parts: tuple[Tensor, ...] = joined.split(sizes)
     return parts
 

@@ -9,7 +9,13 @@ RUNAWAY = 10.0
 
 
 def runaway_warning(metrics: Mapping[str, float]) -> str | None:
-    """Return a warning if ``metrics``, reported by one device, show runaway step sizes; else None."""
+    """Return a warning if FedBAT's step sizes ran away on a device; else None.
+
+    They did if the metric ``alpha_growth`` is above :data:`RUNAWAY`. A device without this metric gets no warning.
+
+    Args:
+        metrics: Metrics that the device reported, by name: means over its local steps.
+    """
     growth = metrics.get("alpha_growth", 1.0)
     if not growth > RUNAWAY:
         return None

@@ -41,7 +41,7 @@ def pack_codes(parts: Sequence[Tensor], bits: int) -> Tensor:
 
 
 def _split_bits(codes: Tensor, bits: int) -> Tensor:
-    """Return the bits of each code, lowest first, one after the other, as 0.0 and 1.0."""
+    """Return the ``bits`` bits of each code, lowest first, one code after the other, as 0.0 and 1.0, flat."""
     left, planes = codes, []
     for _ in range(bits):
         halved = torch.floor(left / 2)
@@ -51,7 +51,13 @@ def _split_bits(codes: Tensor, bits: int) -> Tensor:
 
 
 def _pad_to_bytes(codes: Tensor, sizes: Sequence[int], each: int) -> Tensor:
-    """Return ``codes`` with zeros appended to each part, of length ``sizes``, up to a multiple of ``each``."""
+    """Return ``codes`` with zeros appended to each part, up to a multiple of ``each`` codes.
+
+    Args:
+        codes: Parts, one after the other, flat.
+        sizes: Number of codes of each part.
+        each: Number of codes that fill one byte.
+    """
     if not any(size % each for size in sizes):
         return codes
     padded = [[part, torch.zeros(-part.numel() % each)] for part in split(codes, list(sizes))]
@@ -90,13 +96,13 @@ FLOATS = 32
 class UpdateParts:
     """Names of an objective's tensors, grouped by their encoding in the update, each group ascending.
 
-    These are names of weights. :meth:`sent` maps them to tensors of the update.
+    These are names of weights. An update may hold several weights in one tensor; :meth:`sent` returns its tensors.
 
     Attributes:
         coded: Trained tensors that the codec codes.
         plain: Trained tensors that are sent as float32.
         statistics: Tensors that no gradient moves, such as moving statistics.
-        update: Number of entries of each tensor of the update.
+        update: Number of entries of each tensor of the update, by its name.
     """
 
     coded: tuple[str, ...]
@@ -108,13 +114,14 @@ class UpdateParts:
     def of(
         cls, objective: Objective, *, binarize_1d: bool, kernels_only: bool = False, change: bool = True
     ) -> UpdateParts:
-        """Return the parts of an objective's update.
+        """Return the weights of an objective, grouped by their encoding in the update.
 
         Args:
-            objective: The objective.
-            binarize_1d: True: code tensors of one dimension, too.
-            kernels_only: True: code kernels only.
-            change: True: the update holds changes, and parameters that are not trained have none. False: it holds weights.
+            objective: Model part that a tier trains, with its loss.
+            binarize_1d: True: code tensors of one dimension, too. False: send them as float32.
+            kernels_only: True: code kernels only, and send all other trained tensors as float32.
+            change: True: the update holds changes, and parameters that are not trained have none. False: it holds
+                weights.
         """
         carrier = objective.carrier
         # What is neither in the update nor in the payload travels as a part of something else; the rest stays at home.
@@ -132,7 +139,8 @@ class UpdateParts:
     def sent(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the names of the update's tensors that hold entries of the weights ``names``, ascending.
 
-        A carrier may put several weights into one tensor, which is then counted for all of them.
+        A carrier (conversion between weights and sent tensors) may put several weights into one tensor. It is then
+        returned for each of them.
         """
         others = {*self.coded, *self.plain, *self.statistics} - set(names)
         shared = [name for name in self.update if name not in others]
@@ -164,16 +172,16 @@ def form_of(
     change: bool = True,
     groups: Mapping[str, int] | None = None,
 ) -> Form:
-    """Return the form of an update whose coded tensors have ``encoding``.
+    """Return the form (layout of the arrays) of an update whose coded tensors have ``encoding``.
 
     Args:
         codec: Name of the codec.
         version: Version of its bytes.
-        parts: Names by encoding.
+        parts: Names of the weights by encoding.
         encoding: Encoding of the coded tensors.
         statistics: Coder of moving statistics. None: they are float32.
         change: True: the update holds changes. False: it holds weights.
-        groups: Index of the scale of each coded tensor. None: each tensor has its own scale.
+        groups: Index of the scale of each coded tensor, by name. None: each tensor has its own scale.
     """
     numbered = {name: number for number, name in enumerate(parts.coded)} if groups is None else groups
     sections = [Section(parts.sent(parts.coded), encoding, numbered if isinstance(encoding, Codes) else {})]
@@ -187,12 +195,15 @@ def form_of(
 
 
 def pack(form: Form, packed: Mapping[str, Tensor], scales: Sequence[Tensor]) -> Tensors:
-    """Return the arrays of an update in ``form``, of those that the form needs: codes, scales, values, halves, mask.
+    """Return the arrays of an update in ``form``, by name, all flat.
+
+    Names are ``codes``, ``scales``, ``values``, ``halves`` and ``mask``; an array that the form does not need is
+    omitted.
 
     Args:
-        form: Form of the update.
+        form: Form of the update, which lists its tensors and their encodings.
         packed: Codes or values, by name of the update's tensor.
-        scales: Scales of each section that has scales, [groups].
+        scales: Scales of each section that has scales, [groups], in the form's order.
     """
     codes: list[Tensor] = []
     values: list[Tensor] = []

@@ -54,10 +54,13 @@ _WHOLE = (9, 1000, 10**6, 2**25, 2**40)
 
 
 def draw(name: str, spec: TensorSpec, generator: torch.Generator, label_range: int) -> Tensor:
-    """Return the random tensor of one port (:meth:`edgefl.contract.algorithm.Function.example`).
+    """Return a random tensor that is a valid input for one port, that is, for one named input of a function.
+
+    Weights of the model are noisy copies of their values. Integers are uniform in their range. Other floats are
+    normal.
 
     Args:
-        name: Name of the port. Its role decides the distribution.
+        name: Name of the port. Its first part, the role, decides the distribution (:meth:`Function.example`).
         spec: Shape and dtype of the result, its range, and for weights the model's values.
         generator: Source of random numbers.
         label_range: Exclusive upper bound of integers, used if ``spec.below`` is None.
@@ -109,15 +112,17 @@ def _draw_near(name: str, values: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def is_open(spec: TensorSpec) -> bool:
-    """Return True if a sample's values have no known range: no ``below``, neither bool nor uint8, and not a scalar."""
+    """Return True if the values of input ``spec`` have no known range: no ``below``, neither bool nor uint8, and not a
+    scalar.
+    """
     return spec.below is None and spec.dtype not in (torch.bool, torch.uint8) and bool(spec.shape)
 
 
 def draw_wide(spec: TensorSpec, generator: torch.Generator) -> Tensor:
-    """Return random samples of ``spec`` with several magnitudes.
+    """Return random samples of ``spec`` with several magnitudes. The first dimension of ``spec.shape`` counts samples.
 
-    Row i of a float tensor has the standard deviation ``_MAGNITUDES[i % 4]``. Each entry of an integer tensor has a
-    random bound from ``_WHOLE`` and a random sign.
+    Sample i of a float tensor has the standard deviation ``_MAGNITUDES[i % 4]``. Each entry of an integer tensor has
+    a random bound from ``_WHOLE`` and a random sign.
     """
     if spec.dtype.is_floating_point:
         drawn = torch.randn(spec.shape, generator=generator, dtype=spec.dtype)
@@ -137,16 +142,18 @@ class Function:
     """One pure function of an algorithm, with the specs of its inputs.
 
     Attributes:
-        name: Name of its graph.
-        fn: Function from tensors by port name to tensors by port name. Inputs have the shapes and dtypes of ``inputs``.
-            Outputs need no declaration.
-        inputs: Spec of each input port, by name.
+        name: Name of the function, and of the graph that is exported from it.
+        fn: Function from tensors by port name to tensors by port name. Inputs have the shapes and dtypes of
+            ``inputs``. Outputs need no declaration.
+        inputs: Spec of each input port, by name. A port is a named input; its role (first part of the name)
+            defines who feeds it.
         label_range: Exclusive upper bound of integer inputs in random examples, if their spec has no ``below``.
-        fixed: True if training never changes the tensors that ``fn`` closes over, such as a filter bank. The exported
-            graph may then contain them as constants of any size.
-        activations: Storage of values that are saved for the backward pass (:mod:`edgefl.algorithms.activations`).
-        metrics: Names of the metrics computed from an evaluation's sums (:mod:`edgefl.wire.metrics`), the main one
-            first.
+        fixed: True if training never changes the tensors that ``fn`` closes over, such as a filter bank. The
+            exported graph may then contain them as constants of any size.
+        activations: Storage of values that are saved for the backward pass
+            (:mod:`edgefl.algorithms.activations`).
+        metrics: Names of the metrics computed from an evaluation's sums (:mod:`edgefl.wire.metrics`), the main
+            one first.
     """
 
     name: str
@@ -219,11 +226,13 @@ class Phase:
 
 @dataclass(frozen=True)
 class CarryRule:
-    """Validity of the ``carry`` that a device stores between exchanges.
+    """Validity of the carry: the state that an algorithm stores on a device from one exchange to the next.
+
+    An exchange is one round trip between server and device.
 
     Attributes:
-        exchanges: Number of completed exchanges after which a device drops the carry and reports that. 0: it stays
-            valid as long as the run lasts.
+        exchanges: Number of completed exchanges after which a device drops the carry and reports that. 0: it
+            stays valid as long as the run lasts.
         needed: True: a device without a carry declines the task. False: it starts with zeros.
     """
 
@@ -235,13 +244,20 @@ class CarryRule:
 class Algorithm:
     """Local training of a client: ``start``, the ``phases`` in order, ``finish``. ``evaluate`` measures held-out data.
 
-    ``start`` and ``finish`` read ``weights.*`` and ``carry.*``. A change is the trained weights minus the initial ones,
-    which need no second copy during training.
+    ``start`` and ``finish`` read ``weights.*``, the received weights, and ``carry.*``, the state that the device
+    stored in its last exchange. An exchange is one round trip between server and device. An update that holds changes
+    is computed from ``weights.*`` in ``finish``, so training stores no second copy of the initial weights.
 
-    A method of several exchanges runs those of ``opening`` once, in order, and then those of ``ahead`` and this one in
-    turn. All have the same ``name``, so each reads the carry that the one before has stored.
+    A method may need several exchanges, each described by an Algorithm. It runs those of ``opening`` once, in order.
+    Then it repeats those of ``ahead`` and this one in turn. All have the same ``name``, so each reads the carry that
+    the exchange before it has stored.
 
     Attributes:
+        name: Name of the algorithm, equal in all its exchanges.
+        start: Function that turns the received weights and the carry into the state of the first step.
+        phases: Training steps with their numbers of repetitions.
+        finish: Function that turns the state after the last step into the update and the new carry.
+        evaluate: Function that computes metrics on held-out data.
         hyper: Default of every ``hyper.*`` scalar.
         schedule: Function that returns the scalars which the server announces for an exchange instead of these
             defaults.
@@ -249,12 +265,12 @@ class Algorithm:
             ``lr``).
         form: Encoding of ``update.*``.
         masks: Number of bits of each ``update.*`` that consists of packed bits.
-        inference: Function from ``weights.*`` to the ``weights.*`` that ``evaluate`` uses. None: they are the same.
-            Units that such an algorithm does not train would not fit those that it trains.
-        personalize: Function from ``weights.*`` and one batch to ``weights.*``: one step that adapts the model to a
-            device's own data. None: the algorithm has none.
-        draws: "walk": batches follow a shuffled pass over the data. "draw": each batch is drawn independently, without
-            replacement. "length" (with ``shorter`` steps): a batch has samples of similar length.
+        inference: Function from ``weights.*`` to the ``weights.*`` that ``evaluate`` uses. None: they are the
+            same. Units that such an algorithm does not train would not fit those that it trains.
+        personalize: Function from ``weights.*`` and one batch to ``weights.*``: one step that adapts the model to
+            a device's own data. None: the algorithm has none.
+        draws: "walk": batches follow a shuffled pass over the data. "draw": each batch is drawn independently,
+            without replacement. "length" (with ``shorter`` steps): a batch has samples of similar length.
         server: Server optimizer that is applied to the averages.
         opening: Exchanges that run once, before all others.
         ahead: Exchanges that run before this one in every cycle.
@@ -283,8 +299,8 @@ class Algorithm:
 
     @property
     def functions(self) -> tuple[Function, ...]:
-        """All functions that a bundle contains: ``start``, the steps, ``finish``, ``evaluate``, and ``personalize`` if
-        there is one.
+        """All functions that are exported for devices: ``start``, the steps, ``finish``, ``evaluate``, and
+        ``personalize`` if there is one.
         """
         last = () if self.personalize is None else (self.personalize,)
         steps = (function for phase in self.phases for function in phase.functions)
@@ -292,10 +308,13 @@ class Algorithm:
 
     @property
     def exchanges(self) -> tuple[Algorithm, ...]:
-        """All exchanges of the method, in the order of their first use, this algorithm last."""
+        """All exchanges of the method, each once: ``opening``, then ``ahead``, then this algorithm."""
         return (*self.opening, *self.ahead, self)
 
     @property
     def server_state(self) -> Mapping[str, float]:
-        """Initial value of each server state of all exchanges, by the name of the state."""
+        """Initial value of each kind of tensor that the server keeps beside the model, such as a momentum ``m``.
+
+        The keys are the names of these states; all exchanges of the method are included.
+        """
         return dict(chain.from_iterable(each.server.state.items() for each in self.exchanges))

@@ -152,14 +152,14 @@ def as_choice(argument: str, kind: type[C], value: object) -> C:
 def define_entry(
     kind: type[C], name: str, label: str, factory: Callable[Concatenate[Any, P], Any]
 ) -> CatalogEntry[P, C]:
-    """Return the catalog entry of a factory whose first parameter is not an option, but a model, an objective or a
-    name.
+    """Return the catalog entry of a factory whose first parameter is no option, but a model, an objective or a name.
 
     Args:
         kind: Class of the choices that the entry returns.
         name: Name in federation files.
         label: Name in Python.
-        factory: Function that builds the thing.
+        factory: Function that builds the described object, such as an algorithm. Its other parameters are the
+            options.
     """
     return CatalogEntry(kind, name, label, factory, 1)
 

@@ -47,17 +47,20 @@ def _as_sent(update: Tensors) -> Tensors:
 class ServerOpt:
     """Server optimizer (ServerOpt of Reddi et al. 2021) over float tensors by name.
 
-    ``step`` and ``unfold`` are pure functions of torch tensors. The methods apply them to NumPy arrays.
+    ``step`` and ``unfold`` are pure functions of torch tensors. The methods apply them to NumPy arrays. A state is a
+    set of tensors that the server keeps beside the model, such as Adam's m; its tensor for ``conv.weight`` is named
+    ``m/conv.weight``. An exchange is one round trip between server and devices.
 
     Attributes:
         name: Name in messages and error texts.
-        state: Initial value of each state. A state has one tensor per trainable parameter, of the parameter's shape.
-        step: ``step(before, mean, hyper)`` returns the new value of each tensor that differs from its mean. ``before``
-            holds weights and state at the start of the exchange. ``mean`` holds the same tensors: the mean of what
-            devices sent, and the old value of a tensor that no device sent. ``hyper`` holds the scalars of the exchange
-            and ``share``, the fraction of all devices that reported.
-        unfold: ``unfold(update)`` returns the tensors to average instead of one update, such as squares, by the same
-            names.
+        state: Initial value of each state, by its name. A state has one tensor per trainable parameter, of the
+            parameter's shape.
+        step: ``step(before, mean, hyper)`` returns the new value of each tensor that differs from its mean.
+            ``before`` holds weights and state at the start of the exchange. ``mean`` holds the same tensors: the
+            mean of what devices sent, and the old value of a tensor that no device sent. ``hyper`` holds the
+            scalars of the exchange and ``share``, the fraction of all devices that reported.
+        unfold: ``unfold(update)`` returns the tensors to average instead of one update, such as squares, by the
+            same names.
         options: Names of the algorithm's options that only the server reads.
     """
 
@@ -73,18 +76,18 @@ class ServerOpt:
         return self.unfold is not _as_sent
 
     def moved(self, before: Mapping[str, Array], mean: Mapping[str, Array], hyper: Scalars) -> Arrays:
-        """Run ``step`` on arrays and return the tensors that it changes, in the dtypes of ``mean``.
+        """Run ``step`` on arrays and return the tensors that it changes, by name, in the dtypes of ``mean``.
 
-        {} if ``step`` is the plain mean.
+        Return {} if ``step`` is the plain mean, because the new model is then ``mean`` itself.
 
         Args:
             before: Weights and state at the start of the exchange, by name.
             mean: Averages, by the same names.
-            hyper: Scalars of the exchange, and ``share``.
+            hyper: Scalars of the exchange, and ``share``, the fraction of all devices that reported.
 
         Raises:
-            StepError: The step raised an error, or returned an unknown tensor, another shape, or values that are not
-                finite or too large for an update.
+            StepError: The step raised an error, or returned an unknown tensor, another shape, or values that are
+                not finite or too large for an update.
         """
         if self.step is _mean:
             return {}
@@ -116,13 +119,18 @@ class ServerOpt:
             )
 
     def unfolded(self, update: Mapping[str, Array]) -> Arrays:
-        """Return the arrays to average for one validated ``update``: the result of ``unfold``, or a copy of the
-        dictionary.
+        """Return the arrays to average for one validated ``update``, by name.
+
+        If ``unfold`` is set, they are its result. Else they are a copy of the dictionary ``update`` with the same
+        arrays.
         """
         return _arrays(self.unfold(_tensors(update))) if self.unfolds else dict(update)
 
     def names_unfolded(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the names of the arrays that :meth:`unfolded` returns for an update with these ``names``."""
+        """Return the names of the arrays that :meth:`unfolded` returns for an update with these ``names``.
+
+        It calls ``unfold`` with arrays of one zero each.
+        """
         return tuple(self.unfolded({name: np.zeros(1, np.float32) for name in names}))
 
 
@@ -136,7 +144,7 @@ def beside(state: str, named: Mapping[str, _Value]) -> dict[str, _Value]:
 
 
 def state_of(tensors: Mapping[str, Tensor], state: str) -> Tensors:
-    """Return the tensors of one server state by parameter name: the inverse of :func:`beside`.
+    """Return the tensors of one server state by parameter name: the inverse of :func:`beside`. Omit all other tensors.
 
     Args:
         tensors: Tensors of any shape and dtype, some of them named ``<state>/<parameter>``.

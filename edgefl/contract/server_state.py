@@ -18,7 +18,7 @@ WEIGHTS = ""
 
 
 def initial(states: Mapping[str, float], weights: Mapping[str, Array], trained: Iterable[str]) -> Arrays:
-    """Return the initial tensors of every state, by ``<state>/<parameter>``.
+    """Return the initial tensors of every server state, by ``<state>/<parameter>``. All entries of a tensor are equal.
 
     Args:
         states: Initial value of each state, by its name.
@@ -34,8 +34,14 @@ def initial(states: Mapping[str, float], weights: Mapping[str, Array], trained: 
 
 
 def units_of(states: Iterable[str], units: Iterable[str], trained: Collection[str]) -> tuple[str, ...]:
-    """Return the unit names of all states, ``<state>/<unit>``: for each state, the ``units`` that have a ``trained``
-    parameter.
+    """Return ``<state>/<unit>`` for each state and each of the model's ``units`` that has a trained parameter.
+
+    A unit is a stage of the model; its name is the first part of its parameters' names.
+
+    Args:
+        states: Names of the server states, the outer loop of the result.
+        units: Names of the model's units, in order.
+        trained: Names of the trained parameters, ``<unit>.<...>``.
     """
     trained_units = {name.partition(".")[0] for name in trained}
     own = [unit for unit in units if unit in trained_units]
@@ -43,17 +49,22 @@ def units_of(states: Iterable[str], units: Iterable[str], trained: Collection[st
 
 
 def state_in(name: str, states: Collection[str]) -> str:
-    """Return the state among ``states`` that tensor ``name`` is part of, or :data:`WEIGHTS` if it is a tensor of the
-    model.
+    """Return the name of the server state, one of ``states``, that tensor ``name`` is part of.
+
+    Return :data:`WEIGHTS` if it is a tensor of the model itself.
     """
     state, slash, _ = name.partition("/")
     return state if slash and state in states else WEIGHTS
 
 
 def states_of(labels: Iterable[str], states: Collection[str]) -> tuple[str, ...]:
-    """Return the states of the tensors ``labels``, each once, in the order of their first use.
+    """Return the server states that the tensors ``labels`` are part of, each once, in the order of their first use.
 
-    :data:`WEIGHTS`: the model.
+    Tensors of the model itself count as state :data:`WEIGHTS`.
+
+    Args:
+        labels: Names of tensors, such as ``conv.weight`` and ``m/conv.weight``.
+        states: Names of all server states.
     """
     return tuple(dict.fromkeys(state_in(label, states) for label in labels))
 
@@ -64,11 +75,11 @@ def model_of(arrays: Mapping[str, Array], states: Collection[str]) -> Arrays:
 
 
 def regions_of(placement: Placement, names: Iterable[str], trained: Collection[str]) -> dict[str, Region]:
-    """Return the region of each tensor of an update, by its name in the global model.
+    """Return the region (position in the global tensor) of each tensor of an update, by its name in the global model.
 
     Args:
-        placement: The tier's placement, which has the regions of the weights.
-        names: States in the update; :data:`WEIGHTS` denotes the weights.
+        placement: Regions of the weights that the tier holds.
+        names: Server states that the update contains; :data:`WEIGHTS` denotes the model's weights.
         trained: Names of the trained parameters. States have no tensors for others.
     """
     regions: dict[str, Region] = {}
@@ -85,24 +96,26 @@ def regions_of(placement: Placement, names: Iterable[str], trained: Collection[s
 def apply_server_step(
     server: ServerOpt, before: Mapping[str, Array], mean: Mapping[str, Array], hyper: Scalars
 ) -> Arrays:
-    """Return the new model and server state: ``mean``, with the changes of the server's step.
+    """Return the new model and server state by name: ``mean``, with the tensors that the server's step changes.
 
     Args:
         server: Server optimizer.
-        before: Weights and state at the start of the exchange.
-        mean: Averages of the exchange.
-        hyper: Scalars of the exchange.
+        before: Weights and state at the start of the exchange, by name.
+        mean: Averages of the exchange, by the same names.
+        hyper: Scalars of the exchange, and ``share``, the fraction of all devices that reported.
 
     Raises:
-        StepError: As :meth:`ServerOpt.moved`.
+        StepError: The step raised an error or returned invalid values (:meth:`ServerOpt.moved`).
     """
     return {**mean, **server.moved(before, mean, hyper)}
 
 
 def unfolded_states(server: ServerOpt, sends: Collection[str], trained: Iterable[str]) -> tuple[str, ...]:
-    """Return the states that :meth:`ServerOpt.unfolded` returns for an update of the states ``sends``.
+    """Return the server states that the averages contain if devices send the states ``sends``.
 
-    :data:`WEIGHTS` denotes the weights, in both. If no parameter is trained, ``sends`` is returned.
+    They differ from ``sends`` if the server optimizer replaces an update by other tensors
+    (:meth:`ServerOpt.unfolded`). In both, :data:`WEIGHTS` denotes the model's weights. If ``trained`` is empty,
+    return ``sends``.
     """
     parameter = next(iter(trained), None)
     if parameter is None:

@@ -17,10 +17,17 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Static ``shape`` and ``dtype`` of a port or of one sample. The shape of a port includes its batch dimension.
+    """Static ``shape`` and ``dtype`` of a port (named input of a function) or of one sample.
 
-    ``below``: valid values are the integers 0 .. below-1, such as token numbers; None: no known range. ``ignored``: one
-    more valid value, of labels that the loss leaves out.
+    The shape of a port includes its batch dimension.
+
+    Attributes:
+        shape: Size of each dimension.
+        dtype: Type of the entries.
+        below: Valid values are the integers 0 .. below-1, such as token numbers. None: no known range.
+        ignored: One more valid value, of labels that the loss leaves out. None: there is none.
+        values: The model's tensor, if the spec describes one, from which examples are drawn. Ignored by
+            comparisons.
     """
 
     shape: tuple[int, ...]
@@ -39,7 +46,7 @@ class TensorSpec:
 
     @classmethod
     def holding(cls, tensor: Tensor) -> TensorSpec:
-        """Return the spec of ``tensor`` together with the tensor itself as ``values`` (None on the meta device)."""
+        """Return the spec of ``tensor`` with the tensor itself as ``values``, or None there if it is on the meta device."""
         return cls(tuple(tensor.shape), tensor.dtype, values=None if tensor.is_meta else tensor)
 
     def zeros(self, floats: torch.dtype | None = None) -> Tensor:
