@@ -116,6 +116,12 @@ __getattr__ = lazily_from(
 def build(name: str, objective: Objective, **options: object) -> Algorithm:
     """Return the algorithm ``name`` with ``options`` for ``objective``.
 
+    Args:
+        name: Name in the catalog, or ``package.module:factory`` or ``path/to/file.py:factory`` of the user's own
+            factory.
+        objective: Model part that a tier trains, with its loss.
+        options: Options by name. Others have the defaults of the algorithm.
+
     Raises:
         ConfigError: The name or an option is wrong. The text lists the alternatives.
     """

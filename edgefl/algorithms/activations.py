@@ -37,13 +37,12 @@ _POOLS = frozenset({_aten.max_pool2d_with_indices.default, _aten.max_pool3d_with
 
 
 def store_activations(algorithm: Algorithm, activations: str) -> Algorithm:
-    """Return ``algorithm`` with steps that store large values computed from a batch in ``activations`` for their backward
-    passes.
+    """Return ``algorithm`` with steps that store large activations as ``activations`` between forward and backward pass.
 
     Args:
         algorithm: Algorithm.
-        activations: ``float32``: return ``algorithm`` itself. ``float16``: numbers beyond 65,504 become infinite, and
-            those below 6e-8 zero.
+        activations: ``float32``: return ``algorithm`` itself. ``float16``: numbers beyond 65,504 become infinite,
+            and those below 6e-8 zero.
 
     Raises:
         ConfigError: ``activations`` is neither of the two.
@@ -79,7 +78,7 @@ def _store_in_function(function: Function) -> Function:
 
 @dataclass(frozen=True)
 class _SavedView:
-    """View of ``whole`` that the forward pass created by ``func``, with the other arguments of the call."""
+    """Record of a view that the forward pass created: the result of ``func(whole, *rest, **named)``."""
 
     whole: Tensor
     func: Any
@@ -88,7 +87,9 @@ class _SavedView:
 
 
 class _Storing(TorchDispatchMode):
-    """Dispatch mode below autograd: ops of a backward pass read the stored form of values that depend on the batch."""
+    """Dispatch mode below autograd: ops of a backward pass read values that depend on the batch after rounding to
+    float16.
+    """
 
     def __init__(self, batch: Iterable[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -111,7 +112,9 @@ class _Storing(TorchDispatchMode):
         return results
 
     def _read(self, value: Any) -> Any:
-        """Return ``value`` with the stored form of each tensor in it."""
+        """Return ``value`` (a tensor, or nested lists, tuples and dictionaries) with each tensor replaced by
+        :meth:`_of`.
+        """
         if isinstance(value, Tensor):
             return self._of(value)
         if isinstance(value, dict):
@@ -119,7 +122,10 @@ class _Storing(TorchDispatchMode):
         return type(value)(map(self._read, value)) if isinstance(value, list | tuple) else value
 
     def _of(self, tensor: Tensor) -> Tensor:
-        """Return the stored form of ``tensor``, or ``tensor`` itself if it is small, no float, or not from the batch."""
+        """Return ``tensor`` rounded to float16, in its own dtype.
+
+        Return ``tensor`` itself if it is small, not of a float dtype, or not computed from the batch.
+        """
         part = self._parts.get(tensor)
         if part is not None:  # one store for a value and all views of it
             whole = self._of(part.whole)
@@ -134,7 +140,13 @@ class _Storing(TorchDispatchMode):
         return left
 
     def _note(self, func: Any, given: tuple[Any, Any], results: Any) -> None:
-        """Record which ``results`` depend on the batch, and which are views of an argument."""
+        """Record which ``results`` depend on the batch, and which are views of an argument.
+
+        Args:
+            func: Called op.
+            given: (positional arguments, named arguments) of the call.
+            results: Result of the call.
+        """
         if not any(each in self._made for each in _tensors(given)):
             return
         viewed = given[0][0] if func.is_view or func in _SAME_MEMORY else None

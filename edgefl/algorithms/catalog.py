@@ -65,9 +65,10 @@ def build(name: str, objective: Objective, **options: object) -> Algorithm:
     :func:`edgefl.algorithms.personal.personalize.add_personalize`. It is off by default: it makes each bundle larger.
 
     Args:
-        name: Name in the catalog, or ``package.module:factory`` or ``path/to/file.py:factory`` of the user's own factory.
-        objective: Objective of a tier.
-        options: Options by name.
+        name: Name in the catalog, or ``package.module:factory`` or ``path/to/file.py:factory`` of the user's own
+            factory.
+        objective: Model part that a tier trains, with its loss.
+        options: Options by name. Others have the defaults of the algorithm.
 
     Raises:
         ConfigError: The name or an option is wrong. The text lists the alternatives.
@@ -106,7 +107,10 @@ def build(name: str, objective: Objective, **options: object) -> Algorithm:
 
 
 def own(factory: Callable[..., Any], **options: object) -> AlgorithmChoice:
-    """Return an algorithm of your own: ``factory(objective, **options)`` returns an :class:`edgefl.algorithms.Algorithm`.
+    """Return an algorithm of your own: ``factory(objective, **options)`` returns an
+    :class:`edgefl.algorithms.Algorithm`.
+
+    The factory is not called here, but when the server or a simulation builds the algorithm for a tier.
 
     Args:
         factory: Function at the top level of a file, which the server's process imports again.

@@ -58,7 +58,7 @@ def fafed(
     opening exchange.
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         batch: Samples per local step.
         steps: Iterations q per exchange.
         lr: Step size eta, or lr of ``schedule``.
@@ -68,18 +68,18 @@ def fafed(
         schedule: "constant": eta = ``lr`` and ``alpha``. "decaying": eta_t = lr / (w + t)^(1/3), w = 1, where lr is the
             paper's rho h. "theory": Theorem 2 from ``smoothness`` and ``devices``, without lr and alpha.
         w: Offset of the schedule. Default: 1, or 3/2 for "theory".
-        decay_unit: Decay by iteration, or by epoch of ``epoch_steps`` iterations.
-        epoch_steps: Iterations of an epoch.
-        smoothness: L of Theorem 2.
-        devices: N of Theorem 2.
+        decay_unit: Unit of t in "decaying": "iteration", or "epoch" of ``epoch_steps`` iterations.
+        epoch_steps: Iterations of an epoch; required by ``decay_unit`` "epoch".
+        smoothness: L of Theorem 2, the smoothness of the loss; required by "theory".
+        devices: N of Theorem 2, the number of devices; required by "theory".
         h: h of Theorem 2. Default: N^(2/3) / L.
         first_step: "plain" leaves A out of the step from x_0, as the paper prints it (fafed.md 8.2).
         second_moment: "elementwise" as above, or one number for the whole model
             (:data:`~edgefl.algorithms.adaptive.storm.SecondMoment`).
         opening_steps: Batches of the opening exchange. Default: ``steps``.
-        clip: See :class:`~edgefl.algorithms.adaptive.storm.Storm`.
-        ext: See :class:`~edgefl.algorithms.adaptive.storm.Storm`.
-        eval_batch: Batch of the evaluation. Default: ``batch``.
+        clip: Norm over all tensors to which gn is scaled down; go gets the same factor. None: no limit.
+        ext: Factor of go in m, in [0, 1]. 1 is the paper's method; 0 is plain heavy-ball momentum.
+        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.

@@ -39,14 +39,14 @@ def local_amsgrad(
     without one. vhat = ``eps`` > 0 at first. There is no bias correction.
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         batch: Samples per local step.
         steps: Local steps per round.
         lr: Step size, a scalar of the round; above 0.
         beta1: Decay of m, in [0, 1).
         beta2: Decay of v, in [0, 1).
         eps: Initial and smallest vhat, above 0.
-        eval_batch: Batch of the evaluation. Default: ``batch``.
+        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.
@@ -90,9 +90,10 @@ class _AmsGrad:
         return state | {"state.moves": moves}
 
     def direction(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
-        """Return the direction m / sqrt(vhat) by name, and the new state with m and v.
+        """Return (direction m / sqrt(vhat) by parameter name, new ``state.*`` by port: m, v and the number of moves
+        left).
 
-        In the last step of the round it is 0.
+        In the last step of the round the direction is 0, because the server makes that move.
         """
         scale, moves = select(tensors, "state.scale"), tensors["state.moves"]
         m, v = select(tensors, "state.m"), select(tensors, "state.v")
@@ -103,16 +104,23 @@ class _AmsGrad:
         return {name: share * m[name] / scale[name] for name in m}, left
 
     def finish(self, tensors: Tensors) -> Tensors:
-        """Return ``update.*``, ``update.m/*`` and ``update.v/*``, and m and v as the carry."""
+        """Return ``update.*`` (weights), ``update.m/*`` and ``update.v/*`` for the server, and m and v as ``carry.*`` to
+        store.
+        """
         m, v = select(tensors, "state.m"), select(tensors, "state.v")
         update = pack(self.objective, tensors) | prefixed("update", beside("m", m) | beside("v", v))
         return update | prefixed("carry.m", m) | prefixed("carry.v", v)
 
 
 def _server_step(before: Tensors, mean: Tensors, hyper: Scalars) -> Tensors:
-    """Return the server's step that ends a round.
+    """Return the new x, vhat and m by tensor name: the step that the server makes at the end of a round.
 
     It sets state m to 0, so that entries which no device sends next do not move.
+
+    Args:
+        before: Weights and server state at the start of the round, by name.
+        mean: Averages of what devices sent, by name.
+        hyper: Scalars of the round, with ``lr``.
     """
     after: Tensors = {}
     for name, old in state_of(before, "vhat").items():

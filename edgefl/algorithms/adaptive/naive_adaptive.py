@@ -34,12 +34,12 @@ def naive_adaptive(
     may move away from every stationary point of the mean objective, for any lr and beta.
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         batch: Samples per local step.
         steps: Local steps per round.
         lr: Step size, a scalar of the round; above 0.
         beta: Decay of v, a scalar of the round, in [0, 1).
-        eval_batch: Batch of the evaluation. Default: ``batch``.
+        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.

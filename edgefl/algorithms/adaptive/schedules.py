@@ -17,7 +17,9 @@ DecayUnit = Literal["iteration", "epoch"]
 
 
 class StepSizePlan(Protocol):
-    """Interface of a schedule of eta_t and alpha_t."""
+    """Interface of a schedule: ``eta(t)`` is the step size of iteration t, ``alpha(t)`` the weight of its fresh
+    gradient.
+    """
 
     def eta(self, t: int) -> float: ...
     def alpha(self, t: int) -> float: ...
@@ -50,8 +52,17 @@ class Decaying:
     """Schedule with eta_t = ``size`` / (``w`` + ``sigma``^2 u)^(1/3), where u = t, or the epoch of iteration t, counted
     from 0.
 
-    alpha_t = ``fresh``. With ``c`` it is STEM's own coupling, min(1, c eta_{t-1}^2). FAFED's language model has size = rho
-    h = 1, w = sigma = 1, by iteration; STEM's has size = 20, by epoch. An epoch has ``epoch_steps`` iterations.
+    alpha_t = ``fresh``. With ``c`` it is STEM's own coupling, min(1, c eta_{t-1}^2). FAFED's language model has size
+    = rho h = 1, w = sigma = 1, by iteration; STEM's has size = 20, by epoch.
+
+    Attributes:
+        size: Factor of the step size, above 0.
+        fresh: alpha_t, in (0, 1]; unused with ``c``.
+        w: Offset, above 0.
+        sigma: Factor of u, above 0.
+        unit: u counts "iteration" or "epoch".
+        epoch_steps: Iterations of an epoch, for unit "epoch".
+        c: Factor of STEM's coupling. None: alpha_t is constant.
 
     Raises:
         ConfigError: ``unit`` is "epoch" without ``epoch_steps``, or a number is out of range.
@@ -136,7 +147,7 @@ class TheorySteps:
 
     @property
     def flat(self) -> float:
-        """Bound 1728 L^3 q^3 h^3. eta is constant while t + w is below it."""
+        """Bound 1728 L^3 q^3 h^3 of t + w. While t + w is below it, eta is constant."""
         return 1728 * (self.smoothness * self.steps * self.scale) ** 3
 
     def eta(self, t: int) -> float:

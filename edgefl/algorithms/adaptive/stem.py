@@ -41,7 +41,7 @@ def stem(
     Every ``steps`` iterations m and x are averaged, and that iteration steps with the averages.
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         batch: Samples per local step.
         steps: Iterations per exchange.
         lr: Step size eta, or kbar of the paper in a decaying ``schedule``.
@@ -52,11 +52,11 @@ def stem(
         sigma: Factor of t in a decaying schedule.
         c: Factor of "original", which requires it.
         decay_unit: Unit of t: "iteration", or "epoch" of ``epoch_steps`` iterations.
-        epoch_steps: Iterations of an epoch.
-        opening_steps: As in :func:`~edgefl.algorithms.adaptive.fafed.fafed`.
-        clip: As in ``fafed``.
-        ext: As in ``fafed``.
-        eval_batch: Batch of the evaluation. Default: ``batch``.
+        epoch_steps: Iterations of an epoch; required by ``decay_unit`` "epoch".
+        opening_steps: Batches of the opening exchange. Default: ``steps``.
+        clip: Norm over all tensors to which gn is scaled down; go gets the same factor. None: no limit.
+        ext: Factor of go in m, in [0, 1]. 1 is the paper's method; 0 is plain heavy-ball momentum.
+        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range, or ``c`` is missing.

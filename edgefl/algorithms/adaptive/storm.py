@@ -49,7 +49,12 @@ devices is correct for each entry even if they train parts of different size.
 
 
 def check_second_moment(what: str, value: str) -> None:
-    """Raise ConfigError unless ``value`` is one of :data:`SecondMoment`. ``what`` is the algorithm, for the text."""
+    """Raise ConfigError unless ``value`` is one of :data:`SecondMoment`.
+
+    Args:
+        what: Name of the algorithm, for the error text.
+        value: Value of the option ``second_moment``.
+    """
     if value not in get_args(SecondMoment):
         raise ConfigError(
             f"{what}: second_moment is {value!r}; set it to one of {', '.join(get_args(SecondMoment))}",
@@ -58,7 +63,11 @@ def check_second_moment(what: str, value: str) -> None:
 
 
 def second_moment_term(kind: SecondMoment, grads: Tensors) -> Tensors:
-    """Return the term that a gradient adds to v, by name, in the shape of each tensor: its squares, or their sum or mean."""
+    """Return the term that a gradient adds to the second moment v, by tensor name, in the shape of each tensor.
+
+    It is the squares of the gradient's entries for "elementwise". For the other kinds all entries are equal: the sum
+    of all squares, or for "scalar_mean" their mean.
+    """
     squares = {name: grad.square() for name, grad in grads.items()}
     if kind == "elementwise":
         return squares
@@ -69,13 +78,13 @@ def second_moment_term(kind: SecondMoment, grads: Tensors) -> Tensors:
 
 
 def update_second_moment(kind: SecondMoment, v: Tensors, grads: Tensors, beta: Tensor) -> Tensors:
-    """Return the second moment after one gradient, by name.
+    """Return the second moment v after one gradient, by tensor name.
 
     Args:
         kind: Form of the second moment.
         v: Second moment before, by name.
         grads: Gradient by name.
-        beta: Decay of v, () or unused for "adagrad_norm".
+        beta: Decay of v, (); unused for "adagrad_norm".
     """
     new = second_moment_term(kind, grads)
     if kind == "adagrad_norm":
@@ -87,18 +96,19 @@ def update_second_moment(kind: SecondMoment, v: Tensors, grads: Tensors, beta: T
 
 
 def divisor(v: Tensor, rho: float | Tensor) -> Tensor:
-    """Return A = sqrt(v) + rho by tensor. v is clamped at 0, because rounding may have left it below."""
+    """Return the divisor A = sqrt(v) + rho of a step, in v's shape. Entries of v below 0, left by rounding, count as 0."""
     return v.clamp_min(0.0).sqrt() + rho
 
 
 @dataclass(frozen=True)
 class StormDevice:
-    """Device functions of the repeated exchange and of the opening exchange, with the equations of this module.
+    """Functions that devices run in the repeated exchange and in the opening exchange, by the equations of this module.
 
-    ``batch``, ``steps`` (q), ``opening_steps``, ``second_moment`` (None: A = 1) and ``clip`` are constants of the graphs.
-    eta, alpha, beta, rho and ext are scalars, so all schedules share one graph. ``state`` holds ``weights``, ``previous``
-    (x_{t-1}), ``m``, ``v``, ``scale`` (A), ``etas`` and ``alphas`` (q,), and ``step`` () int64, the index of this
-    iteration in ``etas`` and ``alphas``.
+    An exchange is one round trip between server and device. ``batch``, ``steps`` (q), ``opening_steps``,
+    ``second_moment`` (None: A = 1) and ``clip`` are constants of the graphs. eta, alpha, beta, rho and ext are
+    scalars, so all schedules share one graph. ``state`` holds ``weights``, ``previous`` (x_{t-1}), ``m``, ``v``,
+    ``scale`` (A), ``etas`` and ``alphas`` (q,), and ``step`` () int64, the index of this iteration in ``etas`` and
+    ``alphas``.
     """
 
     objective: Objective
@@ -120,7 +130,7 @@ class StormDevice:
 
     @property
     def moved(self) -> dict[str, TensorSpec]:
-        """Specs of the trained tensors, by name."""
+        """Specs of the tensors that training moves, by name."""
         return trained_specs(self.objective)
 
     # -- opening ---------------------------------------------------------------------------------------------------
@@ -138,7 +148,7 @@ class StormDevice:
         return Function("start", fn, weight_ports(self.objective))
 
     def gather(self) -> Function:
-        """Return the step that adds one batch to the sum of gradients at x_0. Moving statistics do not change."""
+        """Return the step function that adds the gradient of one batch at x_0 to a sum. Moving statistics do not change."""
 
         def fn(given: Tensors) -> Tensors:
             weights, total = select(given, "state.weights"), select(given, "state.m")
@@ -152,7 +162,7 @@ class StormDevice:
     def finish_opening(self) -> Function:
         """Return the function ``finish`` of the opening exchange.
 
-        It sends the mean gradient, and stores x_0 in the carry as x_{t-1}.
+        It sends the mean gradient, and stores x_0 on the device (the carry) as the x_{t-1} of the next exchange.
         """
 
         def fn(given: Tensors) -> Tensors:
@@ -198,7 +208,9 @@ class StormDevice:
         return Function("start", fn, ports | ({"hyper.rho": SCALAR} if self.adaptive else {}))
 
     def train(self) -> Function:
-        """Return the step of one iteration. The last iteration computes m and v, but the server moves the weights."""
+        """Return the step function of one iteration. In the last one it computes m and v, but leaves the move to the
+        server.
+        """
 
         def fn(given: Tensors) -> Tensors:
             weights, gates = select(given, "state.weights"), select(given, "state.gate")
@@ -216,7 +228,10 @@ class StormDevice:
         return Function("train", fn, self._train_ports())
 
     def finish(self) -> Function:
-        """Return the function ``finish``. It sends x_t, m and v, and stores x_t in the carry as x_{t-1}."""
+        """Return the function ``finish`` of the repeated exchange.
+
+        It sends x_t, m and v, and stores x_t on the device (the carry) as the x_{t-1} of the next exchange.
+        """
 
         def fn(given: Tensors) -> Tensors:
             update = pack(self.objective, given)
@@ -232,7 +247,13 @@ class StormDevice:
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def _estimate(self, given: Tensors, new: Tensors, old: Tensors) -> tuple[Tensors, Tensors]:
-        """Return m by name, and the new ``state.m.*`` and ``state.v.*``. Only the gradient at the new point enters v."""
+        """Return (m by name, new ``state.m.*`` and ``state.v.*`` by port).
+
+        Args:
+            given: Inputs of the step by port.
+            new: Gradient at x_t, by name. It alone enters v.
+            old: Gradient at x_{t-1}, by name.
+        """
         before, ext = select(given, "state.m"), given["hyper.ext"]
         past = 1 - _pick(given["state.alphas"], given["state.step"])
         m = {name: new[name] + past * (before[name] - ext * old[name]) for name in self.moved}
@@ -243,7 +264,13 @@ class StormDevice:
         return m, state
 
     def _move(self, given: Tensors, here: Tensors, m: Tensors) -> Tensors:
-        """Return x_{t+1} by name. In the last iteration it is x_t."""
+        """Return x_{t+1} by name. In the last iteration it is x_t, because the server makes that move.
+
+        Args:
+            given: Inputs of the step by port.
+            here: x_t by name.
+            m: Momentum by name.
+        """
         if self.steps == 1:
             return here
         eta = _pick(given["state.etas"], given["state.step"])
@@ -253,7 +280,7 @@ class StormDevice:
         }
 
     def _carry(self, given: Tensors) -> Tensors:
-        """Return the weights as the carry for the next exchange."""
+        """Return the trained weights as ``carry.previous.*``, which the device stores for the next exchange."""
         return prefixed("carry.previous", {name: given[f"state.weights.{name}"] for name in self.moved})
 
     def _train_ports(self) -> dict[str, TensorSpec]:
@@ -276,23 +303,24 @@ FirstStep = Literal["preconditioned", "plain"]
 
 @dataclass(frozen=True)
 class Storm:
-    """One method of the family, STEM or FAFED, on an objective.
+    """Settings of one recursive-momentum method, STEM or FAFED, on an objective. :meth:`algorithm` builds it.
 
     Attributes:
         name: Name of the algorithm.
-        objective: Objective of a tier.
+        objective: Model part that a tier trains, with its loss.
         schedule: Step sizes and momentum parameters.
         batch: Samples per iteration.
         steps: Iterations q of an exchange.
         opening_steps: Batches of the opening gradient. None: ``steps``.
-        eval_batch: Batch of the evaluation. None: ``batch``.
-        clip: Norm over all tensors that a gradient is scaled down to. The factor comes from the gradient at the new point
-            and scales both, because two factors would break the cancellation in their difference (fafed.md 8.11).
-        ext: Factor of the old gradient, 1 in the paper. Public code of FAFED has 0.95 for images and 1 for its language
-            model. At 0, m is a heavy ball.
-        adaptive: Scalars beta and rho. Empty: A = 1.
+        eval_batch: Samples per batch of the evaluation. None: ``batch``.
+        clip: Norm over all tensors that a gradient is scaled down to. The factor comes from the gradient at the
+            new point and scales both, because two factors would break the cancellation in their difference
+            (fafed.md 8.11).
+        ext: Factor of the old gradient, 1 in the paper. Public code of FAFED has 0.95 for images and 1 for its
+            language model. At 0, m is a heavy ball.
+        adaptive: Scalars beta and rho by name. Empty: A = 1.
         first_step: "plain": the step from x_0 is not divided by A.
-        second_moment: Form of v, if ``adaptive``.
+        second_moment: Form of v, if ``adaptive`` is not empty.
         announced: Names of the method's options that decide ``schedule``.
 
     Raises:
@@ -367,7 +395,9 @@ class Storm:
         return StormDevice(self.objective, self.batch, self.steps, first, second, self.clip)
 
     def _scalars(self, position: int, _rounds: int) -> Scalars:
-        """Return eta.1 .. eta.q and alpha.1 .. alpha.q of an exchange, and the constant scalars."""
+        """Return the scalars of exchange ``position`` by name: eta.1 .. eta.q, alpha.1 .. alpha.q, ext, and beta and
+        rho.
+        """
         done = (position - 1) * self.steps  # the opening exchange is iteration 0
         numbers = range(1, self.steps + 1)
         etas = {f"eta.{k}": self.schedule.eta(done + k) for k in numbers}
@@ -375,7 +405,11 @@ class Storm:
         return {**etas, **alphas, "ext": self.ext, **self.adaptive}
 
     def _unfold(self, update: Tensors) -> Tensors:
-        """Return the update with v_0 added, because v_0 is the mean of squares and not the square of a mean."""
+        """Return the update with v_0 added, by tensor name, if the method is adaptive; else the update itself.
+
+        Each update adds its own squares before averaging, because v_0 is the mean of squares and not the square of a
+        mean.
+        """
         if not self.adaptive:
             return update
         return update | beside("v", second_moment_term(self.second_moment, state_of(update, "m")))
@@ -388,7 +422,13 @@ class Storm:
 
 
 def descend(mean: Tensors, eta: float, rho: float | None) -> Tensors:
-    """Return x - eta m / A for every tensor x that has an m, by name. A = sqrt(v) + rho, or 1 if ``rho`` is None."""
+    """Return x - eta m / A by name, for every tensor x with an m. A = sqrt(v) + rho, or 1 if ``rho`` is None.
+
+    Args:
+        mean: Averages by name: weights x, ``m/<name>`` and ``v/<name>``.
+        eta: Step size.
+        rho: Number added to sqrt(v), or None.
+    """
     v = state_of(mean, "v")
     return {
         name: mean[name] - eta * (m if rho is None else m / divisor(v[name], rho))

@@ -38,16 +38,16 @@ def adamw(
     device continues with its own, at the price of two models in its store.
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         batch: Samples per local step.
         steps: Local steps per round.
-        lr: Default of ``hyper.lr``.
+        lr: Learning rate, unless the server announces another (``hyper.lr``).
         beta1: Decay of m, in [0, 1).
         beta2: Decay of v, in [0, 1).
         eps: Number added to the root, above 0.
         weight_decay: Decay of kernels.
         keep: True: the device stores m, v and t and continues with them in its next round.
-        eval_batch: Batch of the evaluation. Default: ``batch``.
+        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.
@@ -74,7 +74,8 @@ def adamw(
 class _AdamW:
     """Device side of AdamW: its ``start``, direction and ``finish``, with their ports.
 
-    ``mass1`` and ``mass2`` are 1 - beta^t, the means of t ones, so a new optimizer's state is zeros.
+    The optimizer state holds m and v by parameter, and the scalars ``mass1`` and ``mass2``: 1 - beta1^t and 1 -
+    beta2^t. They are means of t ones, so a new optimizer's state is zeros.
     """
 
     objective: Objective
@@ -100,8 +101,9 @@ class _AdamW:
         return state | prefixed("state.adam", {name: value.to(dtype) for name, value in adam.items()})
 
     def direction(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
-        """Return the direction, the quotient of the corrected moments plus the decay, by name, and the new optimizer
-        state.
+        """Return (direction by parameter name, new ``state.adam.*`` by port).
+
+        The direction is the quotient of the corrected moments, plus the decay for kernels.
         """
         old, weights = select(tensors, "state.adam"), select(tensors, "state.weights")
         new = {
@@ -117,5 +119,7 @@ class _AdamW:
         return along, prefixed("state.adam", new)
 
     def finish(self, tensors: Tensors) -> Tensors:
-        """Return ``update.*``, and the optimizer state as the carry: the function ``finish`` if ``keep`` is set."""
+        """Return ``update.*``, and the optimizer state as ``carry.adam.*`` to store: the ``finish`` used if ``keep`` is
+        set.
+        """
         return pack(self.objective, tensors) | prefixed("carry.adam", select(tensors, "state.adam"))

@@ -28,12 +28,12 @@ def fedavg(
     (fafed.md 4.4).
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         batch: Samples per local step.
         steps: Local steps per round.
-        lr: Default of ``hyper.lr``.
+        lr: Learning rate, unless the server announces another (``hyper.lr``).
         clip: Norm over all tensors to which g is scaled down. None: no limit.
-        eval_batch: Batch of the evaluation. Default: ``batch``.
+        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.
@@ -71,13 +71,13 @@ def fedavg_update(
     per_fedavg.md 3.3).
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         batch: Samples per local step, and of the adapting step.
         steps: Local steps per round.
-        lr: Default of ``hyper.lr``.
-        alpha: Step size of the adapting step, default of ``hyper.alpha``.
-        clip: As in :func:`fedavg`.
-        eval_batch: Batch of the evaluation. Default: ``batch``.
+        lr: Learning rate, unless the server announces another (``hyper.lr``).
+        alpha: Step size of the adapting step, unless the server announces another (``hyper.alpha``).
+        clip: Norm over all tensors to which g is scaled down. None: no limit.
+        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.
@@ -103,14 +103,14 @@ def fedavg_matched(
     (per_fedavg.md 5). ``alpha`` and ``clip`` are :func:`fedavg_update`'s.
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         batch: Samples per local step, and of the adapting step.
         steps: Steps of the per_fedavg to match.
         factor: Gradients of each of these steps: 2 (FO) or 4 (HF).
-        lr: Default of ``hyper.lr``.
-        alpha: Step size of the adapting step, default of ``hyper.alpha``.
-        clip: As in :func:`fedavg`.
-        eval_batch: Batch of the evaluation. Default: ``batch``.
+        lr: Learning rate, unless the server announces another (``hyper.lr``).
+        alpha: Step size of the adapting step, unless the server announces another (``hyper.alpha``).
+        clip: Norm over all tensors to which g is scaled down. None: no limit.
+        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.

@@ -26,13 +26,13 @@ def fedprox(
     ``clip``: g alone, without the pull, is scaled down to this norm over all tensors.
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         batch: Samples per local step.
         steps: Local steps per round.
-        lr: Default of ``hyper.lr``.
+        lr: Learning rate, unless the server announces another (``hyper.lr``).
         mu: Weight of the proximal term, a constant of the graphs.
         clip: Norm over all tensors to which g is scaled down. None: no limit.
-        eval_batch: Batch of the evaluation. Default: ``batch``.
+        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.

@@ -29,11 +29,11 @@ def local(
     that; a server, which receives no carry, cannot.
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         batch: Samples per local step.
         steps: Local steps per round.
-        lr: Default of ``hyper.lr``.
-        eval_batch: Batch of the evaluation. Default: ``batch``.
+        lr: Learning rate, unless the server announces another (``hyper.lr``).
+        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.

@@ -30,7 +30,7 @@ def accumulate(objective: Objective, batch: int) -> Function:
     the last one. So with batch norm the result depends on the division into batches.
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         batch: Rows of a batch.
 
     Raises:
@@ -60,12 +60,14 @@ def accumulate(objective: Objective, batch: int) -> Function:
 
 
 def full_ports(objective: Objective) -> dict[str, TensorSpec]:
-    """Return the specs of the state of :func:`accumulate`: ``state.full.*`` and ``state.seen``."""
+    """Return the specs of the sums of :func:`accumulate`, by port: ``state.full.*`` (gradients) and ``state.seen``
+    (weight).
+    """
     return prefixed("state.full", trained_specs(objective)) | {"state.seen": SCALAR}
 
 
 def zero_sums(objective: Objective, state: Tensors) -> Tensors:
-    """Return zeros for the state of :func:`accumulate`, in the dtype of ``state.weights.*``."""
+    """Return zeros for the sums of :func:`accumulate`, by port, in the dtype of ``state.weights.*``."""
     dtype = dtype_of(objective, state)
     return {name: spec.zeros(dtype) for name, spec in full_ports(objective).items()}
 
@@ -77,7 +79,7 @@ def mean_gradient(tensors: Tensors) -> Tensors:
 
 @dataclass(frozen=True)
 class _Masked:
-    """Loss multiplied by ``mask`` (B,). If samples have weights, the weights are multiplied, too."""
+    """Loss multiplied by ``mask`` (B,), 1 or 0 per row of the batch. Weights of samples are multiplied, too."""
 
     loss: Loss
     mask: Tensor
@@ -119,14 +121,14 @@ def mimeadam(
     of the devices, c is the mean over those of its first exchange.
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         batch: Samples per local step.
         steps: Local steps per round.
-        lr: Default of ``hyper.lr``.
+        lr: Learning rate, unless the server announces another (``hyper.lr``).
         beta1: Decay of m, in [0, 1).
         beta2: Decay of v, in [0, 1). Only the server reads it.
         tau: Number added to sqrt(v), and root of the initial v; above 0.
-        eval_batch: Batch of the evaluation. Default: ``batch``.
+        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.
@@ -168,11 +170,23 @@ def mimelite(
 ) -> Algorithm:
     """Return MimeLite: MimeAdam without the correction, in one exchange (Karimireddy et al. 2021).
 
-    A device computes its full gradient c_i at the round's x. Then it repeats ``y <- y - lr ((1 - beta1) g(y; B) + beta1 m) /
-    (sqrt(v) + tau)`` ``steps`` times, and sends y and c_i. The server updates m and v (``beta2``) with c = mean c_i, as in
-    MimeAdam.
+    A device computes its full gradient c_i at the round's x. Then it repeats ``y <- y - lr ((1 - beta1) g(y; B) +
+    beta1 m) / (sqrt(v) + tau)`` ``steps`` times, and sends y and c_i. The server updates m and v (``beta2``) with c =
+    mean c_i, as in MimeAdam.
 
-    Arguments and errors as in :func:`mimeadam`.
+    Args:
+        objective: Model part that a tier trains, with its loss.
+        batch: Samples per local step.
+        steps: Local steps per round.
+        lr: Learning rate, unless the server announces another (``hyper.lr``).
+        beta1: Decay of m, in [0, 1).
+        beta2: Decay of v, in [0, 1). Only the server reads it.
+        tau: Number added to sqrt(v), and root of the initial v; above 0.
+        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
+
+    Raises:
+        ConfigError: A number is out of range.
+        ModelError: The loss reduces a batch itself.
     """
     adam = _checked_adam("mimelite", objective, batch, steps, lr, beta1, beta2, tau)
     return Algorithm(
@@ -247,13 +261,21 @@ class _Adam:
         return state | pull | self._scale(tensors) | zero_sums(self.objective, state)
 
     def correct(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
-        """Return ((1 - beta1) u + beta1 m) / (sqrt(v) + tau)."""
+        """Return (direction ((1 - beta1) u + beta1 m) / (sqrt(v) + tau) by parameter name, {}), with u = g(y) - g(x) +
+        c.
+
+        Args:
+            tensors: Inputs of the step by port.
+            grads: Gradient g(y) by name. The method computes g(x) on the same batch.
+        """
         at_x = select(tensors, "state.weights") | select(tensors, "state.anchor")
         old = gradient(self.objective, at_x, tensors)[2]
         return self.plain(tensors, {name: g - old[name] for name, g in grads.items()})
 
     def plain(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
-        """Return the direction ((1 - beta1) g + pull) / (sqrt(v) + tau) by name, and no other state."""
+        """Return (direction ((1 - beta1) g + pull) / (sqrt(v) + tau) by parameter name, {}): there is no other new
+        state.
+        """
         pull, scale = select(tensors, "state.pull"), select(tensors, "state.scale")
         return {n: ((1 - self.beta1) * g + pull[n]) / scale[n] for n, g in grads.items()}, {}
 
@@ -266,7 +288,9 @@ class _Adam:
         return pack(self.objective, tensors) | self.send_gradient(tensors)
 
     def server(self, name: str) -> ServerOpt:
-        """Return the server optimizer that updates the states m and v with the round's c. ``name`` is its name."""
+        """Return the server optimizer called ``name``. It updates the server states m and v with c, the mean full
+        gradient.
+        """
 
         def step(_before: Tensors, mean: Tensors, _hyper: Scalars) -> Tensors:
             c, m, v = (state_of(mean, state) for state in ("c", "m", "v"))

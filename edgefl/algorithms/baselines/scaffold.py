@@ -41,13 +41,13 @@ def scaffold(
     ``clip``: g alone, before the correction, is scaled down to this norm over all tensors.
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         batch: Samples per local step.
         steps: Local steps per round, K.
-        lr: Default of ``hyper.lr``; above 0.
+        lr: Learning rate, unless the server announces another (``hyper.lr``); above 0.
         eta_g: Step size of the server; above 0.
         clip: Norm over all tensors to which g is scaled down. None: no limit.
-        eval_batch: Batch of the evaluation. Default: ``batch``.
+        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.
@@ -81,7 +81,9 @@ class _Scaffold:
         )
 
     def start(self, tensors: Tensors) -> Tensors:
-        """Return the state of the first step: the weights, and the correction c - c_i of every step."""
+        """Return the state of the first step, by port: the weights, and c - c_i, which corrects the gradient of every
+        step.
+        """
         c, own = received_state(tensors, "c", self.objective), select(tensors, "carry.control")
         return begun(self.objective, tensors) | prefixed("state.correction", {n: c[n] - own[n] for n in c})
 
@@ -90,7 +92,9 @@ class _Scaffold:
         return {name: g + correction[name] for name, g in grads.items()}, {}
 
     def finish(self, tensors: Tensors) -> Tensors:
-        """Return ``update.*``, ``update.c/*``, and ``carry.control.*``, the new c_i."""
+        """Return ``update.*`` (weights) and ``update.c/*`` for the server, and the new c_i as ``carry.control.*`` to
+        store.
+        """
         objective = self.objective
         left = select(tensors, "state.weights")
         x = select(begun(objective, tensors), "state.weights")

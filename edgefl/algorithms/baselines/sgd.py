@@ -35,10 +35,10 @@ def sgd(
     momentum there are no buffers.
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         batch: Samples per local step, static in the graphs.
         steps: Local steps per round.
-        lr: Default of ``hyper.lr``.
+        lr: Learning rate, unless the server announces another (``hyper.lr``).
         momentum: Momentum of the buffers.
         weight_decay: Decay of conv and dense kernels (embracingfl.md 8, row 12).
         decay_all: True: decay every trained tensor.
@@ -47,7 +47,7 @@ def sgd(
         temperature: Temperature of the distillation.
         clip: Norm over all tensors to which g is scaled down, ``g min(1, clip / |g|)``, before decay and momentum. None:
             no limit.
-        eval_batch: Batch of the evaluation. Default: ``batch``.
+        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: ``clip`` is not above 0.

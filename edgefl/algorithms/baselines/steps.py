@@ -32,11 +32,12 @@ def descent(
     The pass updates moving statistics. If a submodel holds single entries of a tensor, only those move.
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         batch: Samples per step.
-        direction: Function from the step's inputs and the gradient to the direction and other new state.
-        ports: Inputs of ``direction`` besides the weights.
-        clip: Norm to which g is :func:`clip_gradients` first. None: no limit.
+        direction: Function from (inputs of the step by port, gradient by name) to (direction by name, other new
+            state by port).
+        ports: Specs of the inputs of ``direction`` besides the weights, by port.
+        clip: Norm over all tensors to which g is scaled down first (:func:`clip_gradients`). None: no limit.
     """
 
     def fn(tensors: Tensors) -> Tensors:
@@ -53,11 +54,10 @@ def descent(
 
 
 def clip_gradients(clip: float | None, *gradients: Tensors) -> tuple[Tensors, ...]:
-    """Return all ``gradients`` times min(1, clip / ||first||), the norm over all tensors.
+    """Return all ``gradients``, each multiplied by min(1, clip / norm of the first one over all its tensors).
 
-    If ``clip`` is None, return them unchanged.
-
-    All have the same factor, so that the difference of two gradients remains meaningful (fafed.md 8.11).
+    If ``clip`` is None, return them unchanged. All have the same factor, so that the difference of two gradients
+    remains meaningful (fafed.md 8.11).
     """
     if clip is None:
         return gradients
@@ -72,8 +72,11 @@ def check_clip(what: str, clip: float | None) -> None:
 
 
 def weight_ports(objective: Objective, *states: str) -> dict[str, TensorSpec]:
-    """Return the specs of ``weights.*``: the payload, and the tensors of the server's ``states`` for the trained
-    parameters.
+    """Return the specs of ``weights.*``, by port: all tensors that a device receives.
+
+    Args:
+        objective: Model part that a tier trains, with its loss.
+        states: Names of server states. Each adds ``weights.<state>/<parameter>`` for every trained parameter.
     """
     ports = prefixed("weights", objective.carrier.payload)
     for name in states:
@@ -82,7 +85,13 @@ def weight_ports(objective: Objective, *states: str) -> dict[str, TensorSpec]:
 
 
 def received_state(tensors: Tensors, state: str, objective: Objective) -> Tensors:
-    """Return the tensors ``weights.<state>/*`` of the server's ``state``, by the name of the parameter."""
+    """Return the received tensors of the server state ``state``, by the name of the trained parameter.
+
+    Args:
+        tensors: Inputs of a function by port, with ``weights.<state>/<parameter>``.
+        state: Name of the state, such as ``m``.
+        objective: Model part that a tier trains.
+    """
     return {name: tensors[f"weights.{state}/{name}"] for name in objective.trainable}
 
 

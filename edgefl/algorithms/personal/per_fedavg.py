@@ -81,7 +81,7 @@ def per_fedavg(
     function of w.
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         batch: Rows of D'.
         steps: Local steps per round.
         lr: Outer step size beta, a scalar of the round.
@@ -96,7 +96,7 @@ def per_fedavg(
         hessian_batch_size: Rows of D''. Default: ``batch``.
         schedule: "diminishing": round k = 1, 2, ... has beta_k = ``lr`` / sqrt(k), the O(1 / sqrt(steps k)) of Remark G.1.
             It replaces ``round.lr_decay_at`` of a federation file: choose one of the two.
-        eval_batch: Batch of the evaluation. Default: ``batch``.
+        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A value is out of range.
@@ -144,7 +144,9 @@ def _check_choice(name: str, value: str, known: tuple[str, ...]) -> str:
 
 
 def _reach_scalar(objective: Objective, delta: float | None, delta0: float | None) -> dict[str, float]:
-    """Return ``delta`` or ``delta0`` by name, the scalar that decides h.
+    """Return {"delta": delta} or {"delta0": delta0}: the scalar that decides the step h of mode "hf", by name.
+
+    If neither is set, return the default of ``delta0`` for the dtype of the weights.
 
     Raises:
         ConfigError: Both are given, or the number is not above 0.
@@ -166,7 +168,15 @@ def _reach_scalar(objective: Objective, delta: float | None, delta0: float | Non
 
 
 def _curvature(objective: Objective, mode: str, reach: str) -> Curvature | None:
-    """Return the function that computes H v, or None in mode "fo". ``reach`` is the name of the scalar that decides h."""
+    """Return the function that computes H v, or None in mode "fo".
+
+    It maps (weights, inputs of the step by port, v, index of the batch) to H v by name.
+
+    Args:
+        objective: Model part that a tier trains, with its loss.
+        mode: "fo", "exact" or "hf".
+        reach: Name of the scalar that decides h: "delta" or "delta0".
+    """
     if mode == "fo":
         return None
     if mode == "exact":
@@ -189,7 +199,16 @@ def _step(
     offset: int,
     reach: tuple[str, ...],
 ) -> Function:
-    """Return the local step. The batch of the Hessian of inner step j is stream 2j + ``offset``."""
+    """Return the local step as a function of the algorithm.
+
+    Args:
+        objective: Model part that a tier trains, with its loss.
+        sizes: Rows of each batch.
+        inner_steps: Number of inner steps.
+        curvature: Function that computes H v (:func:`_curvature`). None: mode "fo".
+        offset: The Hessian of inner step j reads ``batch.<2j + offset>``.
+        reach: Names of the scalars that ``curvature`` reads.
+    """
 
     def fn(tensors: Tensors) -> Tensors:
         weights, alpha = select(tensors, "state.weights"), tensors["hyper.alpha"]

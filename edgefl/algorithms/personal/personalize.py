@@ -58,16 +58,16 @@ STEP = 0.01
 def add_personalize(algorithm: Algorithm, objective: Objective, *, alpha: float = STEP) -> Algorithm:
     """Return ``algorithm`` with ``personalize``: one SGD step of size ``hyper.alpha`` on a batch of the training's size.
 
-    Training and updates do not change. A bundle gets one more graph.
+    Training and updates do not change. The files that a device downloads get one more graph.
 
     Args:
         algorithm: Algorithm without ``personalize``.
-        objective: Objective of its ``evaluate``.
-        alpha: Default of ``hyper.alpha``, at least 0.
+        objective: Model part and loss of its ``evaluate``.
+        alpha: Step size, at least 0, unless the server announces another (``hyper.alpha``).
 
     Raises:
-        ConfigError: The algorithm has ``personalize`` or a scalar ``alpha``, or its evaluation transforms the weights, so
-            that a plain step would adapt another model.
+        ConfigError: The algorithm has ``personalize`` or a scalar ``alpha``, or its evaluation transforms the
+            weights, so that a plain step would adapt another model.
     """
     what = f"algorithm {algorithm.name!r}"
     check_not_negative(what, alpha=alpha)

@@ -27,12 +27,11 @@ UploadMode = Literal["resample_final", "last_forward", "det_sign"]
 
 @dataclass(frozen=True, eq=False)
 class BinarizedUpdate:
-    """Binarized tensors of ``objective`` (``parts.coded``) and their step sizes, with the names of the state that holds
-    them.
+    """Tensors whose update FedBAT sends as signs (``parts.coded``), their step sizes, and the names of their state.
 
-    ``state.change.*`` is m; ``state.scale`` and ``state.log_scale`` are alpha' and alpha_e, [groups]; ``hyper.rho`` is the
-    learning speed of alpha. If ``learned`` is False, alpha is norm_inf(m), without state. ``bounds`` are the smallest and
-    the largest learned alpha.
+    ``state.change.*`` is m, the change of each tensor; ``state.scale`` and ``state.log_scale`` are alpha' and
+    alpha_e, [groups]; ``hyper.rho`` is the learning speed of alpha. If ``learned`` is False, alpha is norm_inf(m),
+    without state. ``bounds`` are the smallest and the largest learned alpha.
     """
 
     objective: Objective
@@ -47,7 +46,7 @@ class BinarizedUpdate:
 
     @cached_property
     def ports(self) -> dict[str, TensorSpec]:
-        """Specs of the frozen weights, the gates, and m, by port."""
+        """Specs of the frozen weights, of the submodel's masks and thresholds (``state.gate.*``), and of m, by port."""
         return held_ports(self.objective) | prefixed("state.change", self.specs(self.objective.trainable))
 
     @property
@@ -62,19 +61,22 @@ class BinarizedUpdate:
         return self.size_state | ({"hyper.rho": TensorSpec(())} if self.learned else {})
 
     def size(self, tensors: Tensors) -> StepSize:
-        """Return the formula of learned step sizes, with ``hyper.rho`` of ``tensors``."""
+        """Return the formula of learned step sizes, with the learning speed ``tensors["hyper.rho"]``."""
         return StepSize(tensors["hyper.rho"], self.bounds)
 
     @property
     def sent_ports(self) -> dict[str, TensorSpec]:
-        """Specs of the state that holds the last step's draw and step sizes, by port, for uploads that send them."""
+        """Specs of ``state.sent.scales`` and ``state.sent.codes``: step sizes and packed signs of the last step.
+
+        Only uploads of mode "last_forward" have this state.
+        """
         size = sum(packed_bytes(entries) for entries in self.entries.values())
         codes = TensorSpec((size,), torch.uint8, below=256)
         return {"state.sent.scales": TensorSpec((self.groups.count,)), "state.sent.codes": codes}
 
     @cached_property
     def entries(self) -> dict[str, int]:
-        """Number of entries of each binarized tensor, in the trained shape."""
+        """Number of entries of each binarized tensor, in the trained shape, by name."""
         return {name: math.prod(self.objective.weights[name].shape) for name in self.parts.coded}
 
     def mean_sizes(self, m: Tensors, held: Tensors) -> Tensor:
@@ -145,7 +147,7 @@ class FedBATFinish:
         return ports | self.update.size_ports | prefixed("noise", self.update.specs(self.update.parts.coded))
 
     def finish(self, tensors: Tensors) -> Tensors:
-        """Return ``update.*`` in :attr:`form`."""
+        """Return ``update.*`` in :attr:`form`: codes and step sizes of the change, floats, and moving statistics."""
         parts, carrier = self.update.parts, self.update.objective.carrier
         left, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
         base = carrier.unpack(select(tensors, "weights"))[0]
@@ -156,7 +158,12 @@ class FedBATFinish:
         return prefixed("update", pack(self.form, packed, [scales, *others]))
 
     def _code_changes(self, tensors: Tensors, base: Tensors) -> tuple[Tensor, Tensors]:
-        """Return alpha [groups], and the codes of each tensor by name: 1.0 for +, 0.0 for -."""
+        """Return (alpha [groups], codes by tensor name: 1.0 for +, 0.0 for -).
+
+        Args:
+            tensors: Inputs of ``finish`` by port.
+            base: Weights at the start of the round, by name.
+        """
         if self.last_draw:
             return tensors["state.sent.scales"], self._unpack_codes(tensors["state.sent.codes"])
         names, m, alpha = (
@@ -175,7 +182,9 @@ class FedBATFinish:
         return alpha, unflatten(codes, {name: m[name] for name in names})
 
     def _unpack_codes(self, packed: Tensor) -> Tensors:
-        """Return the codes of the stored draw, by name, in the shapes of the weights."""
+        """Return the codes of the last step's draw, by name, in the shapes of the weights. ``packed`` is
+        ``state.sent.codes``.
+        """
         codes, start = {}, 0
         for name, entries in self.update.entries.items():
             shape = self.update.objective.weights[name].shape

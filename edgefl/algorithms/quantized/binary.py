@@ -40,14 +40,14 @@ def binary(
     its encoding.
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         batch: Samples per local step.
         steps: Local steps per round.
-        lr: Default of ``hyper.lr``.
-        momentum: As in ``sgd``.
-        weight_decay: As in ``sgd``.
+        lr: Learning rate, unless the server announces another (``hyper.lr``).
+        momentum: Momentum of local SGD; its buffers are 0 at the start of a round.
+        weight_decay: Weight decay of conv and dense kernels.
         clip: True: entries with |W| > 1 get no gradient.
-        eval_batch: Batch of the evaluation. Default: ``batch``.
+        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ModelError: The submodel is chosen by importance.
@@ -66,7 +66,11 @@ def binary(
 
 
 def binarize(objective: Objective, *, clip: bool = False) -> Objective:
-    """Return ``objective`` with layers that read binary kernels. ``clip``: entries with |W| > 1 get no gradient.
+    """Return ``objective`` with layers that read binary kernels, mean|W| sign(W), in training and inference.
+
+    Args:
+        objective: Model part that a tier trains, with its loss.
+        clip: True: entries with |W| > 1 get no gradient.
 
     Raises:
         ModelError: The submodel is chosen by importance, or has no trained kernel.
@@ -90,7 +94,10 @@ def binarize(objective: Objective, *, clip: bool = False) -> Objective:
 
 @dataclass(frozen=True, eq=False)
 class BinaryCarrier(Carrier):
-    """Carrier ``inner`` whose ``kernels`` the layers read as binary weights. Payload and update equal ``inner``'s."""
+    """Wrapper of the carrier ``inner`` (conversion between sent tensors and weights): layers read ``kernels`` as binary.
+
+    The tensors that the server sends and the device returns are those of ``inner``.
+    """
 
     inner: Carrier
     kernels: frozenset[str]
@@ -146,7 +153,7 @@ class BinaryCarrier(Carrier):
 
 
 class _BinarizeWeights(torch.autograd.Function):
-    """Function mean|W| sign(W) with a straight-through gradient."""
+    """Function mean|W| sign(W) of a kernel W, with a straight-through gradient."""
 
     generate_vmap_rule = True
 

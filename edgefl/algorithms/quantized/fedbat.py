@@ -53,11 +53,11 @@ def fedbat(
         alpha_e <- alpha_e - lr * rho * alpha * sum g * (s - m / alpha, or sign(m) where |m| > alpha)         (eq. 9)
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         batch: Samples per local step.
         steps: Local steps per round.
-        lr: Default of ``hyper.lr``.
-        rho: Default of ``hyper.rho``, the learning speed of alpha.
+        lr: Learning rate, unless the server announces another (``hyper.lr``).
+        rho: Learning speed of alpha, unless the server announces another (``hyper.rho``).
         phi: Share of warm-up steps.
         granularity: One alpha per tensor, module or model.
         binarize_1d: If False, biases and norms are trained in full precision and sent as float32 (fedbat.md 2.7).
@@ -71,8 +71,8 @@ def fedbat(
         statistics: Bits per entry of moving statistics.
         momentum: Momentum of m, 0 in the paper.
         weight_decay: Adds weight_decay * W to g of kernels, 0 in the paper.
-        masked_loss: As in ``sgd``.
-        eval_batch: Batch of the evaluation. Default: ``batch``.
+        masked_loss: True: set logits of classes without local samples to 0 in training.
+        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ModelError: Options contradict each other, such as learned step sizes without a warm-up (fedbat.md 8.6).
@@ -143,7 +143,7 @@ def _bounds(alpha_range: tuple[float, float] | None) -> tuple[float, float] | No
 
 @dataclass(frozen=True, eq=False)
 class _FedBATSteps:
-    """Functions ``start`` and the two kinds of steps, with their ports.
+    """Functions of FedBAT's ``start`` and of its two kinds of steps (warm-up and binarized), with their ports.
 
     No function returns the trained tensors of ``state.weights``, because they are frozen.
     """
@@ -196,7 +196,10 @@ class _FedBATSteps:
         return self.ports | self.update.size_ports | noise
 
     def binarize(self, tensors: Tensors) -> Tensors:
-        """Return the state after one step through S. The gradients by m and alpha are taken before the step."""
+        """Return the state after one step with binarized change (:func:`edgefl.codecs.binarize.draw`), by port.
+
+        The gradients by m and alpha are taken before the step.
+        """
         update, m = self.update, select(tensors, "state.change")
         alpha = update.step_sizes(tensors)
         of, signs = update.groups.spread(alpha), self._signs(tensors, m, alpha)
@@ -216,7 +219,9 @@ class _FedBATSteps:
         return state
 
     def _signs(self, tensors: Tensors, m: Tensors, alpha: Tensor) -> Tensors:
-        """Return the draw of each binarized tensor, +1, -1, or 0 for entries that the tier does not hold."""
+        """Return the random signs of each binarized tensor, by name: +1, -1, or 0 for entries that the tier does not
+        hold.
+        """
         masks = self.update.objective.carrier.held(select(tensors, "state.gate"))
         signs = {}
         for name, size in self.update.groups.spread(alpha).items():
@@ -225,7 +230,7 @@ class _FedBATSteps:
         return signs
 
     def _gradient(self, tensors: Tensors, change: Tensors) -> tuple[Tensors, Tensors]:
-        """Return g by name at W = w + ``change``, and the moving statistics and metrics of the pass by port."""
+        """Return (gradient g by name at W = w + ``change``, moving statistics and metrics of the pass by port)."""
         objective, weights = self.update.objective, select(tensors, "state.weights")
         at = weights | {name: weights[name] + change[name] for name in objective.trainable}
         # The objective passes unknown noise to the layers, so the noise of the draw must not be among it.

@@ -54,18 +54,18 @@ def swat(
     and norms are dense. Entries that a mask of the submodel holds at 0 stay 0, and count in d.
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         batch: Samples per local step.
         steps: Local steps per round.
-        lr: Default of ``hyper.lr``.
-        momentum: As in sgd.
-        weight_decay: As in sgd.
+        lr: Learning rate, unless the server announces another (``hyper.lr``).
+        momentum: Momentum of local SGD; its buffers are 0 at the start of a round.
+        weight_decay: Weight decay of conv and dense kernels.
         sparsity: Share of entries outside of the top, in [0, 1).
-        activations: dw reads top(x), else x.
-        masked_loss: As in sgd.
-        dense_inference: Inference reads w instead of top(w). Moving statistics belong to the sparse model, so use it for
-            models without such statistics, or after a training of little sparsity.
-        eval_batch: Batch of the evaluation. Default: ``batch``.
+        activations: True: dw reads top(x). False: it reads x.
+        masked_loss: True: set logits of classes without local samples to 0 in training.
+        dense_inference: True: inference reads w instead of top(w). Moving statistics belong to the sparse model, so use
+            it for models without such statistics, or after a training of little sparsity.
+        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ModelError: The sparsity is out of range, or the submodel has no layer to make sparse.
@@ -90,7 +90,7 @@ def swat(
 
 @dataclass(frozen=True)
 class TopSelection:
-    """Selection of the largest entries.
+    """Settings of SWAT's selection of the entries with the largest magnitudes.
 
     Attributes:
         share: Share of the entries that are selected.
@@ -116,9 +116,12 @@ class TopSelection:
         return torch.where(size >= least, tensor, torch.zeros(()))
 
     def apply(self, product: Product, layer: SparseLayer, x: Tensor) -> Tensor:
-        """Return the output of ``layer`` for ``x``, with the gradients of :func:`swat`.
+        """Return the output of ``layer`` for ``x``, with the gradients of :func:`swat` in training.
 
-        ``product`` is its linear function.
+        Args:
+            product: Linear function of the layer: (x, weight, bias) to the output.
+            layer: Linear or convolution layer with this selection.
+            x: Input of the layer.
         """
         weight, bias = layer.weight, layer.bias
         if not layer.training:
@@ -131,9 +134,9 @@ class TopSelection:
 
 
 class _TopProduct(torch.autograd.Function):
-    """Product of x and ``top``, the largest entries of the weight.
+    """Product of x and ``top``, the largest entries of the weight, plus the bias.
 
-    The gradient by the weight reads ``read`` instead of x.
+    In the backward pass, the gradient by the weight reads ``read`` instead of x.
     """
 
     generate_vmap_rule = True
@@ -197,10 +200,11 @@ _LAYERS: dict[type[nn.Module], type[SparseLayer]] = {
 
 
 def make_sparse(objective: Objective, top: TopSelection) -> Objective:
-    """Return ``objective`` with its trained linear and convolution layers replaced by sparse ones.
+    """Return ``objective`` with its trained linear and convolution layers replaced by sparse ones with the selection
+    ``top``.
 
     Raises:
-        ModelError: It has no such layer.
+        ModelError: The objective has no such layer.
     """
     suffix = skeleton(objective.suffix, training=objective.suffix.training)
     layers = [layer for layer in suffix.modules() if type(layer) in _LAYERS and _weight(layer).requires_grad]

@@ -22,9 +22,10 @@ from edgefl.wire.bundle.manifest import SAMPLE
 def chunk_forward(units: nn.Sequential, sample: TensorSpec, *, batch: int = 32) -> Function:
     """Return the forward pass of frozen units on a group of rows: from ``weights.*`` and ``batch.0.*`` to ``record.x``.
 
-    ``batch.0.x`` is (batch, *sample); the units may read other inputs, too. Nothing is trained or changed
-    (embracingfl.md 2.7): global batch norm uses its moving statistics, static batch norm uses the statistics of exactly
-    these rows, and dropout is off. Tied weights that a later unit holds have the name that they have there.
+    A unit is a stage of the model; ``record.x`` is the output of the last one. ``batch.0.x`` is (batch, *sample); the
+    units may read other inputs, too. Nothing is trained or changed (embracingfl.md 2.7): global batch norm uses its
+    moving statistics, static batch norm uses the statistics of exactly these rows, and dropout is off. Tied weights
+    that a later unit holds have the name that they have there.
 
     Args:
         units: Consecutive frozen units.
@@ -56,17 +57,16 @@ def multi_step_forward(
     x: Tensor,
     others: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
-    """Return the record of all rows of ``x``: the result of the last chunk, one row per sample, in order (EmbracingFL
-    Algorithm 1).
+    """Return the activations of frozen units for all rows of ``x``: (n, *output), in order (EmbracingFL Algorithm 1).
 
-    Rows pass in consecutive groups of the chunk's batch. The last group is filled by wrap-around (rows 0, 1, ...), which
-    matters for static batch norm.
+    Rows pass in consecutive groups of the chunk's batch. The last group is filled by wrap-around (rows 0, 1, ...),
+    which matters for static batch norm.
 
     Args:
-        chunks: Results of :func:`chunk_forward`, in order.
+        chunks: Results of :func:`chunk_forward`, in order. Each reads the result of the one before.
         weights: Tensors by global name.
         x: Samples (n, *sample).
-        others: Inputs besides x, by name.
+        others: Inputs besides x, (n, ...), by name.
     """
     record, beside = x, {SAMPLE: x, **(others or {})}
     for chunk in chunks:

@@ -40,11 +40,11 @@ def multi_exit(
         objective: Objective of a model with early exits.
         batch: Samples per local step.
         steps: Local steps per round.
-        lr: Default of ``hyper.lr``.
-        momentum: As in ``sgd``.
-        weight_decay: As in ``sgd``.
+        lr: Learning rate, unless the server announces another (``hyper.lr``).
+        momentum: Momentum of local SGD; its buffers are 0 at the start of a round.
+        weight_decay: Weight decay of conv and dense kernels.
         kd_weight: Weight of distillation. None: the model's own.
-        eval_batch: Batch of the evaluation. Default: ``batch``.
+        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ModelError: The model has no exits.
@@ -74,7 +74,7 @@ def multi_exit(
 
 
 def _schedule(weight: float) -> Schedule:
-    """Return the schedule that announces 0 until the share BEGIN of the rounds has passed, and ``weight`` from then on."""
+    """Return the schedule of ``hyper.kd_weight``: 0 until the share ``BEGIN`` of the rounds has passed, then ``weight``."""
 
     def at(position: int, rounds: int) -> Scalars:
         return {WEIGHT: weight if position >= BEGIN * rounds - 1e-9 else 0.0}

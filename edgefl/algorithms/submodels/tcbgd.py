@@ -38,18 +38,18 @@ def tcbgd(
     (fiarse.md 4.3). On a submodel without thresholds, the full model included, it is plain SGD.
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         batch: Samples per local step.
         steps: Local steps per round.
-        lr: Default of ``hyper.lr``.
-        momentum: As in ``sgd``.
-        weight_decay: As in ``sgd``.
+        lr: Learning rate, unless the server announces another (``hyper.lr``).
+        momentum: Momentum of local SGD; its buffers are 0 at the start of a round.
+        weight_decay: Weight decay of conv and dense kernels.
         remask: Compute M in each step. Without ``remask`` and ``bias`` this is pruning-greedy, like ``sgd`` (fiarse.md 2.5).
         bias: Multiply the gradient by the factor of eq. 3.
         freeze_dropped: Momentum and decay do not move entries that the mask dropped (fiarse.md A6).
-        masked_loss: As in ``sgd``.
+        masked_loss: True: set logits of classes without local samples to 0 in training.
         adamw: AdamW along the same gradient instead of SGD, as in the paper for texts, with its betas (0.9, 0.95).
-        eval_batch: Batch of the evaluation. Default: ``batch``.
+        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: Both ``adamw`` and ``momentum`` are set.
