@@ -109,7 +109,7 @@ class Change:
         return spread(split(numbers, 1), self.sizes) if self.sizes else numbers
 
     def draws(self) -> Tensor:
-        """Return the uniform numbers. Fail with AssertionError if the coder asked for none."""
+        """Return the uniform numbers. Raise AssertionError if there are none, that is, if the coder is not random."""
         assert self.uniform is not None, "a coder that draws is given uniform numbers"
         return self.uniform
 

@@ -57,7 +57,11 @@ def check(packed: npt.NDArray[np.generic], count: int) -> None:
 
 
 def to_gaps(packed: Packed, count: int) -> bytes:
-    """Return the gaps of a packed mask as LEB128 varints, or b"" if no bit is set.
+    """Return the gaps between the set bits of a packed mask as LEB128 varints, or b"" if no bit is set.
+
+    Args:
+        packed: Packed mask, uint8 [ceil(count / 8)].
+        count: Number of entries of the mask.
 
     Raises:
         ProtocolError: ``packed`` is no packed mask of ``count`` entries (:func:`check`).
@@ -67,9 +71,9 @@ def to_gaps(packed: Packed, count: int) -> bytes:
 
 
 def from_gaps(data: bytes, count: int) -> Packed:
-    """Return the packed mask of ``count`` entries that :func:`to_gaps` wrote.
+    """Return the packed mask of ``count`` entries that :func:`to_gaps` wrote, uint8 [ceil(count / 8)].
 
-    The result takes ceil(count / 8) bytes whatever ``data`` contains, so a receiver bounds ``count`` first.
+    The result takes that many bytes whatever ``data`` contains, so a receiver bounds ``count`` first.
 
     Raises:
         ProtocolError: A varint is cut short or longer than nine bytes, or an index is not below ``count``.
@@ -106,7 +110,7 @@ def gap_bytes(packed: Packed, count: int) -> int:
 
 
 def _gaps(packed: Packed) -> Iterator[Numbers]:
-    """Yield the gaps of a packed mask (int64) in blocks. Each block has at least one gap."""
+    """Yield the gaps between the set bits of a packed mask, int64, in blocks. Each block has at least one gap."""
     previous = -1
     for start in range(0, packed.size, _PIECE):
         bits = np.unpackbits(packed[start : start + _PIECE], bitorder="little").view(np.bool_)

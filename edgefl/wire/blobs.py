@@ -136,13 +136,13 @@ _CHANGES_LEVEL = 19  # made once, read by every device
 
 
 def compress(data: bytes, chunk: int, compression: Compression = "zstd") -> tuple[BlobRef, bytes]:
-    """Return a blob's reference and the bytes to transmit.
+    """Return (reference of the blob, bytes to transmit).
 
     Args:
         data: Content of the blob.
         chunk: Bytes of one chunk.
-        compression: "zstd" to compress if that saves at least :data:`LEAST_SAVED` of the bytes; "none" to transmit
-            ``data`` itself.
+        compression: "zstd" to compress if that saves at least :data:`LEAST_SAVED` of the bytes; "none" to
+            transmit ``data`` itself.
     """
     if compression == "zstd" and data:
         small: bytes = _zstd().compress(data, _LEVEL)

@@ -37,7 +37,7 @@ def read_pixels(pillow: Any, path: Path, mode: str, size: tuple[int, int]) -> Ar
         uint8 (H, W) for mode ``L``, (H, W, 3) for ``RGB``.
 
     Raises:
-        PictureError: The file cannot be used.
+        ImageError: The file cannot be used.
     """
     if path.suffix.lower() in UNREAD:
         raise ImageError(f"is no PNG or JPEG but {path.suffix}: convert it")
@@ -60,8 +60,9 @@ def read_pixels(pillow: Any, path: Path, mode: str, size: tuple[int, int]) -> Ar
 
 
 def _resize(pillow: Any, image: Any, size: tuple[int, int]) -> Any:
-    """Return an image resized bilinearly, columns before rows. Pillow 13 would choose the order by size, older releases do
-    not.
+    """Return a Pillow image resized to ``size`` (width, height) bilinearly, columns before rows.
+
+    Pillow 13 would choose the order by size, older releases do not.
     """
     width, height = size
     bilinear = pillow.Image.Resampling.BILINEAR

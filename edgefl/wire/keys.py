@@ -56,7 +56,7 @@ class Succession(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_valid(self) -> bool:
-        """True if ``signature`` is valid."""
+        """True if ``signature`` is a valid signature of this statement by the key ``old``."""
         return verify(self.old, self.signature, _succession_text(self.old, self.new, self.until))
 
 

@@ -23,8 +23,9 @@ LOSS = "loss"
 
 
 def add_sums(total: Sums, sums: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the sums of one more batch added to ``total``, in float64. A name that ``total`` lacks is taken from
-    ``sums``.
+    """Return ``total`` plus ``sums``, the sums of one more batch, by name, in float64. Change neither argument.
+
+    A name that ``total`` lacks is taken from ``sums``; a name that ``sums`` lacks is left out.
     """
     new = {name: np.asarray(each, np.float64) for name, each in sums.items()}
     return {name: total[name] + each if name in total else each for name, each in new.items()}
@@ -65,10 +66,13 @@ def accuracy(sums: Sums) -> float:
 
 
 def f1(sums: Sums) -> float:
-    """Return the mean of F1 = 2 tp / (2 tp + fp + fn) over the classes that occur or are predicted. NaN if there is no
-    such class.
+    """Return the mean of F1 = 2 tp / (2 tp + fp + fn) over the classes that occur or are predicted, from 0 to 1.
 
-    For two classes it is the F1 of the second.
+    NaN if there is no such class. For two classes it is the F1 of the second.
+
+    Args:
+        sums: Sums by name, with ``tp``, ``fp`` and ``fn`` per class: true positives, false positives, false
+            negatives.
     """
     return _mean_of_classes(2 * sums["tp"], 2 * sums["tp"] + sums["fp"] + sums["fn"])
 
@@ -77,12 +81,19 @@ def iou(sums: Sums) -> float:
     """Return the mean of tp / (tp + fp + fn) (intersection over union) over the classes that occur or are predicted.
 
     NaN if there is no such class.
+
+    Args:
+        sums: Sums by name, with ``tp``, ``fp`` and ``fn`` per class: true positives, false positives, false
+            negatives.
     """
     return _mean_of_classes(sums["tp"], sums["tp"] + sums["fp"] + sums["fn"])
 
 
 def perplexity(sums: Sums) -> float:
-    """Return exp of the mean negative log-likelihood per token. A uniform prediction has the size of the vocabulary."""
+    """Return exp of the mean negative log-likelihood per token. NaN without tokens, infinity beyond exp(700).
+
+    A uniform prediction has a perplexity equal to the size of the vocabulary.
+    """
     mean = _ratio(sums["nll"], sums["tokens"])
     return math.inf if mean > 700.0 else math.exp(mean)
 

@@ -70,7 +70,7 @@ class Watchdog(threading.Thread):
         self.join()
 
     def guard(self, connection: socket.socket | None) -> None:
-        """Set the socket that is shut down at the deadline. None: no socket."""
+        """Set the socket that is shut down at the deadline, in place of the one before. None: shut down no socket."""
         with self._lock:
             self._socket = connection
 
@@ -260,7 +260,11 @@ class MirrorConnection:
         return connection
 
     def _dial(self) -> socket.socket:
-        """Return a TCP socket connected to one of the mirror's addresses, guarded by the watchdog."""
+        """Return a TCP socket connected to one of the mirror's addresses, guarded by the watchdog.
+
+        Raises:
+            OSError: No address could be connected.
+        """
         found = socket.getaddrinfo(self._mirror.host, self._mirror.port, type=socket.SOCK_STREAM)
         error: OSError = OSError("the name has no address")
         for family, kind, protocol, _, address in found[:_MOST_ADDRESSES]:
@@ -278,7 +282,7 @@ class MirrorConnection:
         raise error
 
     def _start_tls(self, plain: socket.socket) -> ssl.SSLSocket:
-        """Return the socket after a TLS handshake, guarded by the watchdog."""
+        """Return the socket after a TLS handshake, guarded by the watchdog. Close it if the handshake fails."""
         try:
             context = ssl.create_default_context()
             if self._ca_file:

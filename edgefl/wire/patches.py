@@ -128,7 +128,7 @@ def _differs(old: Array, new: Array) -> bool:
 
 
 def _check(name: str, array: Array, weights: Mapping[str, Array]) -> None:
-    """Raise BundleError unless the patch entry ``array`` fits the tensor ``name`` of ``weights``."""
+    """Raise BundleError unless ``array``, the entry ``name`` of a patch, fits the tensor of that name in ``weights``."""
     if name not in weights:
         raise _unfit(f"the weights have no tensor {name!r}")
     old = weights[name]

@@ -168,15 +168,19 @@ def column_names(path: Path) -> list[str]:
 
 
 def records(path: Path, checks: Checks) -> Iterator[tuple[int, Record]]:
-    """Yield the line number and the record of each row of a CSV with a header, or of JSON lines.
+    """Yield (line number, record) for each row of a CSV with a header, or of JSON lines.
+
+    A record is a mapping of the fields by column. For a malformed row it is the error text instead. Blank lines are
+    skipped.
 
     Args:
         path: File in CSV, or in JSON lines if it ends in ``.jsonl``.
-        checks: Columns that a CSV must have. Their checks also detect a quotation mark that hides rows.
+        checks: Columns that a CSV must have, each with a check of its values or None. The checks also detect a
+            quotation mark that hides rows.
 
     Raises:
-        DataError: A CSV lacks a column of ``checks`` or has it twice, a quotation mark hides rows, or the file is no
-            text.
+        DataError: The file cannot be read, a CSV lacks a column of ``checks`` or has it twice, a quotation mark
+            hides rows, or the file is no text.
     """
     try:
         # What is no UTF-8 spoils its own line alone.
@@ -197,13 +201,13 @@ def records(path: Path, checks: Checks) -> Iterator[tuple[int, Record]]:
 
 @dataclass
 class _CsvLines:
-    """Reader of a CSV that counts its lines.
+    """Reader of a CSV that counts its lines. It iterates over the lines; :meth:`head` and :meth:`rows` parse them.
 
     Attributes:
         path: File, for error texts.
         file: Iterator over the lines.
         number: Number of lines read.
-        last: Lines of the current record.
+        last: Lines read since the beginning of the current record.
         spaced: True if the header has blanks behind its commas, which the rows may then have too.
     """
 
@@ -240,11 +244,17 @@ class _CsvLines:
         return stripped
 
     def rows(self, head: Sequence[str], checks: Checks) -> Iterator[tuple[int, list[str] | str]]:
-        """Yield the line number of each row and its fields, or its error text if the row is malformed. Skips blank lines.
+        """Yield (line number, fields) for each row, with an error text in place of the fields of a malformed row.
+
+        Skips blank lines.
+
+        Args:
+            head: Names of the columns.
+            checks: Checks of the columns' values, to detect rows inside a quoted field.
 
         Raises:
-            DataError: A quotation mark hides the rows behind it: it is open at the end of the file, or closed by one of
-                a later row.
+            DataError: A quotation mark hides the rows behind it: it is open at the end of the file, or closed by
+                one of a later row.
         """
         table, spaced = csv.reader(self, strict=True, skipinitialspace=self.spaced), self.spaced
         while True:
@@ -270,7 +280,7 @@ class _CsvLines:
                 yield line, fields
 
     def _first(self) -> list[str]:
-        """Return the fields of the next line that is not blank."""
+        """Return the fields of the next line that is not blank, or [] at the end of the file."""
         try:
             return next(filter(None, csv.reader(self, strict=True)), [])
         except csv.Error as error:
@@ -416,7 +426,7 @@ def _check_columns(path: Path, found: Sequence[str], needed: Sequence[str]) -> N
 
 
 def _object(line: str) -> Record:
-    """Return the object in a line of JSON, or an error text if there is none."""
+    """Return the object in a line of JSON, or the error text for a line without a valid object."""
     if not is_text(line):
         return NOT_TEXT
     try:
@@ -431,7 +441,12 @@ def _object(line: str) -> Record:
 
 
 def _record(head: Sequence[str], fields: Sequence[str]) -> Record:
-    """Return the fields of a CSV line by column, or an error text. Columns beyond the end of a short line are left out."""
+    """Return the fields of a CSV line by column, or an error text. Columns beyond the end of a short line are left out.
+
+    Args:
+        head: Names of the columns.
+        fields: Fields of the line.
+    """
     if len(fields) > len(head):
         return f"it has {len(fields)} fields, and there are {len(head)} columns"
     return dict(zip(head, fields, strict=False)) if all(map(is_text, fields)) else NOT_TEXT

@@ -18,7 +18,11 @@ Axis = range | tuple[int, ...] | None
 
 @dataclass(frozen=True)
 class Block:
-    """Region in one global tensor: a set of indices along each dimension, one ``Axis`` per dimension."""
+    """Region in one global tensor: a set of indices along each dimension.
+
+    Attributes:
+        axes: Held indices of each dimension, in local order. None: all of them.
+    """
 
     axes: tuple[Axis, ...]
 
@@ -32,8 +36,8 @@ class Block:
         return tuple(size if axis is None else len(axis) for axis, size in zip(self.axes, whole, strict=True))
 
     def positions(self, whole: tuple[int, ...]) -> Positions:
-        """Return the row-major positions of the held entries in a tensor of shape ``whole``, int64, flat,
-        in local order.
+        """Return the row-major positions of the held entries in a tensor of shape ``whole``, int64, flat, in local
+        order.
         """
         stride, positions = math.prod(whole), np.zeros(1, np.int64)
         for axis, size in zip(self.axes, whole, strict=True):
@@ -63,14 +67,16 @@ whole tensor."""
 
 @dataclass(frozen=True)
 class Placement:
-    """Position of a tier's tensors in the global weights of one round. The server needs nothing else to average different
-    tiers.
+    """Position of a tier's tensors in the global weights of one round.
+
+    The server needs nothing else to average updates of different tiers. A local tensor is one that a device of the
+    tier holds, in its own shape.
 
     Attributes:
-        regions: Region of each tensor of an update. A global entry becomes the mean over the updates that hold it. It
-            keeps its value if no update does.
-        payload: Arrays that only devices of this tier receive, by local name. Empty if the devices read the weights of
-            the model's units instead.
+        regions: Region of each tensor of an update, by its name: the entries of global tensors that it holds. A
+            global entry becomes the mean over the updates that hold it. It keeps its value if no update does.
+        payload: Arrays that only devices of this tier receive, by local name. Empty if the devices read the
+            weights of the model's units instead.
         masks: Number of bits of each array of ``payload`` that is a packed mask.
     """
 
@@ -80,12 +86,13 @@ class Placement:
 
 
 def local_shape(name: str, region: Region, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """Return the shape of a local tensor.
+    """Return the shape of a local tensor: a tensor in the shape that a device of the tier holds.
 
     Args:
-        name: Name of the local tensor.
-        region: Its region.
-        shapes: Shapes of the global tensors.
+        name: Name of the local tensor. If its region is no :class:`Entries`, it is also the name of the global
+            tensor.
+        region: Entries of the global tensors that it holds. None: the whole tensor ``name``.
+        shapes: Shapes of the global tensors, by name.
     """
     if region is None:
         return shapes[name]
@@ -95,12 +102,12 @@ def local_shape(name: str, region: Region, shapes: Mapping[str, tuple[int, ...]]
 def pieces(
     name: str, region: Region, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, Positions | None]]:
-    """Yield the global tensors that a local tensor consists of, in local order.
+    """Yield the global tensors whose entries a local tensor holds, in local order.
 
     Args:
         name: Name of the local tensor.
-        region: Its region.
-        shapes: Shapes of the global tensors.
+        region: Its region. None: the whole global tensor ``name``.
+        shapes: Shapes of the global tensors, by name.
 
     Yields:
         Name of the global tensor, and the row-major positions in it (None: all positions).
@@ -121,13 +128,16 @@ def pieces(
 def spans(
     name: str, region: Region, shapes: Mapping[str, tuple[int, ...]]
 ) -> Iterator[tuple[str, slice, Positions | None]]:
-    """Yield the global tensors that a local tensor consists of, and where their entries are in the local tensor.
+    """Yield the global tensors whose entries a local tensor holds, with the place of the entries in the local tensor.
 
-    It has the same arguments as :func:`pieces`.
+    Args:
+        name: Name of the local tensor.
+        region: Its region. None: the whole global tensor ``name``.
+        shapes: Shapes of the global tensors, by name.
 
     Yields:
-        Name of the global tensor, slice of its entries in the flat local tensor, and their row-major positions in the
-        global tensor (None: all positions).
+        Name of the global tensor, slice of its entries in the flat local tensor, and their row-major positions in
+        the global tensor (None: all positions).
     """
     start = 0
     for part, positions in pieces(name, region, shapes):
@@ -137,7 +147,7 @@ def spans(
 
 
 def extract(weights: Mapping[str, Array], regions: Mapping[str, Region]) -> Arrays:
-    """Return the local tensors of ``regions``, taken from the global ``weights``.
+    """Return the local tensors of ``regions`` by name, taken from the global ``weights``.
 
     A whole tensor is a view of the global one; others are copies.
     """

@@ -162,7 +162,12 @@ def check_bare(data: bytes, most_header: int) -> None:
 
 
 def _name_and_count(entry: str) -> tuple[str, int | None]:
-    """Return a tensor's name and, if the entry stores a mask as gaps, the mask's number of bits, else None."""
+    """Return (name of the tensor, number of bits of the mask that the entry stores as gaps, or None if it stores no
+    gaps).
+
+    Raises:
+        ProtocolError: The entry's name marks an unknown encoding.
+    """
     if _RESERVED not in entry:
         return entry, None
     match = _GAPS.fullmatch(entry)
@@ -176,7 +181,11 @@ def _name_and_count(entry: str) -> tuple[str, int | None]:
 
 
 def _unpack_gaps(name: str, gaps: Array, count: int) -> Array:
-    """Return the packed mask of a tensor that is stored as gaps."""
+    """Return the packed mask of ``count`` bits that is stored as gaps.
+
+    Raises:
+        ProtocolError: The gaps are malformed.
+    """
     if gaps.dtype != np.uint8 or gaps.ndim != 1:
         raise ProtocolError(
             f"the gaps of mask {name!r} are uint8 in one dimension, not {gaps.dtype} {list(gaps.shape)}; "

@@ -96,7 +96,7 @@ def binarize(objective: Objective, *, clip: bool = False) -> Objective:
 class BinaryCarrier(Carrier):
     """Wrapper of the carrier ``inner`` (conversion between sent tensors and weights): layers read ``kernels`` as binary.
 
-    The tensors that the server sends and the device returns are those of ``inner``.
+    Server and device exchange the same tensors as with ``inner``.
     """
 
     inner: Carrier

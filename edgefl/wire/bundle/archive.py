@@ -26,14 +26,14 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)  # a fixed date: equal bundles are equal files
 
 @dataclass(frozen=True)
 class BundleArchive:
-    """A manifest and the blobs that it lists, keyed by SHA-256."""
+    """Content of a bundle: its manifest (table of contents) and the blobs that it lists, by hexadecimal SHA-256."""
 
     manifest: Manifest
     blobs: Mapping[str, bytes]
 
     @property
     def encoded(self) -> bytes:
-        """Bytes of the manifest."""
+        """Encoded manifest. Its SHA-256 names the bundle."""
         return encode_manifest(self.manifest)
 
     def ref(self, chunk: int) -> BlobRef:
@@ -135,6 +135,9 @@ class Signer:
 
     Args:
         path: Key file. It is created with a random key if it does not exist.
+
+    Raises:
+        ConfigError: The file holds no key, or its chain of earlier keys is damaged.
     """
 
     def __init__(self, path: Path) -> None:

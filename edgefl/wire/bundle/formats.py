@@ -35,6 +35,11 @@ EXECUTORCH_DTYPES: Mapping[int, str] = {
 def check_outputs(outputs: Outputs, formats: Iterable[str]) -> None:
     """Check that a format supports the chosen owner of output memory.
 
+    Args:
+        outputs: "planned": the program returns outputs in its own memory. "caller": the caller provides their
+            memory.
+        formats: Names of the formats to compile to.
+
     Raises:
         ConfigError: ``outputs`` is "planned" and ``formats`` does not contain executorch.
     """
@@ -65,6 +70,10 @@ def is_older(version: str, least: str) -> bool:
 
 
 def numbers_of(release: str) -> tuple[int, ...]:
-    """Return the numbers of a release, padded with zeros to four. Tuples of this form compare like releases."""
+    """Return the numbers of a release, padded with zeros to four, so that tuples compare like releases.
+
+    Args:
+        release: One to four numbers separated by dots (:func:`is_release`).
+    """
     numbers = [int(number) for number in release.split(".")]
     return (*numbers, *[0] * (4 - len(numbers)))

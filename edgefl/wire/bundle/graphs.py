@@ -70,8 +70,13 @@ class Port(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One of several artifacts that together compute a graph and run one after the other.
 
-    Ports of role ``page`` hold values that one segment returns and a later one reads. All other ports are ports of the
-    graph.
+    Ports of role ``page`` hold values that one segment returns and a later one reads. All other ports are ports of
+    the graph.
+
+    Attributes:
+        inputs: Input ports.
+        outputs: Output ports.
+        in_place: Names of state ports whose new value may overwrite the memory of the old one in this segment.
     """
 
     inputs: tuple[Port, ...]
@@ -80,7 +85,7 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One graph and its ports.
+    """One computation that a device runs as a unit, with its artifact and its ports (named inputs and outputs).
 
     Attributes:
         name: Name within the manifest.
@@ -88,20 +93,20 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         blob: Artifact of the graph. With ``segments`` it contains one artifact per segment (:func:`split`).
         inputs: Input ports.
         outputs: Output ports.
-        memory_budget: Peak memory in bytes, above the idle process, that the compiler was asked to stay below. 0: no
-            budget.
-        planned_bytes: Predicted peak of anonymous memory of a round with this graph, in bytes above the idle agent.
-            Includes weights and state. 0: unknown.
-        arena_bytes: Part of ``planned_bytes`` for onnxruntime's arena, which an agent may reserve as one block. 0:
-            unknown.
+        memory_budget: Peak memory in bytes, above the idle process, that the compiler was asked to stay below. 0:
+            no budget.
+        planned_bytes: Predicted peak of anonymous memory of a round with this graph, in bytes above the idle
+            agent. Includes weights and state. 0: unknown.
+        arena_bytes: Part of ``planned_bytes`` for onnxruntime's arena, which an agent may reserve as one block.
+            0: unknown.
         in_place: Names of state ports whose new value may overwrite the memory of the old one.
         metrics: Metrics that are computed from the graph's sums (:mod:`edgefl.wire.metrics`), the headline metric
             first. Empty: unknown.
         activations: Dtype in which large activations are stored for the backward pass.
         variants: Alternative artifacts with the same ports. A device may choose the fastest.
         segments: Segments in the order in which they run. Empty: the graph is one artifact.
-        planned_outputs: True if an ExecuTorch program returns outputs in its own planned memory, which its next run
-            overwrites.
+        planned_outputs: True if an ExecuTorch program returns outputs in its own planned memory, which its next
+            run overwrites.
         least_runtime: Lowest release of the format's runtime that loads the graph, such as ``1.15``. "": unknown.
     """
 
@@ -135,7 +140,7 @@ _STREAM = re.compile(r"[0-9]{1,3}")
 
 
 def _consistent(port: Port) -> bool:
-    """Return True if name, role, dtype and shape of the port agree."""
+    """Return True if name, role, dtype, shape and mask size of the port agree."""
     named = port.name.partition(".")[0] == port.role
     if port.mask and (port.dtype, port.shape) != ("uint8", (packed_bytes(port.mask),)):
         return False
@@ -155,7 +160,7 @@ def check_graph(graph: Graph) -> None:
 
 
 def _faults(graph: Graph) -> Iterator[Fault]:
-    """Yield the inconsistencies of a graph."""
+    """Yield (problem as a text, details for the error) for each inconsistency of a graph."""
     for ports in (graph.inputs, graph.outputs):
         names = [port.name for port in ports]
         if len({*names}) < len(names):
@@ -273,7 +278,7 @@ class RowRange(msgspec.Struct, frozen=True):
     stop: int
 
     def place(self, address: int, shape: Sequence[int], itemsize: int) -> tuple[list[int], int]:
-        """Return the shape of the row block, and its memory address.
+        """Return (shape of the row block, its memory address).
 
         Args:
             address: Address of the whole tensor.

@@ -63,7 +63,12 @@ Draws = Literal["walk", "draw", "length"]
 
 
 class FrozenChunk(msgspec.Struct, frozen=True, kw_only=True):
-    """Consecutive frozen units that are fetched, run forward by one graph, and dropped together."""
+    """Consecutive frozen units (stages of the model) that are fetched, run forward by one graph, and dropped together.
+
+    Attributes:
+        units: Names of the units, in order.
+        graph: Name of the graph.
+    """
 
     units: tuple[str, ...]
     graph: str
@@ -225,8 +230,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return sum(phase.steps for phase in self.phases if not phase.over_data)
 
     def steps_with(self, samples: int) -> tuple[int, ...]:
-        """Return the number of steps of each phase on a device with ``samples`` samples. Raises BundleError as
-        :meth:`pass_rows`.
+        """Return the number of steps of each phase, in order, on a device with ``samples`` local samples.
+
+        Raises:
+            BundleError: A phase that passes over the data has a graph without input ``batch.0.x``
+                (:meth:`pass_rows`).
         """
         return tuple(
             -(-samples // self.pass_rows(phase)) if phase.over_data else phase.steps for phase in self.phases
@@ -252,7 +260,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def pass_rows(self, phase: PhaseSpec) -> int:
-        """Return the number of rows that each step of a phase over the data reads.
+        """Return the number of rows (samples) that each step of ``phase``, a phase over all local data, reads.
 
         Raises:
             BundleError: The phase's graph has no input ``batch.0.x`` with rows.
@@ -317,8 +325,10 @@ def _check(manifest: Manifest) -> None:
 
 
 def _faults(manifest: Manifest) -> Iterator[Fault]:
-    """Yield the inconsistencies of a manifest and its graphs. Raises BundleError for those that the graphs' own checks
-    find.
+    """Yield (problem as a text, details for the error) for each inconsistency of a manifest.
+
+    Raises:
+        BundleError: A graph is inconsistent, or a phase over the data reads no rows.
     """
     for phase in manifest.phases:
         lengths = [bucket.length for bucket in phase.shorter]
@@ -345,7 +355,10 @@ def _faults(manifest: Manifest) -> Iterator[Fault]:
 
 
 def _data_faults(manifest: Manifest) -> Iterator[Fault]:
-    """Yield the inconsistencies of the data settings, and names that cannot be displayed."""
+    """Yield (problem as a text, details for the error) for each inconsistency of the data settings.
+
+    Names that contain unprintable characters are reported, too.
+    """
     data, reader = manifest.data, manifest.data.reader
     names = [each.name for each in data.others]
     if len({*names, *PARTS}) < len(names) + len(PARTS):

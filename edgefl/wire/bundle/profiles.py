@@ -57,7 +57,11 @@ class PeakMemory(msgspec.Struct, frozen=True, kw_only=True):
 class StageTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Time of a training graph by stage: forward (the loss), backward (its derivatives), update (new weights and state).
 
-    The median and the 90th percentile of the call time are both divided in the same proportions.
+    The median and the 90th percentile of the call time are both divided in the same proportions. Times are in
+    milliseconds.
+
+    Attributes:
+        how: Origin of the proportions (:data:`How`).
     """
 
     forward_ms: float

@@ -62,7 +62,7 @@ def client_id(
 
 
 def _letters(digest: bytes, digits: int) -> str:
-    """Return ``digest`` as that many letters and digits."""
+    """Return a text of ``digits`` letters and digits that is derived from ``digest``."""
     number = int.from_bytes(digest)
     found = ""
     for _ in range(digits):
@@ -156,7 +156,11 @@ class Address:
 
     @classmethod
     def _parse_place(cls, text: str, default_port: int) -> Address:
-        """Return the address ``user:password@host:port``, with ``default_port`` if it has none."""
+        """Return the address ``user:password@host:port``, with ``default_port`` if it has none.
+
+        Raises:
+            BrokerError: The text has another form.
+        """
         credentials, _, place = text.rpartition("@")
         username, _, password = credentials.partition(":")
         found = _PLACE.fullmatch(place)

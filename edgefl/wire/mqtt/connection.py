@@ -128,7 +128,15 @@ class BoundedClient(paho.Client):
         return super()._packet_handle()
 
     def _check(self, command: int, size: int) -> None:
-        """End the connection if a packet has QoS 2 or is too large."""
+        """End the connection if a packet has QoS 2 or is too large.
+
+        Args:
+            command: First byte of the packet: its type and flags.
+            size: Number of bytes that follow the header.
+
+        Raises:
+            ConnectionAbortedError: The connection ends for one of these reasons.
+        """
         if command >> 4 == _PUBLISH and command & _QOS_2:
             self._hang_up("the broker sent a message of QoS 2, which nobody asked for")
         most = self.most_bytes if command >> 4 == _PUBLISH else _HEADER_BYTES
@@ -219,7 +227,7 @@ def dial(
 
 
 def allow_inflight(client: paho.Client, most: int) -> None:
-    """Set the most unacknowledged messages of QoS 1, also on an open connection."""
+    """Set the largest number of unacknowledged QoS 1 messages of ``client``, also on an open connection."""
     # paho's own setter wants it before there is a connection, before the broker announces its maximum.
     client._max_inflight_messages = most
 

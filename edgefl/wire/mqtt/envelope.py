@@ -104,7 +104,8 @@ class OpenedMessage(Generic[AnyMessage]):
 
 
 def signed_text(kind: type[Message], topic: str, at: int, body: bytes) -> bytes:
-    """Return the bytes that are signed for a message. They contain its digest, because Ed25519 reads its input twice.
+    """Return the bytes that are signed for a message. They contain the digest of ``body``, because Ed25519 reads its
+    input twice.
 
     Args:
         kind: Type of the message.
@@ -265,5 +266,8 @@ Seal = Callable[[str, Message], bytes]
 
 
 def unsigned(topic: str, message: Message) -> bytes:
-    """Return an encoded message without a signature. A reader that knows a key of the sender ignores such a message."""
+    """Return an encoded message without a signature. A reader that knows a key of the sender ignores such a message.
+
+    ``topic`` is not used; the signature of this function equals that of :meth:`MessageSigner.seal`.
+    """
     return encode(message)

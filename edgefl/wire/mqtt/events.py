@@ -92,7 +92,7 @@ class Refusal:
         topic: MQTT topic or filter of the request.
         reason: Text of the broker's reason code.
         limit: Limit of the broker that the message exceeds, with a remedy; "" if none is known.
-        waiting: Always False.
+        waiting: Always False, so that code can read it from a :class:`Disconnected` and a :class:`Refusal` alike.
     """
 
     action: Literal["subscribe", "unsubscribe", "publish"]

@@ -82,7 +82,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """Bundles in one format, by tier.
+    """Bundles (compiled models, named by the blob of their manifest) in one format, by tier.
 
     Attributes:
         bundles: Blob of each tier's manifest.
@@ -110,11 +110,11 @@ class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
         state: ``open``, ``closed`` (until the next round opens), or ``done`` (the run is over).
         model_version: Version of the weights.
         offers: Bundles by format.
-        units: Blobs of each unit's weights: a keyframe, then the patches that lead to ``model_version``, in order
-            (:mod:`edgefl.wire.patches`).
-        hyper: Scalars of the algorithm for this round. They override those of the manifest.
-        base: Last round whose updates are in the model, 0 before the first. A carry from a later round is invalid,
-            because that round was abandoned.
+        units: Blobs of each unit's weights, by the unit's name: a keyframe (full weights), then the patches that
+            lead to ``model_version``, in order (:mod:`edgefl.wire.patches`).
+        hyper: Scalars of the algorithm for this round. They override the defaults of the manifest.
+        base: Last round whose updates are in the model, 0 before the first. A carry (state that a device stored)
+            from a later round is invalid, because that round was abandoned.
         deadline: End of the round in seconds since 1970.
         mirrors: URLs of the blobs' mirrors (:mod:`edgefl.wire.mirrors`).
         mirrors_only: True if only the mirrors serve the blobs, and the broker does not.
@@ -151,11 +151,11 @@ class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def takes(self) -> tuple[int, ...]:
-        """Numbers of the rounds that accept updates, in ascending order."""
+        """Numbers of the rounds that accept updates, in ascending order. Empty unless the current round is open."""
         return (*sorted(self.live), self.round) if self.state == "open" else ()
 
     def offer(self, format: str) -> Offer:
-        """Return the offer in ``format``. It has no bundles if there is none in that format."""
+        """Return the bundles in ``format``. The result has no bundles if the round has none in that format."""
         return self.offers.get(format, Offer(bundles={}))
 
     def formats_of(self, tier: str) -> tuple[str, ...]:
@@ -164,7 +164,7 @@ class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def page(self) -> bytes:
-        """Encoded :class:`Page` with the fields that grow with the model."""
+        """Encoded :class:`Page` of this announcement: its offers and units, which grow with the model."""
         live = {number: each.units for number, each in self.live.items()}
         return _encoder.encode(Page(offers=self.offers, units=self.units, live=live))
 

@@ -429,7 +429,9 @@ class Session:
         return Delivery(info)
 
     def _enqueue(self, entries: list[tuple[str, int]]) -> None:
-        """Queue subscriptions in batches and send the first."""
+        """Queue subscriptions in batches and send the first batch. ``entries`` are pairs (topic filter, QoS and
+        options).
+        """
         for start in range(0, len(entries), _SUBSCRIBE_BATCH):
             self._waiting.append(entries[start : start + _SUBSCRIBE_BATCH])
         self._pump()

@@ -171,10 +171,12 @@ class Topics:
         return f"{self.root}/devices/+/shards/+/+/+"
 
     def parse_device(self, topic: str) -> tuple[str, str, tuple[int, ...]]:
-        """Split the topic of a device's message: ``devices/<id>/updates/3/0`` becomes (id, "updates", (3, 0)).
+        """Return (device, kind of message, numbers) from the topic of a device's message.
+
+        For example, ``devices/<id>/updates/3/0`` becomes (id, "updates", (3, 0)).
 
         Raises:
-            ProtocolError: It is no such topic.
+            ProtocolError: It is no such topic, or its last parts are no numbers.
         """
         prefix = f"{self.root}/devices/"
         parts = topic.removeprefix(prefix).split("/")
@@ -185,7 +187,7 @@ class Topics:
         return parts[0], parts[1], tuple(int(part) for part in parts[2:])
 
     def parse_blob(self, topic: str) -> tuple[str, int]:
-        """Return the SHA-256 and the chunk index that a blob chunk's topic names.
+        """Return (SHA-256 of the blob, index of the chunk) from the topic of a blob's chunk.
 
         Raises:
             ProtocolError: It is no such topic.

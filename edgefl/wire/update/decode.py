@@ -85,7 +85,7 @@ class CodedTensor:
 
     Attributes:
         name: Name of the tensor.
-        section: Section of the form that it belongs to, which has its encoding.
+        section: Section of the form (group of tensors with the same encoding) that contains it.
         data: Its part of the array ``codes``, ``values`` or ``halves``.
         scales: All scales of the section. Empty if the form has them as constants.
         kept: Its part of the mask, bool [entries], in sparse sections; else None.
@@ -104,10 +104,10 @@ def split(
     """Check the arrays of an update with sections, and return an iterator over its tensors in the order of the wire.
 
     Args:
-        form: Form of the update.
+        form: Form of the update: the sections (groups of tensors with the same encoding) and the layout.
         arrays: Arrays of the update by name.
-        regions: Region of each tensor.
-        shapes: Shapes of the global tensors.
+        regions: Region of each tensor, by name.
+        shapes: Shapes of the global tensors, by name.
 
     Raises:
         ProtocolError: Names, dtypes or lengths differ from ``form``, or the mask keeps another number of entries.
@@ -155,11 +155,11 @@ def read(coded: CodedTensor, region: Region, shapes: Shapes) -> Reals:
 
     Args:
         coded: Encoded tensor.
-        region: Its region.
-        shapes: Shapes of the global tensors.
+        region: Its region. None: it is the whole global tensor.
+        shapes: Shapes of the global tensors, by name.
 
     Raises:
-        ProtocolError: As :func:`iter_scales`.
+        ProtocolError: The form has no scale for a global tensor of which the tensor holds entries.
     """
     match coded.section.encoding:
         case Codes() as codes:
@@ -214,7 +214,7 @@ def _read_codes(coded: CodedTensor, codes: Codes, region: Region, shapes: Shapes
 
 
 class _ArrayQueue:
-    """Arrays of an update. Each call of ``take`` removes entries from the front of one of them."""
+    """Arrays of an update by name. Each call of ``take`` removes and returns entries from the front of one of them."""
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self._left = dict(arrays)
@@ -229,7 +229,14 @@ class _ArrayQueue:
 def _split(
     form: Form, queue: _ArrayQueue, sizes: Mapping[str, int], kept: Mapping[str, npt.NDArray[np.bool_]]
 ) -> Iterator[CodedTensor]:
-    """Yield the encoded tensors of checked arrays."""
+    """Yield the encoded tensors of checked arrays, in the order of the form.
+
+    Args:
+        form: Form of the update.
+        queue: Arrays, of which all entries are removed.
+        sizes: Number of entries of each tensor, by name.
+        kept: Mask of each tensor of a sparse section, bool [entries], by name.
+    """
     for section in form.sections:
         scales = queue.take("scales", section.scales)
         for name in section.names:
@@ -249,8 +256,10 @@ def _split(
 def _read_masks(
     form: Form, arrays: Mapping[str, Array], sizes: Mapping[str, int]
 ) -> dict[str, npt.NDArray[np.bool_]]:
-    """Return the mask of each tensor of the sparse sections, bool [entries]. Raises ProtocolError for a wrong number of
-    kept entries.
+    """Return the mask of each tensor of the sparse sections, bool [entries], by name.
+
+    Raises:
+        ProtocolError: A mask keeps another number of entries than the form.
     """
     counts = [sizes[name] for name in form.masked]
     if not sum(counts):

@@ -80,12 +80,13 @@ Encoding = Codes | FloatValues | Sparse
 
 @dataclass(frozen=True)
 class Section:
-    """Tensors of an update with the same encoding.
+    """Group of tensors of an update with the same encoding.
 
     Attributes:
         names: Names of the tensors, ascending. They are names of the placement's regions.
         encoding: Encoding of the tensors.
-        groups: Index of the scale of each *global* tensor within the section, if scales are sent with the update.
+        groups: Index of the scale of each *global* tensor within the section, by name, if scales are sent with
+            the update.
     """
 
     names: tuple[str, ...]
@@ -116,10 +117,10 @@ class Form:
     change: bool = False
 
     def arrays(self, entries: Mapping[str, int]) -> dict[str, tuple[str, int]]:
-        """Return the dtype and the length of each array of an update, by name. Empty for a dense form.
+        """Return (dtype, length) of each array of an update, by name. A dense form returns {}.
 
         Args:
-            entries: Number of entries of each tensor.
+            entries: Number of entries of each tensor, by name.
         """
         lengths = {"codes": 0, "scales": 0, "values": 0, "halves": 0}
         masked, half = 0, "float16"
@@ -155,8 +156,10 @@ class Form:
         )
 
     def held(self, regions: Mapping[str, _Region]) -> dict[str, _Region]:
-        """Return those of ``regions`` whose tensors are in an update of this form. Tensors that are not trained are not
-        sent.
+        """Return the entries of ``regions`` whose tensors are in an update of this form. Tensors that are not trained
+        are not sent.
+
+        A dense form contains all of them.
         """
         names = {name for section in self.sections for name in section.names}
         return {name: region for name, region in regions.items() if name in names or not names}
