@@ -33,6 +33,11 @@ KINDS: Mapping[str, Callable[..., Submodel]] = collect_factories(globals())
 def build(spec: ModelSpec, kind: str, **options: Any) -> Submodel:
     """Return the submodel of type ``kind`` of the model ``spec``.
 
+    Args:
+        spec: Model.
+        kind: Name of the type, such as ``width``.
+        options: Options of the type by name. Others have their defaults.
+
     Raises:
         ConfigError: The kind or an option is unknown. The text lists the alternatives.
         ModelError: The model cannot be cut like this.
@@ -57,7 +62,7 @@ class Size:
 
     @property
     def label(self) -> str:
-        """Text of the options for messages: ``gamma 0.25``, ``cut 5``, ``whole model``."""
+        """Text of the options for messages: ``gamma 0.25``, ``cut 5``, ``whole model``, or ``as it is`` without options."""
         if self.kind == "width" and self.options.get("gamma") == 1.0:
             return "whole model"
         options = [f"{name} {_number_text(value)}" for name, value in self.options.items()]
@@ -65,9 +70,9 @@ class Size:
 
     @property
     def finer(self) -> Size | None:
-        """The same cut with one chunk per frozen unit: more downloads, least memory in the forward pass.
+        """Same cut, with one download per frozen unit: more downloads, least memory in the forward pass.
 
-        None if there is none.
+        None if the size has fewer than two frozen units, or sets the number of downloads itself.
         """
         cut = self.options.get("cut", 0)
         return None if cut < 2 or "chunks" in self.options else Size(self.kind, {"cut": cut, "chunks": cut})

@@ -108,9 +108,11 @@ def trainable(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def entries(regions: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-    """Return the number of entries of each global tensor that ``regions`` hold.
+    """Return the number of entries of each global tensor that ``regions`` hold, by name.
 
-    ``shapes`` has the shape of each global tensor.
+    Args:
+        regions: Region (held entries of global tensors) of each tensor of a tier, by name.
+        shapes: Shape of each global tensor, by name.
     """
     counts: dict[str, int] = {}
     for name, region in regions.items():
@@ -135,14 +137,19 @@ def _download_bytes(submodel: Submodel, weights: Mapping[str, Array], placement:
 
 @dataclass(frozen=True)
 class ForwardCost:
-    """Cost of one sample's forward pass: multiply-accumulates by state tensor, and the bytes of all results."""
+    """Cost of one sample's forward pass.
+
+    Attributes:
+        macs: Multiply-accumulates by the name of the state tensor that is multiplied.
+        nbytes: Bytes of the results of all operations.
+    """
 
     macs: Mapping[str, int]
     nbytes: float
 
 
 class ForwardCostCache:
-    """Cache of the cost of forward passes through parts of a model.
+    """Cache of the cost of forward passes through parts of the model ``spec``.
 
     Units that several submodels share run once, without values.
     """
@@ -214,11 +221,9 @@ class _CountMode(TorchDispatchMode):
         self._macs: dict[str, int] = {}
         self._nbytes = 0
 
-    def take(self) -> ForwardCost:
-        """Return the counts since the last call, and reset them."""
-        taken = ForwardCost(
-            {name: count // _ROWS for name, count in self._macs.items()}, self._nbytes / _ROWS
-        )
+    def take(self) -> Forward:
+        """Return the counts for one sample since the last call, and reset them."""
+        taken = Forward({name: count // _ROWS for name, count in self._macs.items()}, self._nbytes / _ROWS)
         self._macs, self._nbytes = {}, 0
         return taken
 

@@ -54,9 +54,8 @@ def standalone(
 
 
 def scores(module: nn.Sequential, loss: Loss, batches: Iterable[Tensors]) -> dict[str, float]:
-    """Return the metrics of ``loss`` and the loss itself, by name, over the rows of all ``batches``.
-
-    {} without batches.
+    """Return the metrics of ``loss`` and the loss itself, by name, over the rows of all ``batches``. Without batches
+    return {}.
 
     Args:
         module: Model in inference mode.
@@ -70,8 +69,15 @@ def scores(module: nn.Sequential, loss: Loss, batches: Iterable[Tensors]) -> dic
 def scores_of(
     forward: Callable[[Tensors], Tensor], loss: Loss, batches: Iterable[Tensors]
 ) -> dict[str, float]:
-    """Return the same as :func:`scores` for ``forward``, a function from a batch to the model's output, such as a deployed
-    file.
+    """Return the metrics of ``loss`` and the loss itself, by name, for a model that is given as a function.
+
+    Without batches return {}.
+
+    Args:
+        forward: Function from a batch (tensors by name) to the model's output, such as the run of a deployed
+            file.
+        loss: Loss, which defines the metrics.
+        batches: Batches by name: inputs, the first as ``x``, and labels ``y``.
     """
     sums: dict[str, Array] = {}
     names: tuple[str, ...] = ()
@@ -85,7 +91,14 @@ def scores_of(
 def _read(
     submodel: Submodel, weights: Mapping[str, Array], number: int, inference: Function | None
 ) -> Tensors:
-    """Return the tensors that the submodel's suffix uses in inference, by local name."""
+    """Return the tensors that the submodel's trained units use in inference, by local name.
+
+    Args:
+        submodel: Submodel without frozen units.
+        weights: Global weights, by name.
+        number: Round for which a rolling window is taken.
+        inference: Inference function of the algorithm, or None.
+    """
     local = _tensors(submodel.place(weights, number).payload or weights)
     if inference is not None:
         given = prefixed("weights", local)

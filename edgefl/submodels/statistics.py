@@ -30,10 +30,14 @@ Norm = BatchNorm | nn.modules.batchnorm._BatchNorm
 class NormStatistics:
     """Sums of batch statistics, by the name of the buffer (float64), over ``passes`` batches each.
 
-    Variances are unbiased. The sum of several clients' statistics is the statistics of all their batches, so no data leave
-    a device::
+    Variances are unbiased. The sum of several clients' statistics is the statistics of all their batches, so no data
+    leave a device::
 
-        frozen(module, sum(collect(module, batches) for batches in clients))
+        freeze(module, sum(collect(module, batches) for batches in clients))
+
+    Attributes:
+        passes: Number of batches, by the name of the buffer.
+        sums: Sum of the statistic over these batches, by the name of the buffer.
     """
 
     passes: Mapping[str, int]
@@ -59,12 +63,12 @@ class NormStatistics:
 class StatisticsMode(TorchFunctionMode):
     """Torch function mode in which norm layers normalize by their batch.
 
-    :attr:`total` adds up the statistics of each batch.
-
-    A norm layer is recognized by its call of one of torch's functions for norms, whatever module makes the call.
+    :attr:`total` adds up the statistics of each batch. A norm layer is recognized by its call of one of torch's
+    functions for norms, whatever module makes the call.
 
     Args:
-        moving: Buffers that the layers pass to these functions, by name. They must be the same tensors, not copies.
+        moving: Buffers that the layers pass to these functions, by name. They must be the same tensors, not
+            copies.
     """
 
     def __init__(self, moving: Tensors) -> None:
@@ -87,15 +91,17 @@ class StatisticsMode(TorchFunctionMode):
 
 
 def is_norm(part: nn.Module) -> TypeGuard[Norm]:
-    """Return True for a batch norm, torch's or this package's."""
+    """Return True if ``part`` is a batch norm, torch's or this package's. Other norms return False."""
     return isinstance(part, BatchNorm | nn.modules.batchnorm._BatchNorm)
 
 
 def norms(module: nn.Module, *, moving: bool = False) -> dict[str, Norm]:
-    """Return the batch norms without statistics of their own ("static") by path; with ``moving`` also those with moving
-    statistics.
+    """Return the batch norms of ``module`` that have no statistics of their own ("static"), by path.
 
-    Norms with moving statistics that stay in inference mode are left out, because training does not move them.
+    Args:
+        module: Model.
+        moving: True: also return those with moving statistics, except norms that stay in inference mode. Training
+            does not change the latter.
     """
     return {
         path: part
@@ -105,7 +111,10 @@ def norms(module: nn.Module, *, moving: bool = False) -> dict[str, Norm]:
 
 
 def moving_buffers(module: nn.Module) -> Tensors:
-    """Return the float buffers in the state of ``module``, by name, without those of layers that stay in inference mode."""
+    """Return the float buffers in the state of ``module``, by name, such as moving statistics.
+
+    Layers that stay in inference mode are left out, because training does not change their buffers.
+    """
     state = module.state_dict(keep_vars=True).keys()
     found: Tensors = {}
     for path, part in module.named_modules():
@@ -140,7 +149,7 @@ def with_buffers(module: nn.Sequential) -> nn.Sequential:
 
 
 def estimable(module: nn.Sequential, *, moving: bool) -> tuple[str, ...]:
-    """Return the names of the buffers of ``with_buffers(module)`` that are to be estimated.
+    """Return the names of the buffers that :func:`collect` estimates. They exist in ``with_buffers(module)``.
 
     Args:
         module: Model.

@@ -22,7 +22,12 @@ if TYPE_CHECKING:
 class FrozenUnits:
     """Consecutive frozen units that a device downloads, runs forward over its local data and drops together: a chunk.
 
-    ``units`` are the units with weights, followed by later units that hold tensors which these units read too.
+    Attributes:
+        units: Names of the units with weights, followed by later units that hold tensors which these units read
+            too.
+        module: The units.
+        sample: Spec of one sample of their input.
+        result: Spec of one sample of their output.
     """
 
     units: tuple[str, ...]
@@ -33,7 +38,11 @@ class FrozenUnits:
 
 
 class Submodel(ABC):
-    """Part of the global model ``spec`` that a tier holds and trains. The defaults describe the whole model."""
+    """Part of the global model ``spec`` that a tier holds and trains. The defaults describe the whole model.
+
+    A unit is a stage of the model that is never split. The tier trains the units :attr:`suffix`, and may run the
+    frozen units :attr:`prefix` before them.
+    """
 
     spec: ModelSpec
     kind: ClassVar[str]
@@ -51,7 +60,10 @@ class Submodel(ABC):
 
     @property
     def carrier(self) -> Carrier | None:
-        """Carrier between payload, suffix and update. None: the suffix's tensors are sent and received unchanged."""
+        """Conversion between the tensors that a device receives, trains and sends.
+
+        None: the tensors of :attr:`suffix` are sent and received unchanged.
+        """
         return None
 
     @property
@@ -63,7 +75,7 @@ class Submodel(ABC):
     def units(self) -> tuple[str, ...]:
         """Names of the units whose published weights the device downloads for training.
 
-        Empty if it downloads a payload instead.
+        Empty if it downloads a payload instead: arrays that only devices of this tier receive.
         """
         return ()
 
@@ -82,10 +94,14 @@ class Submodel(ABC):
 
     @abstractmethod
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
-        """Return the regions and the payload of the tier in round ``number``, counted from 1.
+        """Return the part of the global weights that the tier holds in round ``number``, counted from 1.
 
-        ``weights`` are the global weights, float arrays by name. The function is pure: the same arguments give the same
-        bytes.
+        The result has the region of each tensor and the payload: arrays that only devices of this tier receive. The
+        function is pure: the same arguments give the same bytes.
+
+        Args:
+            weights: Global weights, float arrays by name.
+            number: Number of the round.
         """
 
 

@@ -70,7 +70,7 @@ class Watchdog(threading.Thread):
         self.join()
 
     def guard(self, connection: socket.socket | None) -> None:
-        """Set the socket that is shut down at the deadline, in place of the one before. None: shut down no socket."""
+        """Set the socket that is shut down at the deadline; it replaces the previous socket. None: shut down no socket."""
         with self._lock:
             self._socket = connection
 

@@ -244,7 +244,7 @@ class _CsvLines:
         return stripped
 
     def rows(self, head: Sequence[str], checks: Checks) -> Iterator[tuple[int, list[str] | str]]:
-        """Yield (line number, fields) for each row, with an error text in place of the fields of a malformed row.
+        """Yield (line number, fields) for each row. A malformed row yields (line number, error text) instead.
 
         Skips blank lines.
 

@@ -16,9 +16,13 @@ from typing import TypeAlias
 
 
 class Atom:
-    """Group of ``size`` indices of one kind.
+    """Group of ``size`` indices of one kind in a dimension, such as the channels of a layer.
 
-    ``reason``: text that says why all of them must be kept, or None if they can be cut.
+    Dimensions that share an atom must keep the same indices of it.
+
+    Attributes:
+        size: Number of indices.
+        reason: Text that says why all of them must be kept. None: they can be cut.
     """
 
     __slots__ = ("_meaning", "reason", "size")
@@ -28,7 +32,10 @@ class Atom:
         self._meaning: Axis | None = None
 
     def become(self, axis: Axis) -> None:
-        """Refine this atom to ``axis``, of the same size, in all dimensions that contain it."""
+        """Refine this atom (group of indices) to ``axis``, of the same size, in all dimensions that contain it.
+
+        If this atom must be kept whole, ``axis`` must be, too.
+        """
         if self.reason is not None:
             pin(axis, self.reason)
         self._meaning = axis
@@ -71,7 +78,8 @@ def resolve(axis: Axis) -> Axis:
     """Return the current structure of ``axis`` in normal form.
 
     In normal form no product contains a product, and no concatenation a concatenation. None has a single member or a
-    factor of size 1. A product whose first factor is a concatenation becomes a concatenation of products.
+    factor of size 1. A product whose first factor is a concatenation becomes a concatenation of products. Atoms
+    (groups of indices) that were refined are replaced by their structure.
     """
     if isinstance(axis, Atom):
         return axis.resolved()
@@ -100,7 +108,7 @@ def size(axis: Axis) -> int:
 
 
 def atoms(axis: Axis) -> Iterator[Atom]:
-    """Yield the atoms of ``axis``, in order, with repetitions."""
+    """Yield the atoms (groups of indices of one kind) of ``axis``, in order. One that occurs twice is yielded twice."""
     axis = resolve(axis)
     if isinstance(axis, Atom):
         yield axis
@@ -110,7 +118,12 @@ def atoms(axis: Axis) -> Iterator[Atom]:
 
 
 def pin(axis: Axis, reason: str) -> None:
-    """Mark all indices of ``axis`` as indices to keep. An atom that has a reason already keeps that reason."""
+    """Mark all indices of ``axis`` as indices that no cut may drop.
+
+    Args:
+        axis: Dimension.
+        reason: Text for error messages. A group of indices that has a reason already keeps that one.
+    """
     for atom in atoms(axis):
         if atom.reason is None:
             atom.reason = reason
@@ -122,7 +135,10 @@ def is_pinned(axis: Axis) -> bool:
 
 
 def unify(one: Axis, other: Axis) -> None:
-    """Record that the same indices of both axes must be kept. Pin both if their structures have no common refinement."""
+    """Record that two dimensions of equal size must keep the same indices.
+
+    Refines their structure to a common one. If there is none, all indices of both must be kept.
+    """
     one, other = resolve(one), resolve(other)
     if one == other:
         return
@@ -166,7 +182,7 @@ def _ends(axis: Concat) -> list[int]:
 
 
 def take(axis: Axis, start: int, stop: int) -> Axis:
-    """Return the indices ``start:stop`` of ``axis`` as an axis. Atoms are refined at these borders.
+    """Return the indices ``start:stop`` of ``axis`` as an axis. Groups of indices (atoms) are split at these borders.
 
     Raises:
         UnalignedError: A border lies inside a group of a product.
@@ -202,9 +218,9 @@ def _take_atom(atom: Atom, start: int, stop: int) -> Axis:
 
 
 def divide(axis: Axis, inner: int) -> tuple[Axis, Axis]:
-    """Return (outer, inner) axes whose product is ``axis``; the second has size ``inner``.
+    """Return axes (outer, inner) whose product is ``axis``. The inner one has ``inner`` indices and varies fastest.
 
-    Atoms are refined accordingly.
+    Groups of indices (atoms) in ``axis`` are refined accordingly.
 
     Raises:
         UnalignedError: The structure of ``axis`` has no such division.
@@ -238,7 +254,10 @@ def _divide_atom(atom: Atom, inner: int) -> tuple[Axis, Axis]:
 
 
 def _divide_parts(axis: Concat, inner: int) -> tuple[Axis, Axis]:
-    """Divide each part by ``inner``. If a part ends inside a group, unify the groups and keep all of them."""
+    """Return axes (outer, inner) whose product is the concatenation ``axis``: divide each part by ``inner``.
+
+    If a part ends inside a group of ``inner`` indices, unify all groups; the outer axis must then be kept whole.
+    """
     if any(size(part) % inner for part in axis.parts):
         groups = [take(axis, start, start + inner) for start in range(0, size(axis), inner)]
         for group in groups[1:]:
@@ -253,7 +272,11 @@ def _divide_parts(axis: Concat, inner: int) -> tuple[Axis, Axis]:
 def regroup(axes: Sequence[Axis], shape: Sequence[int]) -> Axes:
     """Return the axes of a tensor after ``view`` to ``shape``.
 
-    Axes that do not follow their structure there are pinned.
+    Indices that ``view`` groups against the structure of their axis must be kept.
+
+    Args:
+        axes: Axes before, one per dimension.
+        shape: Shape after, with the same number of entries.
     """
     new_axes: list[Axis] = []
     left = [axis for axis in axes if size(axis) != 1]

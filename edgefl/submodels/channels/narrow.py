@@ -23,10 +23,10 @@ _WAYS: tuple[Prefer, ...] = ("inner", "always_inner", "outer", "neither")
 
 
 def channels_of(spec: ModelSpec) -> Channels:
-    """Return the structure of a model's dimensions, cached per model.
+    """Return the structure of a model's dimensions, which shows what can be cut. Cached per model.
 
-    If the code gives sizes to tensors (an initial state of zeros, a token that it expands), one cut is tried. If these
-    sizes do not follow the cut, the dimensions that depend on them are kept whole.
+    If the code gives sizes to tensors (an initial state of zeros, a token that it expands), one cut is tried. If
+    these sizes do not follow the cut, the dimensions that depend on them are kept whole.
     """
     if spec not in _known:
         _known[spec] = _analyze(spec)
@@ -55,11 +55,14 @@ def _can_halve(spec: ModelSpec, channels: Channels) -> bool:
 def fit_cut(
     spec: ModelSpec, channels: Channels, keep: Callable[[int], int]
 ) -> tuple[Mapping[Atom, int], nn.Sequential]:
-    """Return (number of kept indices by atom, model of the first indices) for the first of several ways to cut that works.
+    """Return (number of kept indices by atom, model of the first indices) for the first of several ways to cut that
+    works.
+
+    An atom is a group of indices that is cut as one, such as the channels of a layer.
 
     Args:
         spec: Model.
-        channels: Its dimensions.
+        channels: Structure of its dimensions (:func:`channels_of`).
         keep: Function from the size of an atom to the number of indices to keep.
 
     Raises:
@@ -80,19 +83,20 @@ def fit_cut(
 
 
 def narrow(spec: ModelSpec, channels: Channels, selection: Selection) -> nn.Sequential:
-    """Return the model for ``selection``, with the same tensor names and with the selected values.
+    """Return a smaller copy of the model with the entries that ``selection`` keeps, under the same tensor names.
 
-    A run without values checks that its channels are the selected ones. If they are not, sizes in attributes of the user's
-    modules are adapted, and the run is repeated.
+    A run without values checks that its channels are the selected ones. If they are not, sizes in attributes of the
+    user's modules are adapted, and the run is repeated.
 
     Args:
-        spec: Model.
-        channels: Its dimensions.
-        selection: Kept indices of atoms.
+        spec: Model, which does not change.
+        channels: Structure of its dimensions (:func:`channels_of`).
+        selection: Kept indices of each atom (group of indices that is cut as one). An atom without an entry is
+            kept whole.
 
     Raises:
-        ModelError: The code stores a size in another way, or would read the kept entries in another order. The error names
-            the unit and the line.
+        ModelError: The code stores a size in another way, or would read the kept entries in another order. The
+            error names the unit and the line.
     """
     try:
         return _try_narrow(spec, channels, selection, adapted=False)
@@ -122,7 +126,9 @@ def _try_narrow(spec: ModelSpec, channels: Channels, selection: Selection, *, ad
 
 
 def _copy_cut(module: nn.Sequential, parts: Mapping[str, Region]) -> nn.Sequential:
-    """Return a deep copy of ``module`` with the parts ``parts`` of its tensors."""
+    """Return a deep copy of ``module`` whose tensors are reduced to the regions ``parts``, by name. None: the whole
+    tensor.
+    """
     memo: dict[int, object] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
         cut = _cut(tensor.detach(), parts[name])
@@ -142,7 +148,14 @@ def _cut(tensor: Tensor, region: Region) -> Tensor:
 
 
 def _check(name: str, found: Axes, whole: Axes, selection: Selection) -> None:
-    """Raise ModelError unless the narrow model reads the dimensions of tensor ``name`` in the order of the whole model."""
+    """Raise ModelError unless the narrow model reads the dimensions of tensor ``name`` in the order of the whole model.
+
+    Args:
+        name: Name of the tensor, for the error text.
+        found: Its axes in the narrow model.
+        whole: Its axes in the whole model.
+        selection: Kept indices of the whole model's atoms.
+    """
     made: dict[Atom, Axis] = {}
     for dim, (axis, before) in enumerate(zip(found, whole, strict=True)):
         wanted = _nested_sizes(resolve(_cut_axis(before, selection, made)))
@@ -155,7 +168,7 @@ def _check(name: str, found: Axes, whole: Axes, selection: Selection) -> None:
 
 
 def _cut_axis(axis: Axis, selection: Selection, made: dict[Atom, Axis]) -> Axis:
-    """Return ``axis`` in the sizes of the selection. ``made`` caches the new atom of each atom."""
+    """Return ``axis`` with the sizes that ``selection`` keeps. ``made`` caches the new atom of each atom across calls."""
     if isinstance(axis, Atom):
         return made.setdefault(axis, resolve(Atom(kept(axis, selection))))
     if isinstance(axis, ProductAxis):
@@ -164,9 +177,9 @@ def _cut_axis(axis: Axis, selection: Selection, made: dict[Atom, Axis]) -> Axis:
 
 
 def _nested_sizes(axis: Axis) -> Any:
-    """Return the sizes of an axis and their nesting, for comparison.
+    """Return the sizes of an axis and their nesting as numbers and tuples, for comparison.
 
-    Pinned atoms may differ in detail between two analyses.
+    The atoms themselves are not compared, because two analyses may keep different ones whole.
     """
     if isinstance(axis, Atom):
         return axis.size
@@ -177,7 +190,7 @@ def _nested_sizes(axis: Axis) -> Any:
 
 
 def _shape_text(axis: Axis) -> str:
-    """Return an axis as text for an error."""
+    """Return the structure of an axis as text for an error, such as ``(4 x 16)`` or ``(8 + 8)``."""
     if isinstance(axis, Atom) or axis == ONE:
         return str(axis.size if isinstance(axis, Atom) else 1)
     sign, inner = (" x ", axis.factors) if isinstance(axis, ProductAxis) else (" + ", axis.parts)

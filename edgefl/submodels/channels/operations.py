@@ -21,7 +21,9 @@ UNITS = "run_units"
 
 
 def pinned_axes(shape: Iterable[int], reason: str) -> Axes:
-    """Return the axes of a tensor of this ``shape`` of which all indices must be kept, for ``reason``."""
+    """Return the axes of a tensor of this ``shape`` of which all indices must be kept. ``reason`` is the text for
+    errors.
+    """
     return tuple(resolve(Atom(length, reason)) for length in shape)
 
 
@@ -32,7 +34,9 @@ def unknown_axes(shape: Iterable[int]) -> Axes:
 
 @dataclass
 class AxisBook:
-    """Axes of all tensors of a run. It also holds the tensors, so that no new tensor can get the id of a freed one."""
+    """Axes of all tensors of a run, by tensor. It also holds the tensors, so that no new tensor gets the id of a freed
+    one.
+    """
 
     _known: dict[int, tuple[Tensor, Axes]] = field(default_factory=dict)
     # Tensors that an operation has read.
@@ -50,13 +54,20 @@ class AxisBook:
         return self.peek(tensor)
 
     def peek(self, tensor: Tensor) -> Axes:
-        """Return the axes of ``tensor`` without marking it as read. An unknown tensor is a constant and is pinned."""
+        """Return the axes of ``tensor`` without marking it as read by an operation.
+
+        A tensor that the book lacks is added as a constant, all of whose indices must be kept.
+        """
         if id(tensor) not in self._known:
             self.note(tensor, pinned_axes(tensor.shape, "a constant of the model"))
         return self._known[id(tensor)][1]
 
     def note(self, tensor: Tensor, axes: Axes) -> Axes:
-        """Unify the known axes of ``tensor`` with ``axes``, and return the known ones. An unknown tensor gets ``axes``."""
+        """Return the axes of ``tensor`` after recording that ``axes`` describe the same dimensions.
+
+        If the tensor has axes already, they are unified with ``axes``: both keep the same indices. Else it gets
+        ``axes``.
+        """
         known = self._known.setdefault(id(tensor), (tensor, axes))[1]
         for one, other in zip(known, axes, strict=True):
             unify(one, other)
@@ -120,9 +131,9 @@ class OpCall:
         return tuple(self.results[0].shape)
 
     def pin(self, axes: Iterable[Axis], what: str) -> None:
-        """Pin those of ``axes`` that have several indices.
+        """Record that those of ``axes`` with several indices must be kept whole.
 
-        The reason is ``what``, with the operation and its place in the code.
+        The reason is the text ``what``, with the operation and its place in the code.
         """
         wide_axes = [axis for axis in axes if size(axis) > 1]
         if wide_axes:
@@ -131,13 +142,16 @@ class OpCall:
                 pin(axis, reason)
 
     def whole(self, shape: Iterable[int], what: str) -> Axes:
-        """Return pinned axes of this ``shape``. The reason is ``what``, with the operation and its place in the code."""
+        """Return axes of this ``shape`` that must be kept whole.
+
+        The reason is the text ``what``, with the operation and its place in the code.
+        """
         return pinned_axes(shape, f"{what} ({self.description})")
 
     def given_size(self, length: int) -> Axis:
-        """Return the axis of a dimension whose size comes from the code, not from a tensor.
+        """Return the axis of a dimension of ``length`` indices whose size comes from the code, not from a tensor.
 
-        It is pinned if ``book.fixed``.
+        It must be kept whole if ``book.fixed``. Else it is added to ``book.loose``, because a cut may fail there.
         """
         if self.book.fixed:
             return self.whole((length,), "a size that the code gives")[0]
@@ -153,13 +167,13 @@ class OpCall:
         return f"{self.func}{inside}" + (f" at {source}" if source else "")
 
     def fits(self, axes: Sequence[Axes]) -> bool:
-        """Return True if ``axes``, one tuple per result, have the shapes of the results."""
+        """Return True if ``axes``, one tuple of axes per result tensor, have the shapes of the results."""
         shapes = [tuple(map(size, each)) for each in axes]
         return shapes == [tuple(result.shape) for result in self.results]
 
 
 def _source(frame: FrameType | None) -> str:
-    """Return ``file:line`` of the innermost running line of user code, or ""."""
+    """Return ``file:line`` of the innermost running line of user code, or "" if none is running."""
     # Operations outside a unit belong to the caller of this run.
     while frame is not None and frame.f_code.co_name != UNITS:
         if _is_user_file(frame.f_code.co_filename):

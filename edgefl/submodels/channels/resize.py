@@ -27,7 +27,9 @@ def resize(module: nn.Module) -> None:
 
 
 def follow(module: nn.Module, x: Tensor) -> None:
-    """Set the sizes of a layer that its tensors do not determine, such as groups, from its input ``x``."""
+    """Set the sizes of layer ``module`` that its tensors do not determine, such as groups, from its input ``x``, in
+    place.
+    """
     if isinstance(module, Conv) and not module.transposed and module.groups > 1:
         groups = x.shape[1] // module.weight.shape[1]
         _assign(module, {"groups": groups, "in_channels": x.shape[1]})
@@ -132,9 +134,14 @@ _BY_WEIGHT: Mapping[type[nn.Module], Callable[[Any], Sizes]] = {
 
 
 def adapt(module: nn.Module, channels: Channels, selection: Selection) -> None:
-    """Set integer attributes of the user's modules that equal an uncut size of their tensors to the cut size.
+    """Set integer attributes of the user's modules that equal an uncut size of their tensors to the cut size, in place.
 
     A number that is the size of several dimensions with different cuts is not changed.
+
+    Args:
+        module: Narrow model.
+        channels: Structure of the whole model's dimensions.
+        selection: Kept indices of atoms (groups of indices that are cut as one).
     """
     for path, part in module.named_modules():
         if type(part).__module__.startswith(("torch.", "edgefl.")):
@@ -147,7 +154,10 @@ def adapt(module: nn.Module, channels: Channels, selection: Selection) -> None:
 
 
 def _kept_sizes(path: str, channels: Channels, selection: Selection) -> dict[int, set[int]]:
-    """Return the kept sizes by uncut size, for all dimensions of the tensors below ``path`` and for their atoms."""
+    """Return the sizes after the cut by the size before it, for all dimensions of the tensors below ``path``.
+
+    Sizes of single atoms (groups of indices) of these dimensions are included.
+    """
     sizes_left: dict[int, set[int]] = {}
     for name, axes in channels.axes.items():
         if not path or name.startswith(f"{path}."):
@@ -162,8 +172,8 @@ def rewrite(module: nn.Module, places: Mapping[Place, Axes], selection: Selectio
 
     Args:
         module: Narrow model, changed in place.
-        places: Axes of the result of each operation of a graph.
-        selection: Kept indices of atoms.
+        places: Axes of the result of each operation, by (path of the graph, position of the operation).
+        selection: Kept indices of atoms (groups of indices that are cut as one).
     """
     for path, part in module.named_modules():
         if isinstance(part, fx.GraphModule):
@@ -190,7 +200,10 @@ def _rewrite(node: fx.Node, axes: Mapping[fx.Node, Axes], selection: Selection) 
 def _resize_argument(
     node: fx.Node, name: str, value: Argument, axes: Mapping[fx.Node, Axes], selection: Selection
 ) -> Argument:
-    """Return ``value``, the argument ``name`` of ``node``, with the sizes that the selection keeps."""
+    """Return ``value``, the argument ``name`` of ``node``, with the sizes that the selection keeps.
+
+    An argument that holds no size is returned unchanged.
+    """
     own = axes[node]
     if name in ("size", "shape", "sizes", "normalized_shape") and isinstance(value, list | tuple):
         first = len(own) - len(value)
@@ -213,7 +226,9 @@ def _kept_size(number: Any, axis: Axis, selection: Selection) -> Any:
 
 
 def _kept_offset(index: int, axis: Axis, selection: Selection) -> int:
-    """Return the position of ``index`` among the kept indices of ``axis``."""
+    """Return the number of kept indices of ``axis`` below ``index``. Return ``index`` itself if ``axis`` has no such
+    index.
+    """
     whole = kept(axis, {})
     if not 0 <= index <= whole:
         return index
@@ -221,7 +236,7 @@ def _kept_offset(index: int, axis: Axis, selection: Selection) -> int:
 
 
 def _split_sizes(node: fx.Node, value: Any, axes: Mapping[fx.Node, Axes], selection: Selection) -> Any:
-    """Return the split sizes of ``node`` that the selection keeps."""
+    """Return the split sizes of ``node`` that the selection keeps: a list, or a number if ``value`` is one."""
     dim = int(node.args[2]) if len(node.args) > 2 else int(node.kwargs.get("dim", 0))  # type: ignore[arg-type]
     lengths: dict[int, int] = {}
     for user in node.users:

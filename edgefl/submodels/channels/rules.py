@@ -37,7 +37,10 @@ _RULES: dict[Any, Rule] = {}
 
 
 def rule_of(func: Any) -> Rule | None:
-    """Return the rule of the torch operation ``func``, or None."""
+    """Return the rule that relates the dimensions of inputs and results of the torch operation ``func``.
+
+    None: there is no rule, so its inputs and results must be kept whole.
+    """
     exact_rule = _RULES.get(func.overloadpacket)
     if exact_rule is not None:
         return exact_rule
@@ -48,9 +51,11 @@ def rule_of(func: Any) -> Rule | None:
 
 
 def rule(*names: str, room: Any = torch.ops.aten) -> Callable[[Rule], Rule]:
-    """Return a decorator that registers a function as the rule of the operations ``names`` in ``room``.
+    """Return a decorator that registers a function as the rule of the operations ``names``.
 
-    Names that this version of torch does not have are ignored.
+    Args:
+        names: Names of operations. Names that this version of torch does not have are ignored.
+        room: Namespace of the operations, such as ``torch.ops.aten``.
     """
 
     def register(function: Rule) -> Rule:
@@ -360,6 +365,12 @@ def _cells(op: OpCall, *, gates: int, carried: Sequence[str], biases: Sequence[s
     """Rule of recurrent cells: the rows of each weight are one block per gate, cut in the same way in all gates.
 
     See :mod:`edgefl.models.layers.cells`.
+
+    Args:
+        op: Call of the operation.
+        gates: Number of gates.
+        carried: Names of the arguments that are states, (batch, hidden).
+        biases: Names of the arguments that are biases.
     """
     (steps, batch, features), kernel, recurrent = op.axes("x"), op.axes("kernel"), op.axes("recurrent")
     hidden = op.axes("h")[1]

@@ -22,11 +22,14 @@ Prefer = Literal["inner", "always_inner", "outer", "neither"]
 
 @dataclass(frozen=True, eq=False)
 class Channels:
-    """Structure of the dimensions of a model's state tensors, after the trace.
+    """Structure of the dimensions of a model's state tensors, as a trace found it.
+
+    An axis describes one dimension. It consists of atoms: groups of indices that are cut as one, such as the channels
+    of a layer.
 
     Attributes:
         axes: Axes of each state tensor, by name.
-        places: Axes of the results of operations in units that are graphs.
+        places: Axes of the results of operations in units that are graphs, by (path of the graph, position).
         is_loose: True if a size that the code gives to a tensor must follow a cut.
     """
 
@@ -45,13 +48,15 @@ class Channels:
 
     @cached_property
     def atoms(self) -> tuple[Atom, ...]:
-        """Atoms that can be cut, in the order in which the state tensors contain them."""
+        """Atoms (groups of indices) that can be cut, in the order in which the state tensors contain them."""
         every = (atom for axes in self.axes.values() for axis in axes for atom in atoms(axis))
         return tuple(dict.fromkeys(atom for atom in every if atom.reason is None))
 
     @cached_property
     def holders(self) -> Mapping[Atom, tuple[tuple[str, int], ...]]:
-        """Places of each atom that can be cut: (tensor name, dimension)."""
+        """Tuples (tensor name, dimension) of the dimensions that contain an atom, by atom, for all atoms that can be
+        cut.
+        """
         occurrences: dict[Atom, list[tuple[str, int]]] = {atom: [] for atom in self.atoms}
         for name, axes in self.axes.items():
             for dim, axis in enumerate(axes):
@@ -62,18 +67,21 @@ class Channels:
 
     @cached_property
     def runs(self) -> tuple[tuple[Atom, ...], ...]:
-        """Atoms that can be cut in each product in a state tensor, outermost first. At most one of them is cut."""
+        """Groups of atoms that are multiplied in one dimension of a state tensor, such as (heads, entries per head).
+
+        Each group is ordered outermost first, and lists only atoms that can be cut. At most one of them is cut.
+        """
         all_runs = (run for axes in self.axes.values() for axis in axes for run in _runs(axis))
         return tuple(dict.fromkeys(all_runs))
 
     def cut(self, prefer: Prefer = "inner") -> tuple[Atom, ...]:
-        """Return the atoms to cut. Each dimension is cut at most once.
+        """Return the atoms (groups of indices) to cut. Each dimension is cut at most once.
 
         Args:
-            prefer: Atom to cut in a product of atoms, such as heads times entries per head: the "inner" or "outer" one, or
-                "neither". No atom of the product is cut if one of them is a dimension elsewhere or is cut in another
-                product. "always_inner" cuts the inner one nevertheless, and leaves such a dimension (a bias per head)
-                whole.
+            prefer: Atom to cut in a product of atoms, such as heads times entries per head: the "inner" or
+                "outer" one, or "neither". No atom of the product is cut if one of them is a dimension elsewhere
+                or is cut in another product. "always_inner" cuts the inner one nevertheless, and leaves such a
+                dimension (a bias per head) whole.
         """
         several = [run for run in self.runs if len(run) > 1]
         alone = {run[0] for run in self.runs if len(run) == 1}
@@ -85,7 +93,7 @@ class Channels:
         return tuple(atom for atom in self.atoms if atom in chosen)
 
     def why_whole(self, name: str) -> str:
-        """Return the text that says why each dimension of tensor ``name`` is kept whole, or "" if one can be cut."""
+        """Return the reasons why each dimension of tensor ``name`` is kept whole, as text, or "" if one can be cut."""
         axes = self.axes[name]
         if not all(map(is_pinned, axes)):
             return ""
@@ -98,7 +106,7 @@ class Channels:
 
 
 def _runs(axis: Axis) -> list[tuple[Atom, ...]]:
-    """Return the atoms that can be cut in each product of ``axis``, outermost first."""
+    """Return the atoms that can be cut in each product of ``axis``, outermost first in each tuple."""
     if isinstance(axis, Atom):
         return [(axis,)] if axis.reason is None else []
     if isinstance(axis, ProductAxis):
@@ -109,7 +117,7 @@ def _runs(axis: Axis) -> list[tuple[Atom, ...]]:
 
 
 def kept(axis: Axis, selection: Selection) -> int:
-    """Return the number of indices of ``axis`` that the selection keeps."""
+    """Return the number of indices of ``axis`` that the selection keeps. An atom without an entry is kept whole."""
     if isinstance(axis, Atom):
         return len(selection[axis]) if axis in selection else axis.size
     members = [
@@ -119,7 +127,7 @@ def kept(axis: Axis, selection: Selection) -> int:
 
 
 def indices(axis: Axis, selection: Selection) -> Indices:
-    """Return the kept indices of ``axis``, in the order of the narrow model."""
+    """Return the kept indices of ``axis``, counted in the whole model, in the order of the narrow model."""
     if isinstance(axis, Atom):
         return selection.get(axis, range(axis.size))
     if not any(atom in selection for atom in atoms(axis)):
@@ -139,7 +147,12 @@ def indices(axis: Axis, selection: Selection) -> Indices:
 
 
 def regions(channels: Channels, selection: Selection) -> dict[str, Region]:
-    """Return the kept part of every state tensor, by name. None: all of it, in order."""
+    """Return the region (kept entries) of every state tensor, by name. None: the whole tensor, in order.
+
+    Args:
+        channels: Structure of the model's dimensions.
+        selection: Kept indices of each atom (group of indices that is cut as one).
+    """
     parts: dict[str, Region] = {}
     for name, axes in channels.axes.items():
         block_axes = tuple(_as_range(indices(axis, selection), size(axis)) for axis in axes)
@@ -158,14 +171,14 @@ def _as_range(held: Indices, whole: int) -> Indices | None:
 def counts(
     channels: Channels, keep: Callable[[int], int], prefer: Prefer = "inner", *, tied: bool = False
 ) -> dict[Atom, int]:
-    """Return the number of kept indices of each cut atom.
+    """Return the number of kept indices of each atom (group of indices) that is cut.
 
     Args:
-        channels: Dimensions of the model.
+        channels: Structure of the model's dimensions.
         keep: Function from the size of an atom to the number of indices to keep.
         prefer: Atom of a product that is cut, see :meth:`Channels.cut`.
-        tied: True: an atom of the same size as a product with a cut atom keeps as many indices as that product. Code
-            that uses the width of attention as the width of its input requires this.
+        tied: True: an atom of the same size as a product with a cut atom keeps as many indices as that product.
+            Code that uses the width of attention as the width of its input requires this.
     """
     kept_counts = {atom: keep(atom.size) for atom in channels.cut(prefer)}
     if tied:
@@ -182,15 +195,22 @@ def counts(
 
 
 def leading(counted: Mapping[Atom, int]) -> Selection:
-    """Return the selection of the first ``counted[atom]`` indices of each atom.
+    """Return the selection of the first ``counted[atom]`` indices of each atom (group of indices).
 
-    Atoms that keep all indices are left out.
+    Atoms that keep all indices are left out, which means that they are kept whole.
     """
     return {atom: range(number) for atom, number in counted.items() if number < atom.size}
 
 
 def rolling(counted: Mapping[Atom, int], start: int) -> Selection:
-    """Return FedRolex's window of each atom: the indices ``(start + q) mod size``, q = 0 .. ``counted[atom]`` - 1."""
+    """Return FedRolex's window of each atom: the indices ``(start + q) mod size``, q = 0 .. ``counted[atom]`` - 1.
+
+    Atoms that keep all indices are left out, which means that they are kept whole.
+
+    Args:
+        counted: Number of kept indices by atom (group of indices).
+        start: First index of the window.
+    """
     return {
         atom: tuple((start + offset) % atom.size for offset in range(number))
         for atom, number in counted.items()

@@ -29,13 +29,13 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, eq=False)
 class TracedAxes:
-    """Result of one traced run.
+    """Result of one traced run: the structure of each dimension, as an axis.
 
     Attributes:
         axes: Axes of each state tensor, by name.
-        places: Axes of the results of operations in submodules that are graphs.
-        loose: Dimensions that get their size from the code. Only a run of the narrow model shows whether they follow a
-            cut.
+        places: Axes of the results of operations in submodules that are graphs, by (path of the graph, position).
+        loose: Dimensions that get their size from the code. Only a run of the narrow model shows whether they
+            follow a cut.
     """
 
     axes: Mapping[str, Axes]
@@ -48,13 +48,14 @@ def trace_axes(
 ) -> TracedAxes:
     """Run ``module`` without values, on the meta device and in inference mode, and return the axes of its tensors.
 
-    The dimensions of the input and the output are pinned, and so are tensors that no operation reads.
+    The dimensions of the input and the output must be kept whole, and so must tensors that no operation reads.
 
     Args:
-        module: Units.
+        module: Units of a model, run in order. Not changed.
         sample: Spec of one sample.
-        before: Function that is called before each submodule runs, or None.
-        fixed: True: also pin the sizes that the code gives to tensors of zeros and the like, and to expanded tensors.
+        before: Function (path, module, arguments) that is called before each submodule runs, or None.
+        fixed: True: sizes that the code gives to tensors of zeros and the like, and to expanded tensors, must be
+            kept, too.
 
     Raises:
         ModelError: The model cannot run. The error names the unit and the line of the user's code.
@@ -147,7 +148,9 @@ class _TraceMode(TorchDispatchMode):
 
 
 def _result_axes(op: OpCall) -> list[Axes]:
-    """Return the axes of each result of ``op``. If they are unknown, pin all inputs and results."""
+    """Return the axes of each result of ``op``. If its rule does not give them, all inputs and results must be kept
+    whole.
+    """
     rule = rule_of(op.func)
     try:
         axes = rule(op) if rule is not None else []

@@ -43,8 +43,11 @@ from edgefl.wire.tensors import Array, Arrays
 
 
 def extract_constants(unit: fx.GraphModule, known: KnownValues) -> fx.GraphModule:
-    """Return the graph of ``unit`` in which constant summands are tensors of the state, without the nodes that computed
-    them.
+    """Return the graph of ``unit`` in which constant summands are stored tensors, without the nodes that computed them.
+
+    Args:
+        unit: Graph, changed in the course.
+        known: Known values of its nodes.
     """
     graph = unit.graph
     for node in list(graph.nodes):
@@ -70,7 +73,9 @@ def _is_summand_of(user: fx.Node, node: fx.Node, known: KnownValues) -> bool:
 
 
 def _shrink(value: Tensor) -> Tensor:
-    """Return ``value`` as float32, reduced to size 1 along dimensions with equal values, such as the batch."""
+    """Return ``value`` as float32, reduced to size 1 along each dimension whose entries are all equal, such as the
+    batch.
+    """
     for dim in range(value.dim()):
         first = value.narrow(dim, 0, 1)
         if bool((value == first).all()):
@@ -100,16 +105,16 @@ def fold_constants(
 ) -> None:
     """Fold constants into the biases of kernels, in place, and set the weights that read them to 0.
 
-    A kept channel whose value is constant is folded too: an atom keeps at least one index, whose value is wrong
-    afterwards.
+    A kept channel whose value is constant is folded too: an atom (group of channels) keeps at least one index, whose
+    value is wrong afterwards.
 
     Args:
         name: Name of the unit.
         made: Graph of the narrow unit, changed in place.
         known: Known values of the whole unit.
         whole: Graph of the whole unit.
-        channels: Dimensions of the whole model.
-        selection: Kept indices.
+        channels: Structure of the whole model's dimensions.
+        selection: Kept indices of each atom.
     """
     for node, own in zip(list(whole.graph.nodes), list(made.graph.nodes), strict=True):
         if not is_kernel(node, known):
@@ -158,7 +163,7 @@ def _add_bias(unit: fx.GraphModule, node: fx.Node, weight: str, added: Tensor) -
 
 @dataclass(frozen=True)
 class LayerChannels:
-    """Number of output channels of a kernel before and after. ``after`` 0: the layer was removed."""
+    """Number of output channels of a kernel before and after compaction. ``after`` 0: the layer was removed."""
 
     before: int
     after: int
@@ -243,7 +248,11 @@ def compact(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -> Comp
 
 
 def _mask_weights(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -> ModelSpec:
-    """Return ``spec`` with ``weights``, set to 0 outside ``masks``."""
+    """Return a copy of ``spec`` in inference mode with ``weights``, set to 0 outside ``masks``.
+
+    Raises:
+        ModelError: Weights or masks have other names or shapes than the model.
+    """
     shapes = {name: tuple(tensor.shape) for name, tensor in spec.weights.items()}
     for what, arrays in (("weights", weights), ("masks", masks)):
         wrong = [name for name, array in arrays.items() if shapes.get(name) != array.shape]
@@ -266,7 +275,7 @@ def _mask_weights(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -
 
 
 def _load_masked(units: nn.Sequential, masked: ModelSpec) -> nn.Sequential:
-    """Return a copy of ``units`` with the weights of ``masked``. Graphs lack the state tensors that nothing reads."""
+    """Return a copy of ``units`` with the weights of ``masked``. Weights that a unit's graph lacks are ignored."""
     copied = copy_module(units)
     copied.load_state_dict(masked.weights, strict=False)
     return copied
@@ -293,6 +302,10 @@ def _find_used(units: nn.Sequential, known: Known) -> Used:
     """Return the needed positions (bool) of every dimension of a state tensor, by (global name, dimension).
 
     A unit that is no graph needs all its input and all its tensors, which are not listed.
+
+    Args:
+        units: Units of the model, in order.
+        known: Known values of each unit that is a graph, by unit name.
     """
     positions: dict[tuple[str, int], Tensor] = {}
     needed: Tensor | None = None
@@ -311,7 +324,10 @@ def _find_used(units: nn.Sequential, known: Known) -> Used:
 
 
 def _narrow_unused(spec: ModelSpec, used: Used) -> tuple[nn.Sequential, Channels, Selection]:
-    """Return (narrow model, dimensions of the whole model, selection) without the channels that ``used`` does not need."""
+    """Return (narrow model, dimensions of the whole model, selection) without the channels that ``used`` does not need.
+
+    If no cut works, the model is a copy of the whole one and the selection is empty.
+    """
     channels = Channels.of(trace_axes(spec.module, spec.sample))
     ways: tuple[Prefer, ...] = ("inner", "outer")
     for prefer in ways:
@@ -327,7 +343,7 @@ def _narrow_unused(spec: ModelSpec, used: Used) -> tuple[nn.Sequential, Channels
 
 
 def _kept_indices(channels: Channels, atom: Atom, used: Used) -> tuple[int, ...]:
-    """Return the needed indices of ``atom``, at least one."""
+    """Return the needed indices of ``atom`` (group of channels), or (0,) if none is needed."""
     mask = np.zeros(atom.size, np.bool_)
     for name, dim in channels.holders[atom]:
         part = ChannelDim(name, dim, members(channels.axes[name][dim], atom, {}))

@@ -60,7 +60,8 @@ class KnownValues:
     """Values of one graph that are equal for every input.
 
     Attributes:
-        of: Value of each node: float64, NaN for entries that depend on the input.
+        of: Value of each node: float64, NaN for entries that depend on the input. Results that are no tensors are
+            as they are.
         carried: Nodes that may depend on the input.
         result: Value of the output.
     """
@@ -135,7 +136,10 @@ class _Runner(fx.Interpreter):
 
 
 def _kernel(n: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Return a product with a weight. An output is NaN if it reads an unknown entry with a weight that is not 0."""
+    """Return the result of node ``n``, a product with a weight. An output is NaN if it depends on the input.
+
+    It does if it reads an unknown entry (NaN) with a weight that is not 0.
+    """
     x, weight, *rest = args
     depends = x.isnan()
     target: Any = n.target
@@ -154,7 +158,10 @@ def _is_float(leaf: object) -> bool:
 
 
 def read_constants(x: Tensor, node: fx.Node) -> Tensor:
-    """Return the value of each feature of ``x`` that the kernel ``node`` reads, NaN if it is not equal at all positions."""
+    """Return the constant value of each feature that the kernel ``node`` reads from ``x``, (features,).
+
+    It is NaN if the feature depends on the input, or is not equal at all positions.
+    """
     dim = 1 if ops.packet(node) in ops.CONVOLUTIONS else x.dim() - 1
     flat = x.movedim(dim, 0).flatten(1)
     first = flat[:, 0]

@@ -18,8 +18,11 @@ Needed = dict[fx.Node, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Needs:
-    """Needed positions of each dimension of the state tensors (``used``, bool), and needed entries of the input
-    (``source``).
+    """Entries of a graph's state tensors and input that its needed output depends on.
+
+    Attributes:
+        used: Needed positions of each dimension of a state tensor, bool, by (name, dimension).
+        source: Needed entries of the input, bool.
     """
 
     used: Mapping[tuple[str, int], Tensor]
@@ -27,12 +30,12 @@ class Needs:
 
 
 def find_needs(graph: fx.GraphModule, known: KnownValues, result: Tensor) -> Needs:
-    """Return the positions that a graph needs, found backwards, operation by operation.
+    """Return the entries of state tensors and input that a graph needs, found backwards, operation by operation.
 
     Args:
         graph: Graph of a unit.
         known: Its known values.
-        result: Needed entries of its output, bool.
+        result: Needed entries of its output, bool, in the output's shape.
     """
     return _NeedsPass(graph, known).back(result)
 
@@ -40,8 +43,12 @@ def find_needs(graph: fx.GraphModule, known: KnownValues, result: Tensor) -> Nee
 def foldable_constants(node: fx.Node, known: KnownValues) -> Tensor:
     """Return the constants (features,) that the kernel ``node`` can fold into its bias. NaN: it must read the feature.
 
-    Zeros beyond the borders are not constant, so with padding only 0 can be folded. A kernel whose weight is used twice
-    cannot fold any.
+    Zeros beyond the borders are not constant, so with padding only 0 can be folded. A kernel whose weight is used
+    twice cannot fold any.
+
+    Args:
+        node: Convolution or matrix product with a weight.
+        known: Known values of the graph.
     """
     constants = read_constants(known.of[_argument(node, 0)], node)
     if not _is_alone(_argument(node, 1)):
@@ -146,7 +153,14 @@ class _NeedsPass:
     def _pull(
         self, node: fx.Node, rule: Callable[[fx.Node, Sequence[Tensor]], Tensor], needed: Tensor
     ) -> None:
-        """Mark the input entries by which a needed output of ``rule``, a model of ``node``, has a positive derivative."""
+        """Mark the needed entries of the inputs of ``node`` in :attr:`needed`.
+
+        Args:
+            node: Operation.
+            rule: Differentiable model of the operation. An input is needed if a needed output has a positive
+                derivative by it.
+            needed: Needed entries of the result, bool.
+        """
         read = [inner for inner in node.all_input_nodes if inner in self.needed]
         ones = [
             torch.ones(self.needed[inner].shape, dtype=torch.float64, requires_grad=True) for inner in read
@@ -206,7 +220,9 @@ class _NeedsPass:
 
 
 def _any_but(mask: Tensor, dim: int) -> Tensor:
-    """Return True for each index of dimension ``dim`` at which ``mask`` has a True entry."""
+    """Return a bool tensor with an entry per index of dimension ``dim``: True if ``mask`` has a True entry at that
+    index.
+    """
     return mask.movedim(dim, 0).reshape(mask.shape[dim], -1).any(1)
 
 

@@ -47,9 +47,10 @@ def require_exits(spec: ModelSpec) -> ExitSpec:
 
 @dataclass(frozen=True, eq=False)
 class EarlyExit(Submodel):
-    """Units of ``spec`` up to an exit, trained on all exits among them, evaluated at the last one.
+    """Units of ``spec`` up to an exit (the tier's level), trained on all exits among them, evaluated at the last one.
 
-    At full width devices download the model's units, as output sides do. At a smaller width they download a payload.
+    At full width devices download the model's units, as output sides do. At a smaller width they download a payload:
+    arrays that only this tier receives.
 
     Attributes:
         exit: Number of the exit, from 1. The model's own head is the last.
@@ -93,13 +94,18 @@ class EarlyExit(Submodel):
 
     @cached_property
     def regions(self) -> Mapping[str, Region]:
-        """Held part of each state tensor of the level, by its global name, the same in every round."""
+        """Held part of each state tensor of the level (units up to the exit), by its global name, the same in every
+        round.
+        """
         if self.width == 1.0:
             return dict.fromkeys(self._whole.state_dict())
         return {name.removeprefix(f"{_LEVEL}."): region for name, region in self._sliced.regions().items()}
 
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
-        """Return the level's part of ``weights``, the same in every round."""
+        """Return the level's tensors as regions of the global ``weights``, and their values as the payload.
+
+        The regions are the same in every round, so ``number`` has no effect. At full width the payload is empty.
+        """
         return Placement(self.regions, extract(weights, self.regions) if self.width != 1.0 else {})
 
     @cached_property
@@ -189,7 +195,7 @@ def early_exit(
 
 
 def _narrow_level(whole: EarlyExit, gamma: float) -> EarlyExit:
-    """Return the level in the largest width whose :attr:`EarlyExit.share` is at most ``gamma``, by bisection.
+    """Return the largest width of the level ``whole`` whose :attr:`EarlyExit.share` is at most ``gamma``, by bisection.
 
     Raises:
         ModelError: Even one channel per layer holds more.

@@ -76,8 +76,9 @@ class TopEntriesCarrier(Carrier):
         return {VALUES: TensorSpec((self.kept,))} | {name: self.dense[name] for name in self.returned}
 
     def unpack(self, payload: Tensors) -> tuple[Tensors, Tensors]:
-        """Return dense tensors with zeros outside the mask, and the gates.
+        """Return (weights by name with zeros outside the mask, gates).
 
+        The gates are ``theta``, one threshold per maskable tensor, and ``mask.<name>``, bool in the tensor's shape.
         Works tensor by tensor, to keep the peak memory low.
         """
         weights = {name: payload[name] for name in self.dense}
@@ -98,9 +99,10 @@ class TopEntriesCarrier(Carrier):
     def effective(
         self, weights: Tensors, gates: Tensors, noise: Mapping[str, Tensor], *, training: bool
     ) -> Tensors:
-        """Return W = where(M, w, 0). ``where`` keeps even NaN outside the mask out of the result, unlike a product.
+        """Return the weights that layers read: W = where(M, w, 0). ``where`` keeps even NaN outside the mask out of the
+        result.
 
-        Inference uses M0, the mask of the entries that the tier received.
+        In training, :attr:`remask` decides the mask M. In inference it is M0: the entries that the tier received.
         """
         read = dict(weights)
         for name, mask in self._masks(weights, gates, anew=training and self.remask).items():
@@ -108,9 +110,10 @@ class TopEntriesCarrier(Carrier):
         return read
 
     def descent(self, grads: Tensors, weights: Tensors, gates: Tensors) -> Tensors:
-        """Return G = dF/dW * M * (1 + 2 |x| theta / (|x| + theta)^2). The fraction is 0 if x = theta = 0 (eq. 3).
+        """Return the direction of a step, G = dF/dW * M * (1 + 2 |x| theta / (|x| + theta)^2), by name (eq. 3).
 
-        With r = |x| / (|x| + theta) the fraction is 2 r (1 - r), without a square that could exceed float32's range.
+        The fraction is 0 if x = theta = 0. Without :attr:`bias` return ``grads`` itself. With r = |x| / (|x| + theta)
+        the fraction is 2 r (1 - r), without a square that could exceed float32's range.
         """
         if not self.bias:
             return grads
@@ -145,9 +148,12 @@ class TopEntriesCarrier(Carrier):
         return {VALUES: values[: self.kept]} | {name: weights[name] for name in self.returned}
 
     def _masks(self, weights: Tensors, gates: Tensors, *, anew: bool) -> Tensors:
-        """Return the masks of the maskable tensors among ``weights``.
+        """Return the masks, by name, of the maskable tensors among ``weights``.
 
-        ``anew``: without the entries below their threshold.
+        Args:
+            weights: Current weights by name.
+            gates: Received masks and thresholds.
+            anew: True: also drop entries below their threshold.
         """
         masks = select(gates, "mask")
         own_masks = {name: masks[name] for name in self.maskable if name in weights}
@@ -163,7 +169,9 @@ class TopEntriesCarrier(Carrier):
 
 
 def _bits(packed: Tensor, start: int, count: int) -> Tensor:
-    """Return bits ``start`` .. ``start + count`` of packed bytes, little-endian in each, as bool (count,)."""
+    """Return bits ``start`` .. ``start + count`` - 1 of packed bytes as bool (count,). The lowest bit of a byte is the
+    first.
+    """
     first, last = start // 8, -(-(start + count) // 8)
     powers = torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8)
     bits = (packed[first:last, None] & powers) != 0

@@ -20,13 +20,15 @@ _ONES = np.array([byte.bit_count() for byte in range(256)], np.uint8)
 
 @dataclass(frozen=True)
 class RoundExploration:
-    """Figures of one round, by size g, and by lag h in rounds.
+    """Figures of one round, by size (share g of the entries that a submodel holds) and by lag (h rounds).
 
     Attributes:
-        exploration: Fraction of the entries that size g has held so far in a round with a participant of that size.
-        ever_trained: Fraction of the entries that any size has held so far in a round with a participant of that size.
-        difference: size(M_g(t) xor M_g(t-h)) / (2 k_g) by size and lag: 0 for equal masks, 1 for disjoint ones. Lags that
-            reach back before the first round are left out.
+        exploration: Fraction of the entries that size g has held so far in a round with a participant of that
+            size.
+        ever_trained: Fraction of the entries that any size has held so far in a round with a participant of that
+            size.
+        difference: size(M_g(t) xor M_g(t-h)) / (2 k_g) by size and lag: 0 for equal masks, 1 for disjoint ones.
+            Lags that reach back before the first round are left out.
     """
 
     exploration: Mapping[float, float]
@@ -35,7 +37,7 @@ class RoundExploration:
 
 
 class MaskExploration:
-    """Accumulator of the masks of each round.
+    """Accumulator of the masks of each round, which :meth:`add` turns into figures.
 
     Stores one bit per entry, size and round, back to the longest of ``lags``.
     """

@@ -25,7 +25,15 @@ _MIN_KEEPS = (16, 256, 4096)
 
 @dataclass(frozen=True)
 class LearnabilityReport:
-    """Result of invariant 31 for one submodel. ``kept`` is the kept fraction of each tensor, by name."""
+    """Result of the check that a submodel can learn (invariant 31 of fiarse.md).
+
+    Attributes:
+        kept: Kept fraction of each tensor, by name.
+        classifier: Name of the classifier's weight.
+        guards: Guards of the submodel.
+        reads_input: True if the output depends on the input.
+        trains_below: True if a tensor before the classifier gets a gradient.
+    """
 
     kept: Mapping[str, float]
     # The classifier's weight: the last kernel of the model.
@@ -80,6 +88,9 @@ def check_liveness(
         submodel: Masks and thresholds.
         weights: Weights from which it was cut. None: those of ``spec``.
         seed: Seed of inputs and labels.
+
+    Raises:
+        ModelError: No masked tensor is a kernel that could be the classifier.
     """
     whole = spec_arrays(spec) if weights is None else weights
     tensors = {name: torch.from_numpy(array.copy()) for name, array in submodel.apply(whole).items()}
@@ -104,12 +115,11 @@ def check_liveness(
 def find_remedies(
     spec: ModelSpec, gamma: float, weights: Mapping[str, Array] | None = None
 ) -> tuple[tuple[Strategy, Guards], ...]:
-    """Return the (strategy, guards) pairs with which the submodel of size ``gamma`` can learn.
+    """Return the (strategy, guards) pairs with which the submodel of size ``gamma`` can learn, or () if none of them
+    helps.
 
-    Empty if none of the tried ones helps.
-
-    It tries one guard of fiarse.md A9 at a time on a model-wise ranking: the smallest sufficient ``min_keep`` of a few,
-    first and last kernel dense, relative importance. Then it tries the shard-wise and layer-wise strategies.
+    It tries one guard of fiarse.md A9 at a time on a model-wise ranking: the smallest sufficient ``min_keep`` of a
+    few, first and last kernel dense, relative importance. Then it tries the shard-wise and layer-wise strategies.
 
     Args:
         spec: Model.
@@ -126,9 +136,12 @@ def find_remedies(
 
 
 def as_options(strategy: Strategy, guards: Guards, *, named: bool = False) -> str:
-    """Return strategy and guards as the text of a tier's options in a federation file.
+    """Return strategy and guards as the text of a tier's options in a federation file, such as ``min_keep = 1``.
 
-    ``named`` includes the default strategy.
+    Args:
+        strategy: Rule by which tensors share a threshold.
+        guards: Entries that are held regardless of rank. Options with their default are left out.
+        named: True: include the strategy even if it is the default.
     """
     options = {
         "strategy": strategy.kind if named or strategy.kind != "model" else None,
@@ -198,7 +211,7 @@ def _has_gradient(
     x: Tensor,
     y: Tensor,
 ) -> bool:
-    """Return True if the loss has a gradient at a kept entry of one of the tensors ``below``."""
+    """Return True if the loss has a gradient at a kept entry of one of the tensors ``below`` the classifier."""
     leaves = {name: tensors[name].detach().requires_grad_() for name in below}
     loss = training_loss(spec.loss, _logits(module, tensors | leaves, x), y)
     if not loss.requires_grad:
@@ -219,7 +232,11 @@ def _rows(sample: TensorSpec, generator: torch.Generator) -> Tensor:
 
 
 def _classifier(spec: ModelSpec, submodel: ImportanceCut) -> str:
-    """Return the name of the last kernel among the masked tensors."""
+    """Return the name of the last kernel among the masked tensors.
+
+    Raises:
+        ModelError: There is no kernel among them.
+    """
     kernels = [name for name, mask in submodel.masks.items() if mask.ndim > 1]
     if not kernels:
         raise ModelError(f"{spec.name} has no kernel that could be its classifier", model=spec.name)

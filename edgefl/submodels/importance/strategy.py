@@ -55,7 +55,7 @@ def frozen(spec: ModelSpec) -> frozenset[str]:
 
 
 def dense(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the names, in state order, of the tensors that every tier holds whole."""
+    """Return the names, in state order, of the tensors that every tier holds whole: all but the maskable ones."""
     thinned = set(maskable(spec))
     return tuple(name for name in spec.weights if name not in thinned)
 
@@ -70,9 +70,11 @@ Kind = Literal["model", "layer", "shard"]
 class Strategy:
     """Rule by which maskable tensors are grouped; each group is ranked separately and keeps the same fraction.
 
-    ``model``: one group with all entries, the paper's best. ``layer``: one group per tensor. ``shard``: one group per
-    entry of ``shards``, which is a list of paths, with each maskable tensor in exactly one entry; or a number of runs of
-    consecutive units; or None for the model's :func:`stages`.
+    Attributes:
+        kind: ``model``: one group with all entries, the paper's best. ``layer``: one group per tensor. ``shard``:
+            one group per entry of ``shards``.
+        shards: List of paths per shard, with each maskable tensor in exactly one shard; or a number of runs of
+            consecutive units; or None for the model's :func:`stages`.
     """
 
     kind: Kind = "model"
@@ -90,7 +92,7 @@ class Strategy:
             )
 
     def groups(self, spec: ModelSpec) -> Groups:
-        """Return the groups of maskable tensors of ``spec``, as tuples of names.
+        """Return the groups of maskable tensors of ``spec``: one tuple of tensor names per group.
 
         Raises:
             ModelError: The model has no maskable tensors, or one of them is not in exactly one shard.
@@ -115,10 +117,10 @@ class Strategy:
 
 
 def stages(spec: ModelSpec) -> Shards:
-    """Return the default shards: the first unit with weights, then each run of units whose outputs have the same shape.
+    """Return the default shards of a model, as the names of their units.
 
-    ResNet-18 has six, as the authors divide it: stem, four stages, classifier. A transformer has its embedding, its blocks
-    and its head.
+    They are the first unit with weights, then each run of units whose outputs have the same shape. ResNet-18 has six,
+    as the authors divide it: stem, four stages, classifier. A transformer has its embedding, its blocks and its head.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     sample = spec.sample
@@ -156,7 +158,7 @@ def _maskable_units(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def _partition(names: tuple[str, ...], shards: Shards) -> Groups:
-    """Return the names in each shard.
+    """Return the tensor ``names`` of each shard, in order.
 
     Raises:
         ModelError: A shard is empty, or a name is not in exactly one shard.

@@ -102,11 +102,19 @@ class Importance(Submodel):
         return sum(entries) if self.gamma == 1 else sum(kept_count(self.gamma, number) for number in entries)
 
     def cut_of(self, weights: Mapping[str, Array]) -> ImportanceCut:
-        """Return the masks and thresholds of this submodel for the global ``weights``."""
+        """Return the masks and thresholds of this submodel for the global ``weights``.
+
+        Raises:
+            ModelError: A weight is missing or not finite, or guards alone exceed the size.
+        """
         return cut(weights, self.gamma, self._groups, self.guards, self._scales)
 
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
-        """Return the regions and the payload of the largest entries of ``weights``. The round's number has no effect."""
+        """Return the regions and the payload (arrays that only this tier receives) of the largest entries of
+        ``weights``.
+
+        The round's number has no effect. For gamma = 1 the regions are all tensors and the payload is empty.
+        """
         if self.carrier is None:
             return Placement(dict.fromkeys(self.spec.weights))
         chosen, always = tuple(self.carrier.maskable), tuple(self.carrier.dense)
@@ -139,7 +147,7 @@ class Importance(Submodel):
             return (f"{size} could not be checked for whether it can learn: {error.message}",)
 
     def _cure(self, weights: Mapping[str, Array]) -> str:
-        """Return the text of the options with which the submodel can learn."""
+        """Return a text that lists options with which the submodel can learn, or that says that no guard helps."""
         named = self.strategy.kind != "model"
         ways = [
             f"{{ {as_options(strategy, guards, named=named)} }}"
@@ -162,7 +170,7 @@ class Importance(Submodel):
 
 
 def _check_float32(spec: ModelSpec) -> None:
-    """Raise ModelError for floats other than float32, because payload and thresholds are float32."""
+    """Raise ModelError if a tensor of the model is a float other than float32. Payload and thresholds are float32."""
     for name, tensor in spec.weights.items():
         if tensor.is_floating_point() and tensor.dtype != torch.float32:
             raise ModelError(

@@ -25,8 +25,13 @@ from edgefl.wire.tensors import Array, Arrays
 class Guards:
     """Entries that are held regardless of rank, and the comparison of entries of different tensors (fiarse.md 8.1, A9).
 
-    All are off by default. Guarded entries are part of the budget: they are taken first, and the rest of it goes by rank.
-    So a submodel never exceeds its size.
+    All are off by default. Guarded entries are part of the budget: they are taken first, and the rest of it goes by
+    rank. So a submodel never exceeds its size.
+
+    Attributes:
+        min_keep: Smallest number of kept entries of each tensor.
+        dense: Paths or patterns of tensors that are held whole.
+        relative: True: rank entries relative to the spread of their tensor's initial values.
     """
 
     # Every tensor keeps at least this many of its largest entries, or all if it has fewer.
@@ -106,9 +111,14 @@ NO_GUARDS = Guards()
 
 @dataclass(frozen=True)
 class RankedGroup:
-    """Result of one group: ``kept`` of its ``entries``, and ``theta``, the threshold by rank alone.
+    """Result for one group of tensors that were ranked together.
 
-    ``theta`` is a float32 number. It is relative to a tensor's scale if the guard ``relative`` is on.
+    Attributes:
+        names: Names of the tensors.
+        entries: Number of their entries.
+        kept: Number of kept entries.
+        theta: Threshold by rank alone, a float32 number. It is relative to a tensor's scale if the guard
+            ``relative`` is on.
     """
 
     names: tuple[str, ...]
@@ -121,9 +131,15 @@ class RankedGroup:
 class ImportanceCut:
     """Submodel of size ``gamma``: a bool mask and a threshold per tensor, in the order of the model's weights.
 
-    ``theta`` (float32 numbers) is a group's threshold, times the tensor's scale if the guard ``relative`` is on. It never
-    exceeds the smallest kept |x| of the tensor. So ``masks AND |x| >= theta`` equals ``masks`` at the start of training,
-    despite rounding and guards. A tensor that is guarded as dense has 0: training never drops its entries.
+    Attributes:
+        gamma: Share of the entries.
+        masks: Mask of each tensor, by name. True: the entry is held.
+        theta: Threshold of each tensor, a float32 number: its group's, times the tensor's scale if the guard
+            ``relative`` is on. It never exceeds the smallest kept |x| of the tensor. So ``masks AND |x| >=
+            theta`` equals ``masks`` at the start of training, despite rounding and guards. A tensor that is
+            guarded as dense has 0: training never drops its entries.
+        groups: Results of the groups that were ranked separately.
+        guards: Guards of the cut.
     """
 
     gamma: float
@@ -149,7 +165,7 @@ class ImportanceCut:
         return {name: float(mask.mean()) for name, mask in self.masks.items()}
 
     def apply(self, weights: Mapping[str, Array]) -> Arrays:
-        """Return ``weights`` with zeros for entries that are not held. Tensors without a mask are unchanged."""
+        """Return ``weights`` by name with zeros for entries that are not held. Tensors without a mask are unchanged."""
         return {
             name: np.where(self.masks[name], array, np.zeros((), array.dtype))
             if name in self.masks
@@ -234,7 +250,7 @@ def top_mask(importance: Array, k: int) -> Mask:
 
 
 def _keep_all(arrays: Mapping[str, Array]) -> tuple[RankedGroup, dict[str, Mask]]:
-    """Return the group and the masks that keep all entries."""
+    """Return (result of the group, masks by name) that keep all entries of ``arrays``, with threshold 0."""
     entries = sum(array.size for array in arrays.values())
     masks: dict[str, Mask] = {name: np.ones(array.shape, np.bool_) for name, array in arrays.items()}
     return RankedGroup(tuple(arrays), entries, entries, 0.0), masks
@@ -247,7 +263,18 @@ def _keep_by_rank(
     min_keep: int,
     divisors: Mapping[str, float],
 ) -> tuple[RankedGroup, dict[str, Mask]]:
-    """Return the group and the masks that keep its largest and its guarded entries."""
+    """Return (result of a group, masks by name) that keep the largest and the guarded entries of the group.
+
+    Args:
+        arrays: Tensors of the group, by name.
+        gamma: Share of the entries to keep.
+        whole: Names of the tensors that are held whole.
+        min_keep: Smallest number of kept entries of each tensor.
+        divisors: Scale of each tensor, by which its magnitudes are divided. Empty: none are.
+
+    Raises:
+        ModelError: The guarded entries alone exceed the share.
+    """
     importance = np.concatenate(
         [_importance(array, divisors.get(name)) for name, array in arrays.items()], dtype=None
     )
@@ -269,7 +296,7 @@ def _importance(array: Array, scale: float | None) -> Array:
 
 
 def _threshold(importance: Array, kept: Mask) -> float:
-    """Return the smallest importance kept by rank, which leaves out guarded entries below a dropped one.
+    """Return the smallest importance kept by rank. Guarded entries below a dropped one are not counted.
 
     If all kept entries are guarded, return the largest dropped importance.
     """
@@ -310,7 +337,16 @@ def _guarded_mask(arrays: Mapping[str, Array], whole: frozenset[str], min_keep: 
 
 
 def _check_budget(names: tuple[str, ...], gamma: float, k: int, guarded: Mask, dense: Mask | None) -> None:
-    """Raise ModelError if the guarded entries are more than the budget ``k``."""
+    """Raise ModelError if the guarded entries are more than the budget ``k``. The error has a gamma that is large
+    enough.
+
+    Args:
+        names: Names of the tensors.
+        gamma: Share of the entries.
+        k: Number of entries to keep.
+        guarded: Flat mask of all guarded entries.
+        dense: Flat mask of the entries of tensors that are held whole. None: there are none.
+    """
     needed = int(np.count_nonzero(guarded))
     if needed <= k:
         return
@@ -332,7 +368,11 @@ def _check_budget(names: tuple[str, ...], gamma: float, k: int, guarded: Mask, d
 def _divisors(
     names: Sequence[str], guards: Guards, scales: Mapping[str, float] | None
 ) -> Mapping[str, float]:
-    """Return the scale per tensor if importance is relative, else an empty mapping."""
+    """Return the scale of each tensor, by name, if importance is relative, else {}.
+
+    Raises:
+        ModelError: A scale is missing or not above 0.
+    """
     if not guards.relative:
         return {}
     for name in names:

@@ -29,12 +29,12 @@ from edgefl.submodels.submodel import FrozenUnits, Submodel
 
 
 def live_elements(name: str, unit: nn.Module, sample: TensorSpec, batch: int) -> tuple[int, TensorSpec]:
-    """Return the peak number of live activation elements of ``unit`` in inference for ``batch`` rows, and one row of its
-    output.
+    """Return (peak number of live activation elements of ``unit`` in inference for ``batch`` rows, spec of one output
+    row).
 
-    The unit is traced operation by operation on the meta device, and each value is freed after its last use. Weights are
-    not activations. A view shares its base's memory, which is live until the last use of either. The input is live until
-    its last use.
+    The unit is traced operation by operation on the meta device, and each value is freed after its last use. Weights
+    are not activations. A view shares its base's memory, which is live until the last use of either. The input is
+    live until its last use.
 
     Args:
         name: Name of the unit, for the error text.
@@ -77,8 +77,9 @@ def _peak(nodes: Sequence[fx.Node], output: fx.Node) -> int:
 
 
 def _source_of_view(node: fx.Node) -> fx.Node | None:
-    """Return the node whose memory ``node`` shares, or None: the input of an aliasing operation, or the tuple of an
-    element.
+    """Return the node whose memory ``node`` shares, or None if it has memory of its own.
+
+    It is the input of an aliasing operation, or the tuple of which ``node`` is an element.
     """
     if node.op != "call_function" or not node.args or not isinstance(node.args[0], fx.Node):
         return None
@@ -156,13 +157,13 @@ def _count_values(part: nn.Module, out: Any) -> int:
     return 0 if isinstance(part, nn.Linear) and per_sample == 1 else per_sample
 
 
-def full(spec: ModelSpec) -> TrainedPartCounts:
-    """Return the count of the whole model, with its accounting batch."""
+def full(spec: ModelSpec) -> TierCount:
+    """Return the paper's counts (parameters p, activations a) of the whole model, with its accounting batch."""
     return count(spec.module, spec.sample, spec.accounting_batch)
 
 
-def tier(submodel: Submodel) -> TrainedPartCounts:
-    """Return the count of a submodel, with the accounting batch of its model."""
+def tier(submodel: Submodel) -> TierCount:
+    """Return the paper's counts (parameters p, activations a) of a submodel, with the accounting batch of its model."""
     return count(submodel.suffix, submodel.boundary, submodel.spec.accounting_batch)
 
 
@@ -206,9 +207,10 @@ def m_train(submodel: Submodel, batch: int = 32) -> int:
 
 
 def record(submodel: OutputSide, samples: int) -> int:
-    """Return rec_i: the largest record, or pair of records (a chunk's input and its result), of ``samples`` rows.
+    """Return rec_i, the memory of recorded activations in elements, for ``samples`` rows.
 
-    Raw data are not a record, so the strong tier has 0.
+    It is the largest record (result of a chunk of frozen units, kept for training), or the largest pair of records: a
+    chunk's input and its result. Raw data are not a record, so a tier that trains all units has 0.
     """
     if not submodel.prefix:
         return 0
@@ -220,12 +222,12 @@ def record(submodel: OutputSide, samples: int) -> int:
 
 
 def m_peak(submodel: OutputSide, *, batch: int = 32, samples: int = 0, record_in_ram: bool = False) -> int:
-    """Return M_peak(i) = max(max_k M_fwd(k), M_train).
+    """Return the peak memory of a tier in elements, M_peak(i) = max(max_k M_fwd(k), M_train).
 
     Args:
         submodel: Submodel.
         batch: Rows of a batch.
-        samples: Rows of the record.
+        samples: Rows of the record: the activations that the frozen units computed for training.
         record_in_ram: True: add the record, which is kept in memory.
     """
     peaks = [m_forward(chunk, batch) for chunk in submodel.prefix]
@@ -239,7 +241,7 @@ def elements(spec: TensorSpec) -> int:
 
 
 def per_unit(spec: ModelSpec) -> Iterable[tuple[str, int, int]]:
-    """Yield (unit, p, a per sample) for each unit: the tables of embracingfl.md 3.1 to 3.3."""
+    """Yield (unit name, parameters p, activations a per sample) for each unit: the tables of embracingfl.md 3.1 to 3.3."""
     for position, name in enumerate(spec.units):
         counted = count(spec.part(position, position + 1), spec.boundary(position), 1)
         yield name, counted.p, counted.a

@@ -116,7 +116,7 @@ class OutputSide(Submodel):
 
     @cached_property
     def holds(self) -> Names:
-        """Global names of the tensors that the tier trains, with moving statistics."""
+        """Global names of the tensors of the trained units, with moving statistics."""
         return tuple(self.suffix.state_dict())
 
     @cached_property
@@ -129,7 +129,10 @@ class OutputSide(Submodel):
         return {"kind": self.kind, "cut": self.cut, "chunks": self.groups, "skip": self.skip}
 
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
-        """Return the tensors of the trained units as regions, the same in every round, without a payload."""
+        """Return the tensors of the trained units as regions, the same in every round, without a payload.
+
+        The arguments have no effect.
+        """
         return self._placement
 
     @cached_property
@@ -178,9 +181,12 @@ def output_side(
 
 
 def _balance(units: Names, sizes: Sequence[int], count: int) -> tuple[Names, ...]:
-    """Split ``units`` into ``count`` consecutive groups such that the largest sum of ``sizes`` is least.
+    """Return ``units`` split into ``count`` consecutive groups such that the largest sum of ``sizes`` is least.
 
-    Ties: early splits.
+    Of equally good splits, take the one whose groups start earliest. Without units return ().
+
+    Raises:
+        ModelError: ``count`` is below 1 or above the number of units.
     """
     if not units:
         return ()
@@ -211,7 +217,7 @@ def _balance(units: Names, sizes: Sequence[int], count: int) -> tuple[Names, ...
 
 @dataclass(frozen=True)
 class PresetTier:
-    """Preset tier of a model: its cut and chunks, see :func:`tiers`."""
+    """Preset tier of a model, see :func:`tiers`. Its fields are arguments of :func:`output_side`."""
 
     cut: int
     chunks: int | tuple[Names, ...] = 1
@@ -224,7 +230,7 @@ class PresetTier:
 
     @property
     def table(self) -> Mapping[str, object]:
-        """Table of the tier in a federation file, as a dictionary."""
+        """Options of the tier as a dictionary, in the form of a tier's table in a federation file."""
         options = {"options": {"skip": self.skip}} if self.skip else {}
         return {"cut": self.cut, "chunks": self.chunks, **options}
 

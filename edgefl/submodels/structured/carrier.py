@@ -29,14 +29,14 @@ Measure = Literal["rms", "mean"]
 
 
 def slope(score: Tensor, theta: Tensor) -> Tensor:
-    """Return 2 theta / (s + theta)^2, the slope of p at the score s, in its shape. 0 if theta = 0."""
+    """Return 2 theta / (s + theta)^2, the slope of the soft mask p at the score s, in its shape. 0 if s = theta = 0."""
     both = score + theta
     safe = torch.where(both > 0, both, torch.ones(()))
     return 2 * (theta / safe) / safe
 
 
 def direction(x: Tensor, score: Tensor, entries: int, measure: Measure) -> Tensor:
-    """Return ds/dx for entries ``x`` of a group of ``entries`` entries, 0 if s = 0.
+    """Return ds/dx, the derivative of a group's score by its entries ``x``, in their shape. 0 if s = 0.
 
     Args:
         x: Entries of the group.
@@ -55,17 +55,18 @@ THETA = "submodel.theta"
 
 @dataclass(frozen=True, eq=False)
 class ChannelCarrier(WholeCarrier):
-    """Carrier of dense slices, and of a threshold for each of ``groups``, whose parts are in these slices.
+    """Carrier of dense slices, and of a threshold theta for each of ``groups``, whose channels are in these slices.
 
     An update has the slices only.
 
     Attributes:
         groups: Channels of each layer that compete.
         measure: Measure of a channel's score.
-        remask: True: compute M_c = 1{s_c >= theta} in each step. Channels below their threshold leave the forward pass of
-            training, which then computes the slice without them (a norm across channels still counts them).
-        bias: True: gradients flow through the mask (R4); a group is a channel's kernels, biases and norm pairs. With
-            ``remask`` and ``bias`` off the method is pruning-greedy.
+        remask: True: compute M_c = 1{s_c >= theta} in each step. Channels below their threshold leave the forward
+            pass of training, which then computes the slice without them (a norm across channels still counts
+            them).
+        bias: True: gradients flow through the mask (R4); a group is a channel's kernels, biases and norm pairs.
+            With ``remask`` and ``bias`` off the method is pruning-greedy.
         freeze_dropped: True: momentum and decay do not move dropped channels.
     """
 
@@ -93,17 +94,19 @@ class ChannelCarrier(WholeCarrier):
     def effective(
         self, weights: Tensors, gates: Tensors, noise: Mapping[str, Tensor], *, training: bool
     ) -> Tensors:
-        """Return W = where(M, w, 0) for the tensors that read a channel (:attr:`ChannelGroup.gated`).
+        """Return the weights that layers read, by name: W = where(M, w, 0) for tensors that read a channel.
 
-        In inference, and without ``remask``, return all weights unchanged.
+        These tensors are :attr:`ChannelGroup.gated`. In inference, and without ``remask``, return ``weights`` itself.
         """
         if not (training and self.remask):
             return weights
         return _where(self._masks(weights, gates, [group.gated for group in self.groups]), weights, {})
 
     def descent(self, grads: Tensors, weights: Tensors, gates: Tensors) -> Tensors:
-        """Return M_c (g_j + (sum_{i in c} g_i x_i) 2 theta / (s_c + theta)^2 ds_c/dx_j) for the entries of a channel's
-        group.
+        """Return the direction of a step, by name.
+
+        For the entries of a channel's group it is M_c (g_j + (sum_{i in c} g_i x_i) 2 theta / (s_c + theta)^2
+        ds_c/dx_j). Without :attr:`bias` return ``grads`` itself; without :attr:`remask` leave out M_c.
         """
         if not self.bias:
             return grads
@@ -145,9 +148,12 @@ class ChannelCarrier(WholeCarrier):
     def _masks(
         self, weights: Tensors, gates: Tensors, parts: Sequence[Sequence[ChannelDim]]
     ) -> dict[str, Tensor]:
-        """Return a mask of each tensor that is True at entries all of whose channels are held, in a shape that broadcasts.
+        """Return a mask of each tensor, by name, in a shape that broadcasts. True: all channels of the entry are held.
 
-        ``parts`` has the dimensions of each group's channels.
+        Args:
+            weights: Current weights by name.
+            gates: Thresholds.
+            parts: Dimensions of the channels of each group, in the order of :attr:`groups`.
         """
         masks: dict[str, Tensor] = {}
         for group, theta, own in zip(self.groups, self._theta(gates), parts, strict=True):
@@ -175,7 +181,7 @@ def _total(sums: Sequence[Tensor]) -> Tensor:
 def _spread(values: Tensor, part: ChannelDim, x: Tensor, other: float | bool) -> Tensor:
     """Return ``values`` (channels,) in a shape that broadcasts with ``x`` along ``part.dim``.
 
-    Positions without a channel get ``other``.
+    Positions along that dimension without a channel get ``other``.
     """
     if not part.plain:
         padded = torch.cat((values, torch.full((1,), other, dtype=values.dtype)))
@@ -186,7 +192,8 @@ def _spread(values: Tensor, part: ChannelDim, x: Tensor, other: float | bool) ->
 
 
 def _where(masks: Mapping[str, Tensor], inside: Tensors, outside: Tensors) -> Tensors:
-    """Return ``inside`` where a mask is True, else ``outside``, or 0 for tensors that ``outside`` lacks.
+    """Return ``inside`` by name, with other values where a mask is False: those of ``outside``, or 0 for names that it
+    lacks.
 
     ``torch.where`` keeps even NaN out of the result, unlike a product.
     """

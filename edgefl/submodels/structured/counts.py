@@ -53,8 +53,13 @@ class ChannelScore:
                 raise ModelError(f"{what} is one of {', '.join(known)}; found {value!r}", **{what: value})
 
     def of(self, group: ChannelGroup, weights: Mapping[str, Array]) -> ChannelValues:
-        """Return the importance of each channel of ``group``, float64 (channels,), without division by the layer's
-        measure.
+        """Return the importance of each channel of ``group``, float64 (channels,).
+
+        It is not divided by the measure of the layer at initialisation, even with :attr:`relative`.
+
+        Args:
+            group: Channels of one layer.
+            weights: Weights by global name.
 
         Raises:
             ModelError: A weight is not finite.
@@ -76,12 +81,18 @@ class ChannelScore:
     def ranked(
         self, groups: Sequence[ChannelGroup], weights: Mapping[str, Array], initial: Mapping[str, Array]
     ) -> list[ChannelValues]:
-        """Return the importance of each group's channels for the competition of all channels.
+        """Return the importance of each group's channels, comparable across groups: one float64 array (channels,) per
+        group.
+
+        With :attr:`relative` it is divided by the measure of the layer at initialisation.
 
         Args:
             groups: Channels of each layer.
             weights: Current weights by global name.
             initial: Weights at initialisation, by global name.
+
+        Raises:
+            ModelError: A weight is not finite.
         """
         scores = [self.of(group, weights) for group in groups]
         if not self.relative:
@@ -112,10 +123,13 @@ _WAYS: tuple[tuple[Prefer, bool], ...] = (
 
 @dataclass(frozen=True, eq=False)
 class ChannelLayout:
-    """One way to cut a model: the atoms to cut, and atoms that follow products of others.
+    """One way to cut a model: the atoms (groups of channels) to cut, and atoms whose numbers follow from others.
 
-    An atom of :attr:`followers` keeps as many indices as the product that it maps to, for code that uses the width of
-    attention as the width of its input.
+    Attributes:
+        channels: Structure of the model's dimensions.
+        cut: Atoms to cut.
+        followers: Atoms by follower. A follower keeps as many indices as the product of these atoms, for code
+            that uses the width of attention as the width of its input.
     """
 
     channels: Channels
@@ -124,14 +138,13 @@ class ChannelLayout:
 
     @cached_property
     def free(self) -> tuple[Atom, ...]:
-        """Return the groups of channels whose number is chosen freely: all of :attr:`cut` but :attr:`followers`.
-
-        The numbers of followers are products of others.
-        """
+        """Return the atoms (groups of channels) whose number is chosen freely: all of :attr:`cut` but :attr:`followers`."""
         return tuple(atom for atom in self.cut if atom not in self.followers)
 
     def counts(self, numbers: Sequence[int]) -> dict[Atom, int]:
-        """Return the number of channels of every cut atom. ``numbers`` has those of :attr:`free`, in order."""
+        """Return the number of channels of every cut atom (group of channels). ``numbers`` has those of :attr:`free`, in
+        order.
+        """
         atom_counts = dict(zip(self.free, numbers, strict=True))
         for atom, run in self.followers.items():
             atom_counts[atom] = math.prod(atom_counts.get(inner, inner.size) for inner in run)
@@ -150,9 +163,10 @@ def layouts(channels: Channels) -> Iterator[ChannelLayout]:
 
 
 def _followers(channels: Channels, cut: Sequence[Atom]) -> dict[Atom, tuple[Atom, ...]]:
-    """Return the product that each follower among ``cut`` maps to: an atom of the size of a product, or of an atom in one.
+    """Return the atoms (groups of channels) whose product gives the number of each follower among ``cut``, by follower.
 
-    Products of the same size keep the same numbers of channels.
+    A follower is an atom of the size of a product, or of an atom in one. Products of the same size keep the same
+    numbers of channels.
     """
     runs = [run for run in channels.runs if len(run) > 1]
     inside = {atom for run in runs for atom in run}
@@ -169,8 +183,12 @@ def _followers(channels: Channels, cut: Sequence[Atom]) -> dict[Atom, tuple[Atom
 
 
 def cost_of(spec: ModelSpec, channels: Channels, budget: Budget) -> Callable[[Counts], int]:
-    """Return a function from channel counts to the cost of the slice: its parameters, or the MACs of a sample's forward
-    pass.
+    """Return a function from channel counts (number by atom) to the cost of the slice with these channels.
+
+    Args:
+        spec: Model.
+        channels: Structure of its dimensions.
+        budget: Cost: "parameters", or "macs", the multiply-accumulates of a sample's forward pass.
     """
     names = [name for name, _ in spec.module.named_parameters()]
 
@@ -184,7 +202,7 @@ def cost_of(spec: ModelSpec, channels: Channels, budget: Budget) -> Callable[[Co
 
 
 def uncuttable_reasons(spec: ModelSpec, channels: Channels) -> dict[str, str]:
-    """Return the reason of each parameter that cannot be cut, by name, the largest parameter first.
+    """Return the size of each parameter that cannot be cut and the reason, as text by name, the largest parameter first.
 
     Parameters below a hundredth of the model are left out, such as the biases of the classes.
     """
@@ -201,14 +219,15 @@ def search(
 ) -> tuple[int, ...]:
     """Return the number of channels of each free atom: the longest prefix of the ranking that costs at most ``most``.
 
-    Each atom keeps at least one channel. Channels are taken in order of importance, ties by lowest atom and index, up to
-    the first that does not fit. So the result is one threshold, and is nested in ``most``. Costs interact and grow with
-    every channel, so bisection finds the number of channels.
+    An atom is a group of channels, such as the outputs of a layer. Each keeps at least one channel. Channels are
+    taken in order of importance, ties by lowest atom and index, up to the first that does not fit. So the result is
+    one threshold, and is nested in ``most``. Costs interact and grow with every channel, so bisection finds the
+    number of channels.
 
     Args:
         layout: Way to cut.
         ranked: Importance of the channels of each free atom.
-        cost: Function from channel counts to the cost.
+        cost: Function from channel counts (number by atom) to the cost.
         most: Largest cost.
 
     Raises:
@@ -235,5 +254,8 @@ def search(
 
 
 def even_ranking(layout: ChannelLayout) -> list[ChannelValues]:
-    """Return importances by which all layers keep the same share of their channels, independently of the weights."""
+    """Return an importance per channel of each free atom, by which all layers keep the same share of their channels.
+
+    It does not depend on the weights.
+    """
     return [1.0 - np.arange(atom.size) / atom.size for atom in layout.free]

@@ -26,7 +26,13 @@ _NORMS = (nn.modules.batchnorm._NormBase, BatchNorm, nn.GroupNorm, nn.LayerNorm,
 
 @dataclass(frozen=True, eq=False)
 class ChannelDim:
-    """Dimension ``dim`` of the state tensor ``name``, with the channel of each position in ``members`` (int64; -1: none)."""
+    """Dimension of a state tensor that holds channels of one group.
+
+    Attributes:
+        name: Name of the tensor.
+        dim: Dimension.
+        members: Channel of each position in the dimension, int64; -1: none.
+    """
 
     name: str
     dim: int
@@ -34,7 +40,7 @@ class ChannelDim:
 
     @cached_property
     def positions(self) -> Indices:
-        """Positions of each channel in the dimension, (channels, positions)."""
+        """Positions of each channel in the dimension, int64 (channels, positions per channel)."""
         member_indices = np.flatnonzero(self.members >= 0)
         ordered = member_indices[np.argsort(self.members[member_indices], kind="stable")]
         return ordered.reshape(int(self.members.max()) + 1, -1)
@@ -47,12 +53,13 @@ class ChannelDim:
 
 @dataclass(frozen=True, eq=False)
 class ChannelGroup:
-    """Channels of one atom. Channel c of all its tensors is kept or dropped together.
+    """Channels of one atom (group of indices that is cut as one). Channel c of all its tensors is kept or dropped
+    together.
 
     Attributes:
         atom: The atom.
-        scored: Tensors that importance reads: the kernels that compute the channel, by output dimension, or its norm
-            scales.
+        scored: Tensors that importance reads: the kernels that compute the channel, by output dimension, or its
+            norm scales.
         own: Kernels, biases and norm pairs of the channel, which are masked together (R5).
         read: Input slices of the trained kernels that read the channel.
         moving: True if a norm keeps moving statistics of the channel.
@@ -86,17 +93,17 @@ class ChannelGroup:
 def channel_groups(
     spec: ModelSpec, channels: Channels, cut: Iterable[Atom], selection: Selection, source: Source
 ) -> tuple[ChannelGroup, ...]:
-    """Return the channel groups of the atoms ``cut``.
+    """Return the channel groups of the atoms ``cut``, in their order.
 
-    An atom that no kernel of a layer outputs (but a user's bare parameter) is scored by every kernel that holds it, or
-    every tensor.
+    An atom that no kernel of a layer outputs (but a user's bare parameter) is scored by every kernel that holds it,
+    or every tensor.
 
     Args:
         spec: Model.
-        channels: Dimensions of the model.
-        cut: Atoms to cut.
-        selection: Kept indices, which give the sizes. Empty: the whole model's.
-        source: Tensors that importance reads.
+        channels: Structure of its dimensions.
+        cut: Atoms (groups of indices) to cut.
+        selection: Kept indices of each atom, which give the sizes. Empty: sizes of the whole model.
+        source: Tensors that importance reads: "kernel" or "norm".
 
     Raises:
         ModelError: ``source`` is "norm", and an atom has no norm with a scale.
@@ -133,7 +140,8 @@ def channel_groups(
 
 
 def members(axis: Axis, atom: Atom, selection: Selection) -> Indices:
-    """Return the index of ``atom`` for each index of ``axis`` that ``selection`` keeps, -1 for none.
+    """Return the index within ``atom`` of each index of ``axis`` that ``selection`` keeps, int64; -1 if it is of another
+    atom.
 
     ``selection`` must hold the first indices of ``atom``, as in the narrow model.
     """

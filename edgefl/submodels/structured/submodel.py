@@ -151,8 +151,14 @@ class Structured(Submodel):
         return ChannelCarrier(local, made, self.score.measure)
 
     def select(self, weights: Mapping[str, Array]) -> Selection:
-        """Return the held channels for the global ``weights``: the most important ones of each layer, ties by lowest
-        index.
+        """Return the held channels for the global ``weights``: the most important ones of each layer, ascending, by
+        atom.
+
+        An atom is the group of channels of a layer and of all layers tied to it. Of equal channels the lowest index
+        is held.
+
+        Raises:
+            ModelError: A weight is not finite.
         """
         return {
             group.atom: strongest_indices(self.score.of(group, weights), len(self._selected[group.atom]))
@@ -160,13 +166,14 @@ class Structured(Submodel):
         }
 
     def regions(self, weights: Mapping[str, Array]) -> Mapping[str, Region]:
-        """Return the held part of each state tensor for the global ``weights``."""
+        """Return the held region of each state tensor for the global ``weights``, by name. None: the whole tensor."""
         return regions(channels_of(self.spec), self.select(weights))
 
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
-        """Return the regions and the payload of the most important channels of ``weights``.
+        """Return the regions and the payload (arrays that only this tier receives) of the most important channels of
+        ``weights``.
 
-        The round's number has no effect.
+        The round's number has no effect. If no channel is cut, the regions are all tensors and the payload is empty.
         """
         if not self._selected:
             return Placement(dict.fromkeys(self.spec.weights))
@@ -191,7 +198,13 @@ class Structured(Submodel):
 
     @cached_property
     def _made(self) -> tuple[ChannelLayout | None, tuple[int, ...], nn.Sequential]:
-        """Layout that the model's code supports (None: nothing to cut), the numbers of channels, and the resulting model."""
+        """Tuple (layout that the model's code supports, numbers of channels, resulting model).
+
+        If nothing can be cut for this size, it is (None, (), the whole model).
+
+        Raises:
+            ModelError: No layout works, or the smallest slice is above the budget.
+        """
         channels, refused = channels_of(self.spec), None
         initial = _arrays(self.spec)
         for layout in layouts(channels):
@@ -305,12 +318,15 @@ def importance_structured(
     Args:
         spec: Model.
         gamma: Share of the budget, in (0, 1].
-        budget: ``parameters`` or ``macs``.
-        score: ``kernel`` or ``norm``.
-        measure: ``rms`` or ``mean``.
-        relative: Compare a channel with its layer's initial values. Otherwise one threshold leaves layers of large fan-in a
-            single channel each (fiarse.md A9), and small tiers learn nothing.
+        budget: Cost that ``gamma`` limits: ``parameters`` or ``macs`` (multiply-accumulates).
+        score: Tensors that give a channel's importance: its ``kernel`` weights, or the scale of its ``norm``.
+        measure: ``rms`` (root mean square) or ``mean`` (mean magnitude) of their entries.
+        relative: True: compare a channel with its layer's initial values. False: one threshold leaves layers of
+            large fan-in a single channel each (fiarse.md A9), and small tiers learn nothing.
         counts: ``threshold``, ``even``, or the channels of each layer.
+
+    Raises:
+        ModelError: gamma is out of range or below the smallest slice, or no channel of the model can be cut.
     """
     numbers = counts if isinstance(counts, str) else tuple(counts)
     return Structured(spec, gamma, budget, ChannelScore(score, measure, relative), numbers)

@@ -27,7 +27,13 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class NestedWidth:
-    """Width below a tier's own: its ratio, the regions of its tensors in the global model, and its modules."""
+    """Width below a tier's own.
+
+    Attributes:
+        ratio: Share of the channels.
+        regions: Held part of each tensor in the global model, by name.
+        module: Modules of this width.
+    """
 
     ratio: float
     regions: Mapping[str, Region]
@@ -55,22 +61,22 @@ def make_ordered_dropout(
     """Return the carrier that trains one random width per step: one of ``parts``, or the whole ``module``, the largest.
 
     The width is drawn by one uniform number u, ``noise.width``. Of n widths, ascending, it selects number floor(u n).
-    Entries of channels that a width lacks are replaced by zeros, norms' scales and shifts too. So a dropped channel is
-    exactly absent: it gets no gradient and its moving statistics do not change. All steps have the shapes of the largest
-    width, so a narrow step costs as much as a wide one.
+    Entries of channels that a width lacks are replaced by zeros, norms' scales and shifts too. So a dropped channel
+    is exactly absent: it gets no gradient and its moving statistics do not change. All steps have the shapes of the
+    largest width, so a narrow step costs as much as a wide one.
 
-    Norms are not separate per width: a channel has one pair of moving statistics for all widths that hold it, and models
-    with ``bn = "static"`` suit best.
+    Norms are not separate per width: a channel has one pair of moving statistics for all widths that hold it, and
+    models with ``bn = "static"`` suit best.
 
     Args:
         spec: Model.
         module: The tier's modules.
-        own: Regions of ``module``'s tensors in ``spec``.
+        own: Regions (held entries in ``spec``) of the tensors of ``module``, by name.
         parts: Narrower widths, ascending.
 
     Raises:
-        ModelError: The model without some channels computes something else than the sliced model. Layer norms and
-            attention do, because their statistics and scales depend on the width.
+        ModelError: The widths are not nested, or the model without some channels computes something else than the
+            sliced model. Layer norms and attention do, because their statistics and scales depend on the width.
     """
     order = OrderedDropout.of(module, own, parts)
     for index, part in enumerate(parts):
@@ -83,8 +89,8 @@ class OrderedDropout(WholeCarrier):
     """Carrier whose weights each training step reads at a random width. Inference reads them unchanged.
 
     Attributes:
-        levels: For each dimension of a tensor, the number of the narrowest width that holds each index. None: all widths
-            hold all indices.
+        levels: For each dimension of a tensor, by the tensor's name, the number of the narrowest width that holds
+            each index. None: all widths hold all indices.
         count: Number of widths.
     """
 
@@ -119,7 +125,9 @@ class OrderedDropout(WholeCarrier):
         return self._select(moved, self._draw(noise), lambda name: before[name])
 
     def narrow(self, weights: Tensors, index: Tensor) -> Tensors:
-        """Return ``weights`` with zeros outside width number ``index``."""
+        """Return ``weights`` by name with zeros outside width number ``index``, an integer tensor (). 0 is the
+        narrowest.
+        """
         return self._select(weights, index, lambda name: torch.zeros(()))
 
     def _draw(self, noise: Noise) -> Tensor:
@@ -134,7 +142,11 @@ class OrderedDropout(WholeCarrier):
         return selected
 
     def _held_mask(self, name: str, index: Tensor) -> Tensor | None:
-        """Return the mask of the entries of tensor ``name`` that width number ``index`` holds. None: it holds all."""
+        """Return the mask of the entries of tensor ``name`` that width number ``index`` holds, in a shape that
+        broadcasts.
+
+        None: it holds all entries.
+        """
         mask: Tensor | None = None
         levels = self.levels[name]
         for dim, level in enumerate(levels):
@@ -147,7 +159,18 @@ class OrderedDropout(WholeCarrier):
 def _levels(
     name: str, dim: int, size: int, own: Mapping[str, Region], parts: Sequence[NestedWidth]
 ) -> Tensor | None:
-    """Return the number of the narrowest width that holds each index of a dimension. None: all widths hold all indices."""
+    """Return the number of the narrowest width that holds each index of a dimension. None: all widths hold all indices.
+
+    Args:
+        name: Name of the tensor.
+        dim: Dimension.
+        size: Size of the dimension in the tier's own width.
+        own: Regions of the tier's tensors.
+        parts: Narrower widths, ascending.
+
+    Raises:
+        ModelError: A width holds an index that the next larger one lacks.
+    """
     mine = _indices(own[name], dim, size)
     level = dict.fromkeys(mine, len(parts))
     whole = max(mine) + 1
@@ -174,7 +197,17 @@ def _indices(region: Region, dim: int, size: int) -> Sequence[int]:
 def _check(
     spec: ModelSpec, module: nn.Sequential, part: NestedWidth, order: OrderedDropout, index: int
 ) -> None:
-    """Raise ModelError unless ``module`` without the channels that ``part`` lacks returns the outputs of ``part``."""
+    """Raise ModelError unless ``module`` without the channels that ``part`` lacks returns the outputs of ``part``.
+
+    Both run in inference on random rows and weights.
+
+    Args:
+        spec: Model.
+        module: The tier's modules.
+        part: Narrower width.
+        order: Carrier, which sets the channels to zero.
+        index: Number of the width in ``order``.
+    """
     generator = torch.Generator().manual_seed(_SEED)
     weights = {
         name: tensor + 0.1 * torch.randn(tensor.shape, generator=generator)

@@ -52,6 +52,12 @@ def check_share(model: str, channels: Channels, ratio: float, keep: Keep) -> Non
     """Raise ModelError if channels that no rule can cut make the slice of ``ratio`` far too large.
 
     The error names the operations and the smallest gamma that works.
+
+    Args:
+        model: Name of the model, for the error text.
+        channels: Structure of its dimensions.
+        ratio: Share of the channels of each layer.
+        keep: Function (ratio, size) that returns the number of kept channels out of ``size``.
     """
     stuck = _find_stuck(channels)
     if not stuck or not _is_bloated(channels, stuck, ratio, keep):
@@ -78,7 +84,7 @@ def check_share(model: str, channels: Channels, ratio: float, keep: Keep) -> Non
 
 
 def _find_stuck(channels: Channels) -> _Stuck:
-    """Return the atoms of each state tensor that no rule can cut, with their dimension."""
+    """Return the atoms (groups of channels) that no rule can cut, with their dimension, by the name of the state tensor."""
     stuck: dict[str, Mapping[Atom, int]] = {}
     for name, axes in channels.axes.items():
         own = {atom: dim for dim, axis in enumerate(axes) for atom in atoms(axis) if _is_stuck(atom)}
@@ -88,7 +94,7 @@ def _find_stuck(channels: Channels) -> _Stuck:
 
 
 def _is_stuck(atom: Atom) -> bool:
-    """Return True if the atom is kept whole only because no rule can cut it."""
+    """Return True if an atom (group of channels) is kept whole only because no rule can cut it."""
     return atom.reason is not None and not atom.reason.startswith(_MEANT)
 
 
@@ -112,10 +118,7 @@ def _is_bloated(channels: Channels, stuck: _Stuck, ratio: float, keep: Keep) -> 
 
 
 def _smallest_gamma(channels: Channels, stuck: _Stuck, ratio: float, keep: Keep) -> float:
-    """Return the smallest gamma, in hundredths, above the refused one, whose slice is not bloated.
-
-    1: only the whole model.
-    """
+    """Return the smallest gamma, in hundredths, above the refused one, whose slice is not bloated. 1 is the whole model."""
     tried = (number / 100 for number in range(math.floor(100 * ratio**2) + 1, 100))
     return next((gamma for gamma in tried if not _is_bloated(channels, stuck, math.sqrt(gamma), keep)), 1.0)
 
@@ -141,7 +144,12 @@ class Scaler(WholeCarrier):
 
     @classmethod
     def of(cls, module: nn.Sequential, ratio: float, hidden: Hidden) -> Scaler:
-        """Return the carrier of the tensors of ``module``. ``hidden`` decides which dimensions a width may cut.
+        """Return the carrier of the tensors of ``module``.
+
+        Args:
+            module: Modules of the slice.
+            ratio: Divisor of the outputs.
+            hidden: Function (tensor name, dimension) that returns True if a width may cut the dimension.
 
         Raises:
             ModelError: A layer computes its weight from other tensors, or shares it with another layer.
@@ -158,7 +166,7 @@ class Scaler(WholeCarrier):
 
 
 def _divided_names(module: nn.Sequential, hidden: Hidden) -> Iterator[str]:
-    """Yield the names of the state tensors to divide."""
+    """Yield the names of the state tensors to divide: weights and biases of layers whose outputs a width may cut."""
     for path, layer in module.named_modules():
         start = f"{path}." if path else ""
         for weight, bias, outputs in _linear(layer):
@@ -173,7 +181,9 @@ def _divided_names(module: nn.Sequential, hidden: Hidden) -> Iterator[str]:
 
 
 def _stored_names(path: str, layer: nn.Module, name: str) -> tuple[str, str]:
-    """Return two names in the state of ``layer``: the tensor that is proportional to ``name``, and one of its shape.
+    """Return (tensor that is proportional to ``name``, tensor of its shape): two names in the state of ``layer``.
+
+    Both are ``name`` itself, unless the layer is reparametrized, as by weight norm.
 
     Raises:
         ModelError: There is no such tensor, as with spectral norm.
@@ -288,15 +298,19 @@ class Width(Submodel):
 
     @cached_property
     def counts(self) -> Mapping[Atom, int]:
-        """Number of kept indices of each cut atom."""
+        """Number of kept indices of each cut atom (group of channels, such as a layer's outputs and all that is tied to
+        them).
+        """
         return self._made[0]
 
     def selection(self, number: int = 1) -> Selection:
-        """Return the held indices of each cut atom in round ``number``, counted from 1."""
+        """Return the held indices of each cut atom (group of channels) in round ``number``, counted from 1."""
         return rolling(self.counts, number - 1) if self.rolling else leading(self.counts)
 
     def regions(self, number: int = 1) -> Mapping[str, Region]:
-        """Return the held part of each state tensor in round ``number``, counted from 1."""
+        """Return the held region of each state tensor in round ``number``, counted from 1, by name. None: the whole
+        tensor.
+        """
         return regions(channels_of(self.spec), self.selection(number))
 
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
@@ -317,7 +331,11 @@ class Width(Submodel):
 
     @cached_property
     def _made(self) -> tuple[Mapping[Atom, int], nn.Sequential]:
-        """Number of kept indices by atom, and the resulting model."""
+        """Tuple (number of kept indices by atom, resulting model).
+
+        Raises:
+            ModelError: The model's code does not work with fewer channels.
+        """
         try:
             return fit_cut(self.spec, channels_of(self.spec), self.keep)
         except ModelError as refused:
@@ -375,10 +393,10 @@ def width(
         ratio: Share of the channels. Default: all, or by ``gamma``.
         gamma: Share of the parameters.
         rounding: ``ceil`` or ``floor``, of the number of channels.
-        rolling: Move the window of channels by one in each round (FedRolex, Alam et al. 2022).
-        scaler: HeteroFL's scaler.
-        ordered: FjORD's ordered dropout (Horvath et al. 2021): each step trains one of ``widths``.
-        widths: Ratios of channels.
+        rolling: True: move the window of channels by one in each round (FedRolex, Alam et al. 2022).
+        scaler: True: divide the outputs of hidden layers by ``ratio`` in training (HeteroFL).
+        ordered: True: train one of ``widths`` in each step (FjORD's ordered dropout, Horvath et al. 2021).
+        widths: Shares of the channels for ``ordered``. Those above ``ratio`` are ignored.
 
     Raises:
         ModelError: Options contradict each other, or a layer cannot be cut.
