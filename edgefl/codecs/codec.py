@@ -93,11 +93,13 @@ class Change:
         return most + 0.0 * self.sums(self.value)
 
     def zeros(self) -> Tensor:
-        """Return the number of held entries of all tensors that did not change, ()."""
+        """Return the number () of held entries whose change is 0, over all tensors."""
         return self.entries.sum() - (self.value != 0).to(self.value.dtype).sum()
 
     def sums(self, each: Tensor) -> Tensor:
-        """Return the sum of ``each`` over each tensor. ``each`` has the shape of ``value``."""
+        """Return the sum of each tensor's entries of ``each``, which has the shape of ``value``: [tensors], or () for
+        one tensor.
+        """
         if not self.sizes:
             return each.sum()
         return torch.cat([part.sum(0, keepdim=True) for part in split(each, self.sizes)])

@@ -63,7 +63,7 @@ class AlgorithmChoice(Choice):
     """
 
     def personal(self, alpha: float) -> Self:
-        """Return a copy whose bundle also contains a graph that adapts the model to one user by steps of size
+        """Return a copy whose exported bundle also contains a graph that adapts the model to one user by steps of size
         ``alpha``.
         """
         return self.with_options(personal=alpha)
@@ -165,5 +165,12 @@ def define_entry(
 
 
 def define_plain(kind: type[C], name: str, label: str, factory: Callable[P, Any]) -> CatalogEntry[P, C]:
-    """Return the catalog entry of a factory whose parameters are all options. Arguments as in :func:`define_entry`."""
+    """Return the catalog entry of a factory whose parameters are all options.
+
+    Args:
+        kind: Class of the choices that the entry returns.
+        name: Name in federation files.
+        label: Name in Python.
+        factory: Function that builds the described object, such as an optimizer.
+    """
     return CatalogEntry(kind, name, label, factory, 0)

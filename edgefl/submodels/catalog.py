@@ -55,7 +55,12 @@ GAMMAS: tuple[float, ...] = tuple(sorted({*FOUR_SIZES, *FIVE_SIZES}))
 
 @dataclass(frozen=True)
 class Size:
-    """Submodel type with the options that decide its size."""
+    """Submodel type with the options that decide its size.
+
+    Attributes:
+        kind: Name of the type, such as ``width``.
+        options: Options by name, such as ``gamma``.
+    """
 
     kind: str
     options: Mapping[str, Any]

@@ -52,13 +52,22 @@ def compute_metrics(names: Sequence[str], sums: Sums) -> dict[str, float]:
 
 
 def mean_loss(sums: Sums) -> float:
-    """Return the mean loss over all samples, weighted if the sums contain sample weights. NaN without samples."""
+    """Return the mean loss over all samples, weighted if the sums contain sample weights. NaN without samples.
+
+    Args:
+        sums: Sums by name: ``loss_sum`` and ``count``, or ``weighted_loss`` and ``weight``.
+    """
     weighted = "weight" in sums
     return _ratio(sums["weighted_loss" if weighted else "loss_sum"], sums["weight" if weighted else "count"])
 
 
 def accuracy(sums: Sums) -> float:
-    """Return the share of correct predictions, from 0 to 1. NaN without samples."""
+    """Return the share of correct predictions, from 0 to 1, weighted if the sums contain sample weights. NaN without
+    samples.
+
+    Args:
+        sums: Sums by name: ``correct`` and ``count``, or ``weighted_correct`` and ``weight``.
+    """
     weighted = "weight" in sums
     return _ratio(
         sums["weighted_correct" if weighted else "correct"], sums["weight" if weighted else "count"]

@@ -28,7 +28,7 @@ class Block:
 
     @classmethod
     def leading(cls, *stops: int) -> Block:
-        """Return the block of the first ``stops`` entries along each dimension."""
+        """Return the block of the leading entries of a tensor: the first ``stops[i]`` along dimension i."""
         return cls(tuple(range(stop) for stop in stops))
 
     def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:

@@ -224,7 +224,8 @@ def _checked_adam(
 class _Adam:
     """Device functions of MimeAdam and MimeLite, and the server's step.
 
-    ``state.pull`` and ``state.scale`` are constants of a round.
+    Two tensors per parameter are constants of a round: ``state.pull``, the constant part of the direction's
+    numerator, and ``state.scale``, its denominator sqrt(v) + tau.
     """
 
     objective: Objective

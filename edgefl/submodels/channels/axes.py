@@ -53,14 +53,17 @@ class Atom:
 
 @dataclass(frozen=True)
 class ProductAxis:
-    """Axis of all combinations of the factors' indices, row-major. Without factors: a dimension of size 1."""
+    """Dimension whose indices are all combinations of the factors' indices, the first factor varying slowest.
+
+    Without factors it is a dimension of size 1.
+    """
 
     factors: tuple[Axis, ...]
 
 
 @dataclass(frozen=True)
 class Concat:
-    """Axis of the indices of ``parts``, one part after the other."""
+    """Dimension that consists of ``parts``, one part after the other."""
 
     parts: tuple[Axis, ...]
 
@@ -71,7 +74,7 @@ ONE = ProductAxis(())
 
 
 class UnalignedError(Exception):
-    """Error: two structures of the same indices have no common refinement as products and concatenations."""
+    """Error: a dimension would have to be grouped in two ways that no common structure describes."""
 
 
 def resolve(axis: Axis) -> Axis:
@@ -130,7 +133,7 @@ def pin(axis: Axis, reason: str) -> None:
 
 
 def is_pinned(axis: Axis) -> bool:
-    """Return True if no index of ``axis`` can be cut."""
+    """Return True if all indices of dimension ``axis`` must be kept, so that it cannot be cut."""
     return all(atom.reason is not None for atom in atoms(axis))
 
 

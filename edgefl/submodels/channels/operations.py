@@ -28,7 +28,7 @@ def pinned_axes(shape: Iterable[int], reason: str) -> Axes:
 
 
 def unknown_axes(shape: Iterable[int]) -> Axes:
-    """Return the axes of a tensor of this ``shape`` whose structure is not known yet."""
+    """Return one axis (structure of a dimension) per dimension of ``shape``, without a known structure. All can be cut."""
     return tuple(resolve(Atom(length)) for length in shape)
 
 
@@ -84,7 +84,14 @@ class AxisBook:
 
 @dataclass(frozen=True, eq=False)
 class OpCall:
-    """Call of one operation: its arguments by the names of torch's schema, and its result tensors."""
+    """Call of one torch operation in a traced run.
+
+    Attributes:
+        book: Axes of all tensors of the run.
+        func: The operation.
+        given: Arguments by the names of torch's schema, defaults included.
+        results: Tensors that it returned.
+    """
 
     book: AxisBook
     func: Any

@@ -70,7 +70,7 @@ def rule(*names: str, room: Any = torch.ops.aten) -> Callable[[Rule], Rule]:
 
 @rule("copy_", "native_dropout", "masked_fill")
 def _pointwise(op: OpCall) -> list[Axes]:
-    """Rule of operations entry by entry, with broadcasting."""
+    """Return the axes of each result of an operation that works entry by entry, with broadcasting."""
     read = [op.book.axes(tensor) for tensor in op.tensors]
     return [_broadcast(read, tuple(result.shape)) for result in op.results]
 
@@ -101,7 +101,7 @@ def _alike(op: OpCall) -> list[Axes]:
     "randn", "empty_strided", "new_empty_strided",
 )  # fmt: skip
 def _fill(op: OpCall) -> Axes:
-    """Rule of tensors of one value, which have no structure of their own."""
+    """Return the axes of a tensor of one value, which has no structure of its own."""
     return tuple(map(op.given_size, op.shape))
 
 
@@ -265,7 +265,10 @@ _SPATIAL = re.compile(r"pool\d?d?|upsample|_pad\dd")
 
 
 def _spatial(op: OpCall) -> list[Axes]:
-    """Rule of pooling, resizing and padding: the trailing dimensions are positions, the others are independent."""
+    """Return the axes of each result of pooling, resizing or padding.
+
+    The trailing dimensions are positions, which must be kept whole. The others are unchanged.
+    """
     axes = op.book.axes(next(op.tensors))
     match = re.search(r"(\d)d", op.func.overloadpacket.__name__)
     if match is None:
@@ -295,7 +298,10 @@ def _convolution(op: OpCall) -> Axes:
 
 @rule("mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv", "_addmm_activation")
 def _product(op: OpCall) -> Axes:
-    """Rule of matrix products, which sum over the last dimension of the left and the last but one (or only) of the right."""
+    """Return the axes of a matrix product, after unifying the two dimensions that it sums over.
+
+    They are the last of the left operand, and the last but one (or only) of the right.
+    """
     tensors = list(op.tensors)
     left, right = (op.book.axes(tensor) for tensor in tensors[-2:])
     at = max(len(right) - 2, 0)
@@ -362,9 +368,10 @@ def _gru(op: OpCall) -> list[Axes]:
 
 
 def _cells(op: OpCall, *, gates: int, carried: Sequence[str], biases: Sequence[str]) -> list[Axes]:
-    """Rule of recurrent cells: the rows of each weight are one block per gate, cut in the same way in all gates.
+    """Return the axes of each result of a recurrent cell.
 
-    See :mod:`edgefl.models.layers.cells`.
+    The rows of each weight are one block per gate, cut in the same way in all gates
+    (:mod:`edgefl.models.layers.cells`).
 
     Args:
         op: Call of the operation.

@@ -39,7 +39,7 @@ class Channels:
 
     @classmethod
     def of(cls, watched: TracedAxes) -> Channels:
-        """Return the resolved structure of a traced run."""
+        """Return the structure that a traced run has found, with all later refinements applied."""
         axes = {name: tuple(map(resolve, own)) for name, own in watched.axes.items()}
         places = {place: tuple(map(resolve, own)) for place, own in watched.places.items()}
         loose = {atom for axis in watched.loose for atom in atoms(axis) if atom.reason is None}

@@ -286,7 +286,7 @@ def _graphs(units: nn.Sequential) -> list[tuple[str, fx.GraphModule]]:
 
 
 def _find_values(spec: ModelSpec) -> dict[str, KnownValues]:
-    """Return the known values of each unit that is a graph, by unit name."""
+    """Return the known values (equal for every input) of each unit that is a graph, by unit name."""
     unit_values: dict[str, KnownValues] = {}
     x = unknown_input(spec.sample)
     for position, (name, unit) in enumerate(spec.module.named_children()):

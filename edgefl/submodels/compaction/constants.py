@@ -85,7 +85,10 @@ def unknown_input(sample: TensorSpec) -> Tensor:
 
 
 def find_known_values(graph: fx.GraphModule, x: Tensor) -> KnownValues:
-    """Run ``graph`` on ``x``, whose unknown entries are NaN, and return the known values. Integers are never known."""
+    """Run ``graph`` on ``x``, whose unknown entries are NaN, and return the values that are equal for every input.
+
+    Integers that depend on the input are never known.
+    """
     runner = _Runner(copy.deepcopy(graph).double(), graph)
     with torch.no_grad():
         result = runner.run(x)

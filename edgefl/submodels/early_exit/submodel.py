@@ -124,12 +124,12 @@ class EarlyExit(Submodel):
 
     @cached_property
     def widest(self) -> int:
-        """Number of channels of the level's widest layer at full width. All widths are multiples of 1 / widest."""
+        """Number of channels of the widest layer before the exit, at full width. All widths are multiples of 1 / widest."""
         return max((atom.size for atom in channels_of(self._joint).cut()), default=1)
 
     @cached_property
     def _whole(self) -> BranchedUnits:
-        """Level at full width."""
+        """Units up to the exit at full width."""
         return self.spec.level(self.exit)
 
     @cached_property
@@ -138,7 +138,7 @@ class EarlyExit(Submodel):
 
     @cached_property
     def _joint(self) -> ModelSpec:
-        """Level as a model of one unit that returns the outputs of all exits."""
+        """Units up to the exit as a model of one unit that returns the outputs of all exits."""
         units = _AllExits(OrderedDict(self._whole.named_children()))
         return ModelSpec(
             self.spec.name,

@@ -68,7 +68,7 @@ class TopEntriesCarrier(Carrier):
 
     @property
     def returned(self) -> tuple[str, ...]:
-        """Names of the dense tensors in an update."""
+        """Names of the dense tensors that an update contains: all but the ``frozen`` ones."""
         return tuple(name for name in self.dense if name not in self.frozen)
 
     @cached_property
@@ -133,7 +133,8 @@ class TopEntriesCarrier(Carrier):
         return confined
 
     def pack(self, weights: Tensors, gates: Tensors) -> Tensors:
-        """Return the kept entries in order, and the dense tensors of an update.
+        """Return the tensors of an update by name: VALUES, the kept entries in order, and the dense tensors that it
+        contains.
 
         Each kept entry is scattered to its position, all others to one position behind the last.
         """

@@ -132,7 +132,7 @@ def stages(spec: ModelSpec) -> Shards:
 
 
 def consecutive(spec: ModelSpec, shards: int) -> Shards:
-    """Return the units with weights in ``shards`` consecutive runs.
+    """Return the names of the units with maskable tensors, divided into ``shards`` consecutive runs.
 
     Their lengths differ by at most one, longer runs first.
 

@@ -46,7 +46,7 @@ class Guards:
             raise ModelError(f"min_keep is at least 0, found {self.min_keep}", min_keep=self.min_keep)
 
     def whole(self, names: Sequence[str]) -> frozenset[str]:
-        """Return those of ``names`` that are held whole.
+        """Return the names among ``names`` whose tensors are held whole because of :attr:`dense`.
 
         Raises:
             ModelError: A pattern of ``dense`` matches no name.
@@ -326,7 +326,13 @@ def _split_mask(flat: Mask, arrays: Mapping[str, Array]) -> dict[str, Mask]:
 
 
 def _guarded_mask(arrays: Mapping[str, Array], whole: frozenset[str], min_keep: int) -> Mask | None:
-    """Return a flat mask of the entries that are held regardless of rank, or None if there are none."""
+    """Return a flat mask of the entries that are held regardless of rank, or None if there are none.
+
+    Args:
+        arrays: Tensors by name.
+        whole: Names of the tensors that are held whole.
+        min_keep: Number of largest entries that each other tensor keeps. 0: none.
+    """
     if not min_keep and whole.isdisjoint(arrays):
         return None
     parts: list[Mask] = []

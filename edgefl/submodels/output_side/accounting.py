@@ -102,7 +102,12 @@ LSTM_VALUES, GRU_VALUES = 10, 7
 
 @dataclass(frozen=True)
 class TrainedPartCounts:
-    """Trained parameters ``p`` and counted activations ``a`` of a trained part."""
+    """The paper's counts of a trained part.
+
+    Attributes:
+        p: Number of trained parameters.
+        a: Number of counted activations (:func:`activations`).
+    """
 
     p: int
     a: int
@@ -113,8 +118,10 @@ class TrainedPartCounts:
         return 2 * self.p + 2 * self.a
 
 
-def count(module: nn.Sequential, sample: TensorSpec, batch: int) -> TrainedPartCounts:
-    """Return p and a of a trained part for ``batch`` rows of ``sample``."""
+def count(module: nn.Sequential, sample: TensorSpec, batch: int) -> TierCount:
+    """Return the paper's counts of the trained part ``module`` for ``batch`` rows of ``sample``: parameters and
+    activations.
+    """
     p = sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
     return TrainedPartCounts(p, batch * activations(module, sample))
 
@@ -188,9 +195,10 @@ def average_capacity(capacities: Mapping[str, float], clients: Mapping[str, int]
 
 
 def m_forward(chunk: FrozenUnits, batch: int = 32) -> int:
-    """Return M_fwd(k): a chunk's weights plus the peak of live activations in one of its units, without gradients.
+    """Return the memory M_fwd(k) of the forward pass of a chunk of frozen units, in elements, without gradients.
 
-    The weights include moving statistics, and tied weights that a later unit holds. ``batch`` is the number of rows.
+    It is the chunk's weights plus the peak of live activations in one of its units. The weights include moving
+    statistics, and tied weights that a later unit holds. ``batch`` is the number of rows.
     """
     weights: int = sum(tensor.numel() for tensor in collect_state(chunk.module).values())
     live, sample = 0, chunk.sample
@@ -201,7 +209,11 @@ def m_forward(chunk: FrozenUnits, batch: int = 32) -> int:
 
 
 def m_train(submodel: Submodel, batch: int = 32) -> int:
-    """Return the memory of training, M_train = 2 p_z + 2 a_z(B) + p_z (momentum) + B * |boundary|, with B = ``batch``."""
+    """Return the memory of training in elements, M_train = 2 p + 2 a + p (momentum) + B * |boundary|, with B =
+    ``batch``.
+
+    p are the trained parameters, a the activations of B rows, and |boundary| the elements of one input row.
+    """
     counted = count(submodel.suffix, submodel.boundary, batch)
     return counted.mem + counted.p + batch * elements(submodel.boundary)
 

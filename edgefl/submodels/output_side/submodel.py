@@ -70,7 +70,11 @@ class OutputSide(Submodel):
 
     @cached_property
     def groups(self) -> tuple[Names, ...]:
-        """Names of the frozen units of each chunk. Empty for the strong tier."""
+        """Names of the frozen units of each chunk, in order. Empty if ``cut`` is 0.
+
+        Raises:
+            ModelError: ``chunks`` does not divide the frozen units.
+        """
         frozen = self.spec.units[: self.cut]
         if isinstance(self.chunks, int):
             return _balance(frozen, self._sizes(frozen), self.chunks)

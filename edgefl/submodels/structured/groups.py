@@ -47,7 +47,7 @@ class ChannelDim:
 
     @property
     def plain(self) -> bool:
-        """True if every position is the channel of the same number."""
+        """True if position i of the dimension is channel i, for all positions."""
         return bool((self.members == np.arange(self.members.size)).all())
 
 

@@ -123,11 +123,10 @@ class Structured(Submodel):
 
     @cached_property
     def layers(self) -> dict[str, tuple[int, int]]:
-        """(held channels, all channels) of each layer, by the first tensor and dimension that hold them, such as
-        ``conv.weight[0]``.
+        """Tuple (number of held channels, number of all channels) of each layer, by the first dimension that holds them.
 
-        If several layers are in one dimension of a tensor (gated units, fused projections), the names after the first end
-        in #2, #3, ...
+        Its name is the tensor and the dimension, such as ``conv.weight[0]``. If several layers are in one dimension
+        (gated units, fused projections), the names after the first end in #2, #3, ...
         """
         holders, occurrences = channels_of(self.spec).holders, Counter[str]()
         layers: dict[str, tuple[int, int]] = {}

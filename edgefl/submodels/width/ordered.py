@@ -103,6 +103,11 @@ class OrderedDropout(WholeCarrier):
     ) -> OrderedDropout:
         """Return the carrier of ``module``'s tensors, without checking that its widths equal sliced models.
 
+        Args:
+            module: The tier's modules.
+            own: Regions of its tensors in the global model, by name.
+            parts: Narrower widths, ascending.
+
         Raises:
             ModelError: The widths are not nested.
         """
@@ -118,7 +123,11 @@ class OrderedDropout(WholeCarrier):
         return {NOISE: TensorSpec(())}
 
     def effective(self, weights: Tensors, gates: Tensors, noise: Noise, *, training: bool) -> Tensors:
-        """Return the tensors with zeros outside the drawn width in training, and ``weights`` themselves in inference."""
+        """Return the tensors that layers read, by name: in training with zeros outside a random width, else ``weights``
+        itself.
+
+        The tensor ``width`` of ``noise`` chooses the width.
+        """
         return self.narrow(weights, self._draw(noise)) if training else weights
 
     def keep_idle(self, moved: Tensors, before: Tensors, noise: Noise) -> Tensors:

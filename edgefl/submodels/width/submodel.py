@@ -105,8 +105,16 @@ def _counts_text(own: Mapping[Atom, int]) -> str:
 
 
 def _is_bloated(channels: Channels, stuck: _Stuck, ratio: float, keep: Keep) -> bool:
-    """Return True if the slice is far larger than it would be with stuck channels cut, and mostly in tensors that hold
-    them.
+    """Return True if the slice is far larger than it would be if the ``stuck`` channels, which no rule can cut, were
+    cut.
+
+    Tensors with these channels must also be more than half of the slice.
+
+    Args:
+        channels: Structure of the model's dimensions.
+        stuck: Result of :func:`_find_stuck`.
+        ratio: Share of the channels of each layer.
+        keep: Function (ratio, size) that returns the number of kept channels out of ``size``.
     """
     selection = leading(counts(channels, partial(keep, ratio)))
     freed = leading({atom: keep(ratio, atom.size) for own in stuck.values() for atom in own})
@@ -270,7 +278,11 @@ class Width(Submodel):
 
     @classmethod
     def of_gamma(cls, spec: ModelSpec, gamma: float) -> Width:
-        """Return the slice of about ``gamma`` of the parameters: its ratio is sqrt(gamma) (fiarse.md 2.10)."""
+        """Return the slice of about ``gamma`` of the parameters: its ratio is sqrt(gamma) (fiarse.md 2.10).
+
+        Raises:
+            ModelError: ``gamma`` is outside (0, 1].
+        """
         if not 0.0 < gamma <= 1.0:
             raise ModelError(f"gamma lies in (0, 1], found {gamma}", gamma=gamma)
         return cls(spec, math.sqrt(gamma))

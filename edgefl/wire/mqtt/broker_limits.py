@@ -156,8 +156,9 @@ class _Prober:
 
 
 def _loop(client: paho.Client, done: Callable[[], bool], within_s: float = _ANSWER_S) -> bool:
-    """Run the client's network loop until ``done`` returns True or ``within_s`` have passed. Return False if the
-    connection ended.
+    """Run the client's network loop until ``done`` returns True or ``within_s`` seconds have passed.
+
+    Return False if the connection ended before that, else True.
     """
     until = time.monotonic() + within_s
     while not done() and (left := until - time.monotonic()) > 0:

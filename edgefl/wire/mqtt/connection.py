@@ -95,7 +95,11 @@ class BoundedClient(paho.Client):
         self._sock_close()
 
     def _sock_recv(self, bufsize: int) -> bytes:
-        """Receive bytes for paho after checking the limits. paho calls it for each part of a packet."""
+        """Receive bytes for paho after checking the limits. paho calls it for each part of a packet.
+
+        Raises:
+            ConnectionAbortedError: The broker exceeds a limit. ``hung_up`` has the reason.
+        """
         packet = self._in_packet
         if packet["have_remaining"] and not packet["packet"]:
             self._check(packet["command"], packet["remaining_length"])

@@ -382,7 +382,7 @@ class Session:
                 self._enqueue(entries)
 
     def unsubscribe(self, topics: Iterable[str]) -> None:
-        """Unsubscribe from topic filters."""
+        """Unsubscribe from topic filters, and do not subscribe to them again after a reconnect."""
         names = list(topics)
         with self._lock:
             for name in names:

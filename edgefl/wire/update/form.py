@@ -279,7 +279,13 @@ def _dense_sections(shapes: Shapes, statistics: Collection[str]) -> tuple[Sectio
 
 
 def _section_size(section: Section, entries: Mapping[str, int], statistics: Collection[str]) -> SectionSize:
-    """Return the size of a section."""
+    """Return the size of a section.
+
+    Args:
+        section: Section of an update.
+        entries: Number of entries of each tensor, by name.
+        statistics: Names of the tensors that are moving statistics.
+    """
     alone = Form(sections=(section,)).arrays(entries)
     return SectionSize(
         tensors=len(section.names),
