@@ -26,7 +26,7 @@ _LONGEST = 9
 
 
 def pack(mask: Mask) -> Packed:
-    """Return ``mask`` (bool, any shape, read in C order) as a packed mask, uint8 [ceil(count / 8)]."""
+    """Return ``mask`` (bool, any shape, read in C order) as a packed mask, uint8 [ceil(n / 8)] for n entries."""
     return np.packbits(mask.reshape(-1), bitorder="little")
 
 

@@ -46,7 +46,7 @@ class BlobRef(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return max(1, -(-self.size // self.chunk))
 
     def chunk_digest(self, index: int) -> bytes:
-        """Return the raw SHA-256 of chunk ``index``."""
+        """Return the raw SHA-256 (32 bytes) of chunk ``index``, which must be below :attr:`count`."""
         if self.count == 1:
             return bytes.fromhex(self.sha256)
         return self.digests[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]

@@ -34,7 +34,7 @@ _BROKEN = (OSError, http.client.HTTPException, ValueError, EOFError)
 
 
 class BlobMissing(MirrorError):
-    """The mirror answered that it does not have the blob."""
+    """Error: the mirror answered that it does not have the blob."""
 
 
 class Watchdog(threading.Thread):
@@ -245,7 +245,12 @@ class MirrorConnection:
         return connection.getresponse()
 
     def _connect(self) -> http.client.HTTPConnection:
-        """Return a new connection. Raises MirrorError for plain HTTP to a public address if ``near`` is set."""
+        """Return a new connection, with TLS if the mirror's address is https.
+
+        Raises:
+            MirrorError: The address is plain HTTP, the machine is public, and ``near`` is set.
+            OSError: The connection or the TLS handshake failed.
+        """
         mirror = self._mirror
         plain = self._dial()
         if not mirror.secure and self._near and not is_near(plain.getpeername()[0]):

@@ -70,7 +70,7 @@ class Mirror:
 
     @property
     def netloc(self) -> str:
-        """Value of the HTTP header Host."""
+        """Host and port for the HTTP header Host, without the port if it is the default of the scheme."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 

@@ -179,8 +179,8 @@ def records(path: Path, checks: Checks) -> Iterator[tuple[int, Record]]:
             quotation mark that hides rows.
 
     Raises:
-        DataError: The file cannot be read, a CSV lacks a column of ``checks`` or has it twice, a quotation mark
-            hides rows, or the file is no text.
+        DataError: The file cannot be read or is no text. A CSV lacks a column of ``checks`` or has it twice, or a quotation
+            mark hides rows.
     """
     try:
         # What is no UTF-8 spoils its own line alone.

@@ -125,7 +125,7 @@ class StormDevice:
 
     @property
     def shared(self) -> tuple[str, ...]:
-        """Names of the server's states that devices read and send, in order."""
+        """Names of the server's states that devices read and send: ("m", "v") if :attr:`adaptive`, else ("m",)."""
         return ("m", "v") if self.adaptive else ("m",)
 
     @property

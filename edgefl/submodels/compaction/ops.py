@@ -42,7 +42,7 @@ MAXIMA = _ops("max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d", "
 
 
 def packet(node: fx.Node) -> Any:
-    """Return the operation of ``node`` without its overload."""
+    """Return the torch operation that ``node`` calls, without its overload. None: it calls none."""
     return getattr(node.target, "overloadpacket", None)
 
 

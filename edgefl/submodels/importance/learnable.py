@@ -158,7 +158,12 @@ def spec_arrays(spec: ModelSpec) -> Arrays:
 
 
 def _candidates(names: tuple[str, ...], weights: Mapping[str, Array]) -> Iterator[tuple[Strategy, Guards]]:
-    """Yield the pairs of strategy and guards that :func:`find_remedies` tries."""
+    """Yield the pairs of strategy and guards that :func:`find_remedies` tries.
+
+    Args:
+        names: Names of the maskable tensors, in order.
+        weights: Weights by name.
+    """
     kernels = [name for name in names if weights[name].ndim > 1]
     ends = tuple(dict.fromkeys((layer_of(kernels[0]), layer_of(kernels[-1])))) if kernels else ()
     for least in _MIN_KEEPS:

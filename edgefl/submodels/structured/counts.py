@@ -128,8 +128,8 @@ class ChannelLayout:
     Attributes:
         channels: Structure of the model's dimensions.
         cut: Atoms to cut.
-        followers: Atoms by follower. A follower keeps as many indices as the product of these atoms, for code
-            that uses the width of attention as the width of its input.
+        followers: Atoms by follower. A follower keeps as many indices as the product of
+            these atoms. Code that uses the width of attention as the width of its input requires that.
     """
 
     channels: Channels

@@ -145,11 +145,11 @@ class Signer:
 
     @property
     def public_key(self) -> str:
-        """Value of a device's ``--server-key``: 64 hexadecimal digits."""
+        """Public key of the server as 64 hexadecimal digits, the value of a device's ``--server-key``."""
         return self.keys.public_key
 
     def sign(self, sha256: str) -> bytes:
-        """Return the signature of the bundle whose manifest has the digest ``sha256``."""
+        """Return the Ed25519 signature (64 bytes) of the bundle whose manifest has the hexadecimal digest ``sha256``."""
         return self.keys.sign(signed_text(sha256))
 
 

@@ -202,7 +202,7 @@ def _all_ports(graph: Graph) -> Iterator[Port]:
 
 
 def _segment_faults(graph: Graph) -> Iterator[str]:
-    """Yield the reasons for which the segments, run in their order, would not compute the graph."""
+    """Yield, as texts, the reasons for which the segments, run in their order, would not compute the graph."""
     if not graph.segments:
         yield from (
             f"it has none, and the port {port.name!r}" for port in _all_ports(graph) if port.role == "page"

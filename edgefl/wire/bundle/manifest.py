@@ -100,7 +100,10 @@ class PhaseSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     shorter: tuple[Bucket, ...] = ()
 
     def graph_for(self, length: int) -> str:
-        """Return the name of the graph for a batch whose longest sample has ``length`` tokens."""
+        """Return the name of the graph for a batch whose longest sample has ``length`` tokens.
+
+        It is the graph of the smallest sufficient length in :attr:`shorter`, or :attr:`graph` if none suffices.
+        """
         return next((bucket.graph for bucket in self.shorter if bucket.length >= length), self.graph)
 
 
@@ -214,7 +217,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def blobs(self) -> tuple[BlobRef, ...]:
-        """Blobs in a bundle's file: graphs, variants, and the node origins and the tokenizer if there are any."""
+        """References of the blobs in a bundle's file: graphs, variants, and the node origins and the tokenizer if there
+        are any.
+        """
         graphs = tuple(graph.blob for graph in self.graphs)
         variants = tuple(variant.blob for graph in self.graphs for variant in graph.variants)
         return (*graphs, *variants, *(ref for ref in (self.sources, self.data.tokenizer) if ref))

@@ -225,8 +225,9 @@ class BundleProfile(Message, frozen=True, kw_only=True):
 
     @property
     def planned_bytes(self) -> int:
-        """Planned memory of a round: the maximum over its graphs. Excludes the graphs for evaluation and
-        personalization.
+        """Predicted peak memory of a round in bytes: the maximum over its graphs.
+
+        Excludes the graphs for evaluation and personalization. 0: unknown.
         """
         kinds = ("evaluate", "personalize")
         return max((graph.peak.planned_bytes for graph in self.graphs if graph.kind not in kinds), default=0)

@@ -92,16 +92,16 @@ def make_sources(graphs: Mapping[str, Mapping[str, OpOrigin]]) -> OriginTable:
     )
 
 
-def encode(sources: OriginTable) -> bytes:
-    """Return the msgpack bytes of ``sources``. Equal sources give equal bytes."""
+def encode(sources: Sources) -> bytes:
+    """Return the msgpack bytes of ``sources``, the origins of all graph nodes. Equal sources give equal bytes."""
     return msgspec.msgpack.encode(sources, order="deterministic")
 
 
-def decode(data: bytes) -> OriginTable:
-    """Return the sources in ``data``.
+def decode(data: bytes) -> Sources:
+    """Return the origins of all graph nodes that :func:`encode` encoded as ``data``.
 
     Raises:
-        BundleError: The bytes are malformed.
+        BundleError: The bytes are malformed, or refer to phases or modules that do not exist.
     """
     try:
         sources = msgspec.msgpack.decode(data, type=OriginTable)

@@ -105,7 +105,14 @@ class _ProbeMessage(NamedTuple):
 
 @dataclass(frozen=True)
 class _Prober:
-    """Trial connections to a broker, each of which publishes one message."""
+    """Trial connections to a broker, each of which publishes one message.
+
+    Attributes:
+        address: Broker.
+        version: Version of MQTT.
+        name: Client id of the trials.
+        topic: Topic of the published messages.
+    """
 
     address: Address
     version: str

@@ -237,7 +237,11 @@ def allow_inflight(client: paho.Client, most: int) -> None:
 
 
 def receive_maximum(properties: object) -> int:
-    """Return the most unacknowledged QoS 1 messages that the broker accepts, from the properties of its CONNACK."""
+    """Return the most unacknowledged QoS 1 messages that the broker accepts, 65,535 if it names no number.
+
+    Args:
+        properties: Properties of the broker's CONNACK.
+    """
     return int(getattr(properties, "ReceiveMaximum", _LARGEST_RECEIVE_MAXIMUM))
 
 

@@ -139,7 +139,10 @@ class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
     live: dict[int, LiveRound] = {}
 
     def at(self, number: int) -> Round | None:
-        """Return the announcement of round ``number``, or None if that round does not accept updates."""
+        """Return the announcement as it was for round ``number``: with that round's weights and scalars.
+
+        None: the round does not accept updates.
+        """
         if self.state != "open" or number == self.round:
             return self if self.state == "open" else None
         live = self.live.get(number)
@@ -169,7 +172,7 @@ class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
         return _encoder.encode(Page(offers=self.offers, units=self.units, live=live))
 
     def paged(self, pages: BlobRef) -> Round:
-        """Return a copy of the announcement in which the blob ``pages`` replaces offers and units."""
+        """Return a copy of the announcement in which the blob ``pages`` replaces offers and units, for large models."""
         live = {number: msgspec.structs.replace(each, units={}) for number, each in self.live.items()}
         return msgspec.structs.replace(self, v=ELSEWHERE, offers={}, units={}, live=live, pages=pages)
 
@@ -329,7 +332,15 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class UpdateFigures(Message, frozen=True, kw_only=True):
-    """Fields of an :class:`Update` that its device stores. Decoding only these avoids a copy of the tensors."""
+    """The fields of an :class:`Update` that describe its cost and its training, without the tensors.
+
+    Decoding only these avoids a copy of the tensors.
+
+    Attributes:
+        tier: Tier of the device.
+        metrics: Means over the local steps, by name.
+        profile: Cost of the round.
+    """
 
     tier: str
     metrics: dict[str, float]

@@ -51,7 +51,7 @@ def reason_text(code: str, text: str = "") -> str:
 
 
 def failure_code(error: Exception) -> str:
-    """Return the reason code that a device sends for the exception of a failed attempt."""
+    """Return the reason code that a device sends for the exception of a failed attempt. :data:`ENGINE` if it is unknown."""
     if isinstance(error, EdgeflError) and error.message.startswith(messages.LOST_CHUNK):
         return messages.LOST_CHUNK
     kinds = {DataError: DATA, StoreError: STORE, BundleError: BUNDLE, ProtocolError: BUNDLE}
