@@ -57,7 +57,7 @@ def pieces(arrays: Mapping[str, Array], masks: Mapping[str, int] | None = None) 
         masks: Number of entries of each array that is a packed mask.
 
     Raises:
-        ProtocolError: As :func:`dump`.
+        ProtocolError: A mask is missing or does not have its number of entries, or a name contains ``~``.
     """
     stored = dict(arrays)
     reserved = [name for name in arrays if _RESERVED in name]

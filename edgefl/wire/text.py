@@ -62,8 +62,8 @@ def metric_value(name: str, value: float, digits: int = 1) -> str:
 
     Args:
         name: Name of the metric. Those in :data:`SHARES` become percentages.
-        value: Its value.
-        digits: Digits after the point of a percentage.
+        value: Value of the metric; a share is from 0 to 1.
+        digits: Digits after the point of a percentage. Other values have four significant digits.
     """
     return f"{value:.{digits}%}" if name in SHARES else f"{value:.4g}"
 

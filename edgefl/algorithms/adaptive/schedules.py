@@ -110,7 +110,14 @@ class TheorySteps:
         c       = 1 / (12 L q h^3 rho^2) + 60 L^2 / (b N rho^2);
         alpha_t = c eta_{t-1}^2.
 
-    ``smoothness`` is L, ``devices`` N, ``steps`` q, ``batch`` b. ``h`` may be set.
+    Attributes:
+        smoothness: L, a bound on the curvature of the loss.
+        devices: N, the number of devices.
+        steps: q, the iterations of an exchange.
+        batch: b, the samples per iteration.
+        rho: Number added to sqrt(v).
+        h: h. None: N^(2/3) / L.
+        w: Smallest w_t.
 
     Raises:
         ConfigError: A number is not above 0, or alpha would leave (0, 1).

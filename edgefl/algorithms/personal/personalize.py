@@ -19,17 +19,18 @@ ALPHA = "alpha"
 
 
 def personalize(objective: Objective, batch: int) -> Function:
-    """Return the function of one adapting step u <- u - hyper.alpha * g(u, batch.0), from ``weights.*`` to ``weights.*``.
+    """Return the function of one adapting step u <- u - hyper.alpha * g(u, batch.0), from ``weights.*`` to
+    ``weights.*``.
 
-    g is the mean gradient of ``objective``. The tensors are a round's payload, as ``evaluate`` reads them, so the result
-    can be evaluated, and adapted again. In a submodel chosen by importance the held values move; mask and thresholds stay.
-    It is a training step: dropout reads ``noise.*``, batch norm normalizes by the batch, and the pass updates its moving
-    statistics. With alpha = 0 no tensor changes. ``metric.loss`` is the loss of the batch before the step. Momentum, decay
-    and the codec of local training are not used.
+    g is the mean gradient of ``objective``. The tensors are a round's payload (the received weights), as ``evaluate``
+    reads them, so the result can be evaluated, and adapted again. In a submodel chosen by importance the held values
+    move; mask and thresholds stay. It is a training step: dropout reads ``noise.*``, batch norm normalizes by the
+    batch, and the pass updates its moving statistics. With alpha = 0 no tensor changes. ``metric.loss`` is the loss
+    of the batch before the step. Momentum, decay and the codec of local training are not used.
 
     Args:
-        objective: Objective of the algorithm's ``evaluate``, so that binary or sparse weights are adapted as they are
-            evaluated.
+        objective: Model part and loss of the algorithm's ``evaluate``, so that binary or sparse weights are
+            adapted as they are evaluated.
         batch: Samples of the batch.
     """
     carrier = objective.carrier

@@ -34,7 +34,7 @@ def find_needs(graph: fx.GraphModule, known: KnownValues, result: Tensor) -> Nee
 
     Args:
         graph: Graph of a unit.
-        known: Its known values.
+        known: Values of its nodes that are equal for every input.
         result: Needed entries of its output, bool, in the output's shape.
     """
     return _NeedsPass(graph, known).back(result)

@@ -89,7 +89,7 @@ class OutputSide(Submodel):
 
     @cached_property
     def prefix(self) -> tuple[FrozenUnits, ...]:
-        """Frozen chunks in the order of their execution."""
+        """Chunks of frozen units, in the order of their execution. Empty if ``cut`` is 0."""
         chunks: list[FrozenUnits] = []
         sample = self.spec.sample
         for group in self.groups:

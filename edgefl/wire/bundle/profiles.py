@@ -32,7 +32,14 @@ MACs and bytes), ``estimated`` from MACs and bytes alone, or "" for unknown. A r
 
 
 class CallTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Distribution of the times of ``calls`` calls, after the warm-up calls."""
+    """Distribution of the times of several calls of a graph, in milliseconds.
+
+    Attributes:
+        calls: Number of calls, without the warm-up calls before them.
+        median_ms: Median.
+        p90_ms: 90th percentile.
+        min_ms: Shortest time.
+    """
 
     calls: int
     median_ms: float

@@ -203,8 +203,9 @@ class Page(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         offers: Bundles by format.
-        units: Blobs of each unit's weights.
-        live: Blobs of each unit's weights in earlier rounds that accept updates, by number of the round.
+        units: Blobs of each unit's weights, by the unit's name.
+        live: Blobs of each unit's weights in earlier rounds that accept updates, by number of the round and name
+            of the unit.
     """
 
     offers: dict[str, Offer]

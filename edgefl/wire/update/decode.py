@@ -132,8 +132,9 @@ def decode(form: Form, arrays: Mapping[str, Array], regions: Mapping[str, Region
     Args:
         form: Form of the update.
         arrays: Arrays of the update by name.
-        regions: Region of each tensor.
-        shapes: Shapes of the global tensors.
+        regions: Entries of global tensors that each tensor of the update holds, by its name. None: a whole
+            tensor.
+        shapes: Shapes of the global tensors, by name.
 
     Raises:
         ProtocolError: The arrays do not fit ``form`` (:func:`split`). For a dense update: names, shapes or dtypes
@@ -174,14 +175,15 @@ def read(coded: CodedTensor, region: Region, shapes: Shapes) -> Reals:
 
 
 def iter_scales(coded: CodedTensor, region: Region, shapes: Shapes) -> Iterator[tuple[str, int, np.float32]]:
-    """Yield the parts of a tensor of codes in local order. Each part has the scale of its global tensor's group.
+    """Yield the parts of a tensor of codes in local order, each with its scale.
 
-    Entries of several global tensors may be sent as one tensor.
+    Entries of several global tensors may be sent as one tensor. Each of them is a part, and has the scale of its
+    group.
 
     Args:
         coded: Encoded tensor.
-        region: Its region.
-        shapes: Shapes of the global tensors.
+        region: Entries of global tensors that it holds. None: it is the whole global tensor of its name.
+        shapes: Shapes of the global tensors, by name.
 
     Yields:
         Name of the global tensor, number of its entries, and their scale.
