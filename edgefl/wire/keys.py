@@ -219,7 +219,11 @@ def _line(statement: Succession) -> str:
 
 
 def _read_chain(path: Path) -> tuple[Succession, ...]:
-    """Return the statements in a chain file, oldest first; an empty tuple if the file does not exist."""
+    """Return the statements in a chain file, oldest first; an empty tuple if the file does not exist.
+
+    Raises:
+        ConfigError: The file is damaged.
+    """
     if not path.exists():
         return ()
     try:

@@ -280,7 +280,11 @@ class _CsvLines:
                 yield line, fields
 
     def _first(self) -> list[str]:
-        """Return the fields of the next line that is not blank, or [] at the end of the file."""
+        """Return the fields of the next line that is not blank, or [] at the end of the file.
+
+        Raises:
+            DataError: The line is no valid CSV, such as one with a misplaced quotation mark.
+        """
         try:
             return next(filter(None, csv.reader(self, strict=True)), [])
         except csv.Error as error:

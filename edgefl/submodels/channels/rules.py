@@ -268,6 +268,9 @@ def _spatial(op: OpCall) -> list[Axes]:
     """Return the axes of each result of pooling, resizing or padding.
 
     The trailing dimensions are positions, which must be kept whole. The others are unchanged.
+
+    Raises:
+        UnalignedError: The operation's name does not contain the number of positions, such as ``2d``.
     """
     axes = op.book.axes(next(op.tensors))
     match = re.search(r"(\d)d", op.func.overloadpacket.__name__)

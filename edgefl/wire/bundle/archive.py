@@ -93,7 +93,11 @@ def read_manifest(path: Path) -> Manifest:
 
 @contextmanager
 def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
-    """Open a bundle's file as a zip archive. Converts all errors in the block to BundleError."""
+    """Open a bundle's file as a zip archive, for use in a ``with`` block.
+
+    Raises:
+        BundleError: The file does not exist, or the block raised any error.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             yield archive
