@@ -118,7 +118,7 @@ class TrainedPartCounts:
         return 2 * self.p + 2 * self.a
 
 
-def count(module: nn.Sequential, sample: TensorSpec, batch: int) -> TierCount:
+def count(module: nn.Sequential, sample: TensorSpec, batch: int) -> TrainedPartCounts:
     """Return the paper's counts of the trained part ``module`` for ``batch`` rows of ``sample``: parameters and
     activations.
     """
@@ -164,12 +164,12 @@ def _count_values(part: nn.Module, out: Any) -> int:
     return 0 if isinstance(part, nn.Linear) and per_sample == 1 else per_sample
 
 
-def full(spec: ModelSpec) -> TierCount:
+def full(spec: ModelSpec) -> TrainedPartCounts:
     """Return the paper's counts (parameters p, activations a) of the whole model, with its accounting batch."""
     return count(spec.module, spec.sample, spec.accounting_batch)
 
 
-def tier(submodel: Submodel) -> TierCount:
+def tier(submodel: Submodel) -> TrainedPartCounts:
     """Return the paper's counts (parameters p, activations a) of a submodel, with the accounting batch of its model."""
     return count(submodel.suffix, submodel.boundary, submodel.spec.accounting_batch)
 

@@ -92,12 +92,12 @@ def make_sources(graphs: Mapping[str, Mapping[str, OpOrigin]]) -> OriginTable:
     )
 
 
-def encode(sources: Sources) -> bytes:
+def encode(sources: OriginTable) -> bytes:
     """Return the msgpack bytes of ``sources``, the origins of all graph nodes. Equal sources give equal bytes."""
     return msgspec.msgpack.encode(sources, order="deterministic")
 
 
-def decode(data: bytes) -> Sources:
+def decode(data: bytes) -> OriginTable:
     """Return the origins of all graph nodes that :func:`encode` encoded as ``data``.
 
     Raises:
