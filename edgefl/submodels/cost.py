@@ -223,7 +223,9 @@ class _CountMode(TorchDispatchMode):
 
     def take(self) -> ForwardCost:
         """Return the counts for one sample since the last call, and reset them."""
-        taken = ForwardCost({name: count // _ROWS for name, count in self._macs.items()}, self._nbytes / _ROWS)
+        taken = ForwardCost(
+            {name: count // _ROWS for name, count in self._macs.items()}, self._nbytes / _ROWS
+        )
         self._macs, self._nbytes = {}, 0
         return taken
 
