@@ -30,14 +30,16 @@ _STYLE = (
 
 @dataclass(frozen=True)
 class AxisRange:
-    """Least extent of an axis; values beyond it extend the axis. ``whole`` restricts its marks to integers."""
+    """Smallest range of an axis, from ``low`` to ``high``; values outside extend it, and None sets no limit. ``whole``:
+    True for marks at integers only.
+    """
 
     low: float | None = None
     high: float | None = None
     whole: bool = False
 
     def covering(self, values: Sequence[float]) -> tuple[float, float]:
-        """Return the ends (low, high) of an axis that covers ``values``."""
+        """Return the ends (low, high) of the axis, extended so that it covers ``values``."""
         ends = [end for end in (self.low, self.high) if end is not None]
         return min(*values, *ends, math.inf), max(*values, *ends, -math.inf)
 
@@ -197,12 +199,14 @@ class _Axis:
     def over(
         cls, values: Sequence[float], start: float, end: float, span: AxisRange = FREE, *, log: bool = False
     ) -> _Axis:
+        """Return an axis that covers ``values`` and ``span``, drawn from pixel ``start`` to pixel ``end``."""
         marks = (
             logarithmic(*FREE.covering(values)) if log else linear(*span.covering(values), whole=span.whole)
         )
         return cls(marks, start, end, log)
 
     def at(self, value: float) -> float:
+        """Return the pixel of ``value``."""
         low, high, value = (
             math.log10(each) if self.log else each for each in (self.marks[0], self.marks[-1], value)
         )
@@ -268,7 +272,9 @@ def _line(points: Sequence[Point], number: int, *, dash: bool = False) -> str:
 
 
 def _legend_rows(names: Sequence[str]) -> list[list[tuple[int, str, float]]]:
-    """Return (number, name, left edge) of each entry, in as many rows as the names need."""
+    """Return the rows of the legend, as many as fit the names. An entry is (number of the line, name, left edge in
+    pixels).
+    """
     rows: list[list[tuple[int, str, float]]] = [[]]
     left = float(LEFT)
     for number, name in enumerate(names):
@@ -291,7 +297,10 @@ def _legend(rows: Sequence[Sequence[tuple[int, str, float]]], dashed: Collection
 
 
 def _cell(place: tuple[float, float, float, float], value: float, share: float, title: str) -> str:
-    """Return the SVG of a cell between pale and dark blue (``share`` 0 to 1), with its number in a contrasting colour."""
+    """Return the SVG of a coloured cell with its ``value`` as text and ``title`` as tooltip. A small cell has no text.
+
+    ``place`` is (left, top, width, height) in pixels. ``share`` from 0 to 1 selects a colour from pale to dark blue.
+    """
     left, top, wide, tall = place
     ends = zip((237, 243, 251), (16, 58, 122), strict=True)
     colour = ",".join(str(round(pale + share * (dark - pale))) for pale, dark in ends)
@@ -314,9 +323,8 @@ def _short(value: float) -> str:
 
 
 def _label_indices(count: int, room: float, each: float) -> range:
-    """Return the indices of the labels to draw, of ``count``, so that each has ``room`` pixels.
-
-    ``each`` is the distance of two.
+    """Return the indices of the labels to draw, of ``count`` labels that are ``each`` pixels apart, so that each drawn
+    one has ``room`` pixels.
     """
     return range(0, count, max(1, math.ceil(room / each)))
 
@@ -339,15 +347,16 @@ def _sideways(text: str) -> str:
 
 
 def linear(low: float, high: float, wanted: int = 6, *, whole: bool = False) -> list[float]:
-    """Return multiples of 1, 2 or 5 times a power of ten that cover ``low`` to ``high``.
+    """Return the marks of a linear axis: consecutive multiples of 1, 2 or 5 times a power of ten that cover ``low`` to
+    ``high``.
 
-    A single value gets an axis of half of it down and up; 0 gets one from 0 to 1.
+    If both are equal, the axis extends by half of the value in both directions; for 0 it goes from 0 to 1.
 
     Args:
         low: the smallest value.
         high: the largest value.
-        wanted: number of intervals, about.
-        whole: multiples of 1 at least.
+        wanted: approximate number of intervals.
+        whole: True for marks at integers only.
 
     Returns:
         The marks, ascending.
@@ -364,7 +373,10 @@ def linear(low: float, high: float, wanted: int = 6, *, whole: bool = False) -> 
 
 
 def logarithmic(low: float, high: float, wanted: int = 8) -> list[float]:
-    """Return powers of ten from the one at or below ``low`` > 0 to the one at or above ``high``, evenly spaced."""
+    """Return the marks of a logarithmic axis that covers ``low`` to ``high``: powers of ten, evenly spaced, ascending.
+
+    ``low`` must be above 0. ``wanted`` is the largest number of intervals.
+    """
     first = math.floor(math.log10(low) + 1e-9)
     last = max(math.ceil(math.log10(high) - 1e-9), first + 1)
     step = max(1, math.ceil((last - first) / wanted))
@@ -412,7 +424,7 @@ def html_page(title: str, parts: Sequence[str], *, style: str = "", head: str = 
 
 
 def html_table(rows: Sequence[Mapping[str, str]], kind: str = "") -> str:
-    """Return an HTML table of rows with equal keys; empty without a row.
+    """Return the HTML of a table with one column per key, or "" if there is no row. All rows must have the same keys.
 
     Args:
         rows: the cells' text by column.

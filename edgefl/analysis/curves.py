@@ -15,12 +15,12 @@ _CHANCE = "chance"
 
 
 def curves(rows: Sequence[RoundRow], title: str, classes: int = 0) -> Mapping[str, str]:
-    """Draw a run's metric on the test set, and its losses on the test set and in training.
+    """Draw charts of a run over its rounds: its metric on the test set, and its losses on the test set and in training.
 
     Args:
         rows: the rounds, in order.
         title: title of the run.
-        classes: number of classes, for the accuracy of a guess; 0 draws none.
+        classes: number of classes, for a line at the accuracy of random guesses; 0 for no such line.
 
     Returns:
         SVG text by the chart's name. A chart without a finite number is left out.

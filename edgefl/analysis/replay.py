@@ -28,7 +28,8 @@ class Replayed:
     Attributes:
         rounds: the repeated rounds.
         first: number of the first round with other bits; None if all are equal.
-        differ: number of different entries per tensor, against that round's checkpoint if it is kept.
+        differ: number of different entries by tensor, compared with the checkpoint of that round. Empty if the
+            checkpoint was not kept or all rounds are equal.
     """
 
     rounds: tuple[ReplayedRound, ...]

@@ -44,7 +44,7 @@ class DataSpread(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size_deviation(self) -> float:
-        """Return the standard deviation of the devices' numbers of samples, divided by their mean."""
+        """Standard deviation of the devices' numbers of samples, divided by their mean."""
         return pstdev(self.samples) / fmean(self.samples)
 
     @property
@@ -53,7 +53,7 @@ class DataSpread(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def middle(self) -> float:
-        """Return the median number of samples."""
+        """Median number of samples of a device."""
         return median(self.samples)
 
     @property
@@ -62,7 +62,7 @@ class DataSpread(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def classes_held(self) -> tuple[int, ...]:
-        """Return the number of classes per device; empty for samples without classes."""
+        """Number of classes per device; empty for samples without classes."""
         return tuple(sum(count > 0 for count in row) for row in self.counts)
 
 

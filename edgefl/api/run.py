@@ -17,7 +17,7 @@ from edgefl.api.serve import SERVER_LOCK
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, ParticipationError
-from edgefl.lab.agents import dealt, with_agents
+from edgefl.lab.agents import deal_agents, with_agents
 from edgefl.lab.deployment import DeploymentBuilder
 from edgefl.lab.lab import Lab, Restart, ServerEvent, discard, refuse_foreign
 from edgefl.lab.run_folder import CONFIG_NAME, MODEL_NAME, weights_of
@@ -222,7 +222,7 @@ def prepare(
             made_ready.callback(held(folder, SERVER_LOCK, "server").release)
             if fresh:
                 discard(folder)
-            lab = Lab(whole, folder, agents=dealt(devices, counts))
+            lab = Lab(whole, folder, agents=deal_agents(devices, counts))
             lab.prepare(dataset, parts)
     except BaseException:
         lock.release()

@@ -52,7 +52,7 @@ def bare_app() -> typer.Typer:
 
 
 def main() -> None:
-    """Run a command; an expected error becomes one clear line and its exit code."""
+    """Run the command in ``sys.argv``. An expected error is printed as one line, and determines the exit code."""
     # Before the imports: most of a command's first second is spent in them.
     with interrupts.exit_on_interrupt():
         from edgefl.system.processes import end_by_signal
@@ -76,10 +76,10 @@ def main() -> None:
 
 @contextmanager
 def reported_errors(command: Callable[[], typer.Typer]) -> Iterator[None]:
-    """Print an expected error of the block as one line, and exit with its code.
+    """Open a context that prints an expected error as one line, and exits with its code.
 
     Args:
-        command: returns the command line whose flags replace the names of arguments in a message.
+        command: function that returns the command line. Its flags replace the names of arguments in a message.
     """
     from edgefl.errors import EdgeflError, StoreError
     from edgefl.system.distribution import install
@@ -106,7 +106,7 @@ def reported_errors(command: Callable[[], typer.Typer]) -> Iterator[None]:
 
 
 def _run(arguments: list[str]) -> None:
-    """Run a command; `device` and `server` read their options in a child process."""
+    """Run the command with these ``arguments``; `device` and `server` read their options in a child process."""
     for word in (*arguments[:1], *(each.partition("=")[0] for each in arguments if each.startswith("--"))):
         if word in _REPLACED:
             _fail(f"{word} is gone: use {_REPLACED[word]}", code=2)
@@ -122,7 +122,9 @@ def _run(arguments: list[str]) -> None:
 
 
 def _read(arguments: list[str], settings_pipe: SettingsPipe | None = None) -> None:
-    """Read the options and run the command, or send its settings into the pipe of the process that runs it."""
+    """Read the options and run the command. With ``settings_pipe``, send its settings to the process that runs it
+    instead.
+    """
     if arguments[:1] not in (["device"], ["dashboard"]):
         from edgefl.cli.federation.web import with_place
 
@@ -131,7 +133,9 @@ def _read(arguments: list[str], settings_pipe: SettingsPipe | None = None) -> No
 
 
 def _command_line(arguments: list[str]) -> typer.Typer:
-    """Return the command line: with all commands, or with only the called one, which saves the imports of the others."""
+    """Return the command line that can run ``arguments``. It has only the called command if that is known, which saves
+    imports.
+    """
     name = arguments[0] if arguments else ""
     if name != "device" and name not in _MODULES:
         return __getattr__("app")
@@ -149,7 +153,10 @@ def _command_line(arguments: list[str]) -> typer.Typer:
 
 
 def _in_flags(message: str, command: Callable[[], typer.Typer]) -> str:
-    """Return the message of :func:`edgefl.cli.options.in_flags`. Loads the commands only if it names an argument."""
+    """Return ``message`` with arguments' names replaced by flags (:func:`edgefl.cli.options.in_flags`).
+
+    The commands are loaded only if the message names an argument.
+    """
     if "`" not in message:
         return message
     import typer

@@ -13,8 +13,9 @@ _RETRY_S = 0.05
 
 
 def handler(number: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt, but not during the import of an extension module, because numpy crashes if such an import
-    fails.
+    """Raise KeyboardInterrupt; use it as a signal handler.
+
+    During the import of an extension module, wait for its end, because numpy crashes if such an import fails.
     """
     while frame is not None:
         if frame.f_code.co_qualname.rpartition(".")[0].endswith("ExtensionFileLoader") and _raise_later():
@@ -25,7 +26,7 @@ def handler(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def exit_on_interrupt() -> Iterator[None]:
-    """Exit with :data:`EXIT_CODE` if the block is interrupted. A process that ignores SIGINT continues to ignore it."""
+    """Open a context that exits with :data:`EXIT_CODE` on Ctrl-C. A process that ignores SIGINT continues to ignore it."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, handler)
     if sys.platform != "win32":
@@ -58,7 +59,7 @@ def _raise_again(ignored: sys.UnraisableHookArgs) -> None:
 
 
 def _raise_later() -> bool:
-    """Call :func:`handler` again soon. Return False on Windows, which has no such timer."""
+    """Let a timer call :func:`handler` again soon, and return True. Return False on Windows, which has no such timer."""
     if sys.platform == "win32":
         return False
     signal.setitimer(signal.ITIMER_REAL, _RETRY_S)

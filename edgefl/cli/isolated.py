@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 
 class ProcessModule(Protocol):
-    """Interface of a module with the code of a process, which runs with settings."""
+    """Interface of a module that runs a command's process. ``settings_type`` is the type of its settings."""
 
     @property
     def settings_type(self) -> type[msgspec.Struct]: ...
 
     def load(self) -> Any:
-        """Load everything that does not depend on the settings. Its result is an argument of ``run``."""
+        """Load all code that does not depend on the settings. The result is passed to ``run`` as ``loaded``."""
 
     def run(self, settings: Any, loaded: Any) -> None: ...
 
 
 @dataclass(frozen=True)
 class SettingsPipe:
-    """Writing end of the pipe from the child that reads options to the process that uses them; the command's context
-    object.
+    """Writing end of the pipe from the child that reads options to its parent, which runs the command. It is the context
+    object of the command line.
     """
 
     descriptor: int
@@ -46,13 +46,13 @@ class SettingsPipe:
 
 
 def run(command: Callable[..., None], module_name: str) -> None:
-    """Read the options in a child process, then run a :class:`ProcessModule` in this one.
+    """Read the options in a child process, then run a :class:`ProcessModule` with them in this one.
 
-    If the child sends no settings, exit with its code.
+    If the child sends no settings, exit with its code. Where no process can be forked, ``command`` does both here.
 
     Args:
-        command: reads the command line in the child; called with a :class:`SettingsPipe`.
-        module_name: module that runs here.
+        command: function that reads the command line. The child calls it with a :class:`SettingsPipe`.
+        module_name: name of the module that runs here.
     """
     # In a process with several threads, a fork may wait endlessly for a lock that another thread held.
     if not hasattr(os, "fork") or threading.active_count() > 1:

@@ -80,7 +80,9 @@ def help_of(command: Callable[..., None]) -> str:
 
 
 def add_group(app: typer.Typer, name: str, help: str, *commands: Callable[..., None]) -> None:
-    """Add the commands to ``app`` as ``edgefl NAME COMMAND``, named as their functions."""
+    """Add the group ``name`` to ``app``, so that ``edgefl NAME COMMAND`` runs one of ``commands``, called by its
+    function's name.
+    """
     group = typer.Typer(help=help, no_args_is_help=True, rich_markup_mode="rich")
     for command in commands:
         group.command(command.__name__, help=help_of(command))(command)
@@ -102,12 +104,12 @@ def address(
         text: ``host:port`` or a URL.
         ca_file: certificate of the broker's authority; like all options, it replaces a value in ``text``.
         cert_file: client certificate.
-        key_file: its key.
+        key_file: its private key.
         password_file: file with the password.
-        insecure_password: the password may be sent without TLS.
+        insecure_password: True if the password may be sent without TLS.
 
     Raises:
-        BrokerError: the address or a file cannot be used.
+        BrokerError: if the address or a file cannot be used.
     """
     parsed = Address.parse(text)
     secret = read_secret(password_file) if password_file else parsed.password
@@ -126,20 +128,20 @@ def address(
 
 
 def checked_key(text: str) -> str:
-    """Return ``text`` if it is empty or lists valid public keys, to report an error early.
+    """Return ``text`` unchanged if it is empty or lists valid public keys. Used to report an error early.
 
     Raises:
-        ConfigError: a key cannot be used.
+        ConfigError: if a key cannot be used.
     """
     parse_keys(text)
     return text
 
 
 def token_text(text: str) -> str:
-    """Return the token in ``text``, or in the file of ``@FILE``; "" for "".
+    """Return the token in ``text``, or in the file FILE if the text is ``@FILE``; "" for "".
 
     Raises:
-        ConfigError: there is no such file, or it contains no token.
+        ConfigError: if the file does not exist, or there is no token.
     """
     if not text:
         return ""
@@ -157,10 +159,10 @@ def token_text(text: str) -> str:
 
 
 def parse_limits(entries: list[str]) -> Limits:
-    """Return texts such as ``fetch_window=4`` as Limits.
+    """Return Limits from texts such as ``fetch_window=4``. Others keep their defaults.
 
     Raises:
-        ConfigError: a limit is unknown or has a bad value; the text names it.
+        ConfigError: if a limit is unknown or has a bad value; the text names it.
     """
     pairs = dict(entry.partition("=")[::2] for entry in entries)
     if wrong := describe_unknown(pairs, Limits.__struct_fields__):
@@ -172,10 +174,10 @@ def parse_limits(entries: list[str]) -> Limits:
 
 
 def parse_bytes(text: str, option: str) -> int:
-    """Return a size such as ``64MiB`` or ``64M`` in bytes.
+    """Return a size such as ``64MiB`` or ``64M`` in bytes. ``option``: flag that the error names.
 
     Raises:
-        ConfigError: the text is no size, or has no unit; the message names ``option``.
+        ConfigError: if the text is no size, or has no unit.
     """
     try:
         return parse_size(text)
@@ -184,10 +186,10 @@ def parse_bytes(text: str, option: str) -> int:
 
 
 def parse_memory_budget(text: str) -> None:
-    """Check a memory budget; "" is none.
+    """Check the text of a memory budget, a size or a share such as 60%. "" is allowed and means no budget.
 
     Raises:
-        ConfigError: it is neither a size nor a share.
+        ConfigError: if it is neither a size nor a share.
     """
     try:
         if text:
@@ -197,7 +199,11 @@ def parse_memory_budget(text: str) -> None:
 
 
 def _without_password(context: typer.Context, option: typer.CallbackParam, text: str) -> str:
-    """Return ``text``. ConfigError if it has a password on the command line, which all users of the machine can read."""
+    """Return ``text``, an address, unchanged, unless it has a password and comes from the command line.
+
+    Raises:
+        ConfigError: in that case, because all users of the machine can read a command line.
+    """
     source = context.get_parameter_source(option.name or "")
     if text and source is not None and source.name == "COMMANDLINE" and Address.parse(text).password:
         raise ConfigError(
@@ -208,8 +214,11 @@ def _without_password(context: typer.Context, option: typer.CallbackParam, text:
 
 
 def without_secret(context: typer.Context, option: typer.CallbackParam, text: str) -> str:
-    """Return ``text``. ConfigError for a secret on the command line: it must be in the environment or in a file
+    """Return ``text``, a secret, unchanged, unless it comes from the command line and is not the name of a file
     (``@FILE``).
+
+    Raises:
+        ConfigError: in that case, because all users of the machine can read a command line.
     """
     source = context.get_parameter_source(option.name or "")
     if text and source is not None and source.name == "COMMANDLINE" and not text.startswith("@"):
@@ -252,7 +261,13 @@ _ARGUMENT = re.compile(r"`([a-z][a-z_]*)`")
 
 
 def in_flags(message: str, command: Command, arguments: Sequence[str]) -> str:
-    """Return ``message`` with names of arguments replaced by the flags of the called command; other names stay."""
+    """Return ``message`` with names of arguments (in backquotes) replaced by the flags of the called command.
+
+    Args:
+        message: text of an error.
+        command: the whole command line.
+        arguments: words with which it was called.
+    """
     flags = _flags(_find_command(command, arguments))
     return _ARGUMENT.sub(lambda match: flags.get(match[1], match[0]), message)
 
@@ -267,7 +282,7 @@ def _find_command(command: Command, arguments: Sequence[str]) -> Command:
 
 
 def _flags(command: Command) -> dict[str, str]:
-    """Return the flags of a command by the names of their parameters."""
+    """Return the flags of a command by the names of their parameters, and by the flags' own names with underscores."""
     flags: dict[str, str] = {}
     for parameter in command.params:
         longest = max((name for name in parameter.opts if name.startswith("--")), key=len, default="")
@@ -333,10 +348,10 @@ def version_option(
 
 
 def existing(path: Path | None) -> Path | None:
-    """Return ``path``.
+    """Return ``path`` unchanged if it is None or exists.
 
     Raises:
-        DataError: it does not exist; the text names the most similar file in its folder.
+        DataError: if it does not exist; the text names the most similar file in its folder.
     """
     if path is not None and not path.exists():
         from edgefl.wire.text import similar
@@ -346,11 +361,11 @@ def existing(path: Path | None) -> Path | None:
 
 
 def run_folder(path: Path) -> Path:
-    """Return ``path``.
+    """Return ``path`` unchanged if it is the folder of a run or simulation.
 
     Raises:
-        DataError: it does not exist.
-        ConfigError: it is not the folder of a run or simulation.
+        DataError: if it does not exist.
+        ConfigError: if it is another folder.
     """
     existing(path)
     if not any((path / name).is_file() for name in ("run.toml", "config.toml")):
@@ -362,10 +377,12 @@ def run_folder(path: Path) -> Path:
 
 
 def writable_file(path: Path | None) -> Path | None:
-    """Return ``path``. An existing file or device, such as /dev/stdout, is written itself: its folder is not checked.
+    """Return ``path`` unchanged if it is None, or a file can be written there. Nothing is written.
+
+    Of an existing file or device, such as /dev/stdout, the folder is not checked.
 
     Raises:
-        OSError: no file can be written there.
+        OSError: if no file can be written there.
     """
     if path is not None:
         if path.is_dir():
@@ -378,10 +395,10 @@ def writable_file(path: Path | None) -> Path | None:
 
 
 def writable_folder(path: Path | None) -> Path | None:
-    """Return ``path``.
+    """Return ``path`` unchanged if it is None, or a folder that can be written or created. Nothing is created.
 
     Raises:
-        OSError: it is no folder that can be written or created.
+        OSError: if it is not.
     """
     if path is not None:
         _check_writable(path, path.absolute())

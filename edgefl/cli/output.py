@@ -30,6 +30,8 @@ class CleanConsole(Console):
     def print(self, *objects: Any, soft_wrap: bool | None = None, **options: Any) -> None:
         """Print ``objects``. Plain texts are wrapped by the terminal, not by rich, so that paths and digests can be
         copied.
+
+        ``soft_wrap``: True to let the terminal wrap; None for True if all objects are texts.
         """
         if soft_wrap is None:
             soft_wrap = all(isinstance(each, str) for each in objects)
@@ -50,7 +52,13 @@ def print_json(value: Any) -> None:
 
 
 def print_table(title: str, rows: list[dict[str, Any]], caption: str = "") -> None:
-    """Print rows with equal keys as a table. If it is too wide, digests are printed below it."""
+    """Print rows with equal keys as a table. If it is too wide, columns of digests are printed below it instead.
+
+    Args:
+        title: title above the table.
+        rows: values by column.
+        caption: text below the table.
+    """
     made, digests = table(title, rows, caption), list[str]()
     if made.box is SIMPLE_HEAD:
         digests = [name for name in rows[0] if any(_DIGEST.fullmatch(str(row[name])) for row in rows)]
@@ -88,7 +96,7 @@ def table(title: str, rows: list[dict[str, Any]], caption: str = "") -> Table:
 
 
 def human(value: Any) -> str:
-    """Return a value as text for people: numbers with separators, booleans as yes and no, None as ``-``."""
+    """Return a value as text for a terminal: numbers with separators, booleans as yes and no, None as ``-``."""
     if isinstance(value, float):
         return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
     if isinstance(value, bool) or value is None:

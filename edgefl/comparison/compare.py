@@ -53,10 +53,10 @@ class Difference:
 
     Attributes:
         tensor: name of the tensor in the user's module; ``loss`` for the loss.
-        size: largest difference relative to the largest update of the tensor. Infinity if torch does not train it, NaN if
-            the graph gives values that are not finite.
+        size: largest difference, divided by the largest update of the tensor. Infinity if torch does not train
+            it, NaN if the graph gives values that are not finite.
         allowed: largest allowed difference, relative in the same way.
-        follows: True for a loss that agrees in the first step, so that another difference came first.
+        follows: True for a loss that agrees in the first step. Then an earlier difference is the cause.
     """
 
     tensor: str
@@ -68,9 +68,9 @@ class Difference:
 def compare(spec: ModelSpec, data: UserSamples | None = None, seed: int = 0) -> ModelSpec:
     """Train the user's module by torch and the model cut from it as devices train it, and compare the results.
 
-    Each takes three steps of SGD on the same batches and random numbers. Loss, gradients, parameters, buffers and the output
-    in inference have to agree, independent of the algorithm and tier that are compiled later. The result is remembered for
-    the module in this process.
+    Each takes three steps of SGD on the same batches and random numbers. Loss, gradients, parameters, buffers and the
+    output in inference must agree, independent of the algorithm and tier that are compiled later. The result is
+    cached for the module in this process. The module's state is restored.
 
     Args:
         spec: the model; one that was not cut from a module is returned as it is.
@@ -78,10 +78,11 @@ def compare(spec: ModelSpec, data: UserSamples | None = None, seed: int = 0) -> 
         seed: seed of the samples and of the numbers that the module draws.
 
     Returns:
-        ``spec``, or the same model as a single unit if it agrees only then.
+        ``spec``, or the same model as a single unit (a stage that is never split) if it agrees only then.
 
     Raises:
-        ModelError: if training differs; it names the tensor, the submodule where the difference begins, and a remedy.
+        ModelError: if training differs; it names the tensor, the submodule where the difference begins, and a
+            remedy.
         ExportError: if the training step cannot be traced.
     """
     source = spec.source
@@ -97,7 +98,9 @@ def compare(spec: ModelSpec, data: UserSamples | None = None, seed: int = 0) -> 
 def _whole_only(spec: ModelSpec, source: ModelSource, data: UserSamples | None, seed: int) -> bool:
     """Return False if the model agrees as it was cut, True if it agrees only as a single unit.
 
-    Raise ModelError or ExportError if it agrees in neither form.
+    Raises:
+        ModelError: if it agrees in neither form.
+        ExportError: if it can be traced in neither form.
     """
     try:
         _compare(spec, source, data, seed)
@@ -145,7 +148,7 @@ def _compare(spec: ModelSpec, source: ModelSource, data: UserSamples | None, see
             continue
         judge = _TorchTraining(source, samples, by_torch, seed)
         if not finite:
-            check_sharing(source.module, conduct.tensors, by_torch, partial(judge.again, spec))
+            check_sharing(source.module, conduct.tensors, by_torch, partial(judge.retrain, spec))
         finite = True
         release_freed()  # such as torch's activations
         by_graph = graph_side.train(spec, step, samples, by_torch)
@@ -185,7 +188,19 @@ def _by_torch(
     *,
     optional: bool,
 ) -> TrainingResult | None:
-    """Train the module by torch. If ``optional``, return None if the module fails on these samples."""
+    """Train the module by torch, and record its side effects in ``conduct``.
+
+    Args:
+        source: the user's module.
+        spec: the model, for its loss.
+        samples: inputs and labels of each step by name.
+        seed: seed of the numbers that the module draws.
+        conduct: observer of side effects.
+        optional: True to return None if the module raises an error on these samples.
+
+    Raises:
+        ModelError: if the module raises an error and ``optional`` is False.
+    """
     try:
         with conduct.installed():
             return torch_side.train(source, spec.loss, samples, seed, around=conduct.watching)
@@ -206,7 +221,9 @@ def _by_torch(
 
 
 def _other_dtype(source: ModelSource) -> str:
-    """Return the advice for a module with float64 or float16 weights, or "": devices train float32."""
+    """Return a sentence of advice if the module has weights in another dtype than float32, the dtype of devices; else
+    "".
+    """
     for name, each in source.module.named_parameters():
         if each.is_floating_point() and each.dtype != torch.float32:
             return f"; {name!r} is {each.dtype}, expected torch.float32: call float() on the module before it is compiled"
@@ -215,7 +232,14 @@ def _other_dtype(source: ModelSource) -> str:
 
 @dataclass(frozen=True, eq=False)
 class _TorchTraining:
-    """Training of the user's module by torch on given samples; reference that the graph is compared with."""
+    """Training of the user's module by torch, as the reference for the graph.
+
+    Attributes:
+        source: the user's module.
+        samples: inputs and labels of each step by name.
+        by_torch: result of the training.
+        seed: seed of the numbers that the module draws.
+    """
 
     source: ModelSource
     samples: list[Tensors]
@@ -223,23 +247,31 @@ class _TorchTraining:
     seed: int
 
     def check_outside(self, spec: ModelSpec, conduct: SideEffects) -> None:
-        """Raise ModelError if the module reads or writes state outside of Python and training again gives other losses."""
+        """Raise ModelError if the module uses state outside of Python (such as a file) and training again gives other
+        losses.
+        """
         if conduct.outside and not np.allclose(
-            self.again(spec).losses, self.by_torch.losses, rtol=1e-5, atol=1e-7
+            self.retrain(spec).losses, self.by_torch.losses, rtol=1e-5, atol=1e-7
         ):
             raise state_error(
                 self.source.module, conduct, conduct.outside[0], "training again gives another loss"
             )
 
     def check_inference(self, spec: ModelSpec, step: GradientStep, by_graph: TrainingResult) -> None:
-        """Raise ModelError if model and module differ in inference with the weights that torch trained."""
+        """Raise ModelError if the outputs of model and module in inference differ after training.
+
+        Args:
+            spec: the model.
+            step: gradient step of the model.
+            by_graph: training by the graph.
+        """
         name = type(self.source.module).__name__
         with user_errors(f"{name} fails in inference where it runs in torch"):
             size = self._inference_error(spec, step, self.by_torch, by_graph.state)
             if size <= TOLERANCE:
                 return
             with suppress(EdgeflError):
-                exact = self.again(spec, double=True)
+                exact = self.retrain(spec, double=True)
                 size = self._inference_error(spec, step, exact, widen(spec.weights), double=True)
         if size > TOLERANCE:
             raise ModelError(
@@ -269,8 +301,8 @@ class _TorchTraining:
         error = _distance(wanted, found) if wanted.shape == found.shape else float("inf")
         return error / max(largest(wanted), 1e-6)
 
-    def again(self, spec: ModelSpec, *, double: bool = False) -> TrainingResult:
-        """Train by torch once more on the same samples."""
+    def retrain(self, spec: ModelSpec, *, double: bool = False) -> TrainingResult:
+        """Train by torch once more on the same samples, with the same learning rate. ``double``: compute in float64."""
         rate = self.by_torch.rate
         return torch_side.train(self.source, spec.loss, self.samples, self.seed, rate=rate, double=double)
 
@@ -279,11 +311,11 @@ class _TorchTraining:
     ) -> tuple[list[Difference], bool]:
         """Return (tensors that the traced ``step`` trained differently, True if a difference is certain).
 
-        If tensors differ, both sides train again in float64. A difference there is certain. If they agree there, a tensor
-        may differ in float32 by ``FACTOR`` times torch's own distance from float64. In deep models, rounding decides at many
-        kinks (of a ReLU or a maximum), and each side may decide otherwise. So if torch's own gradients differ between
-        float32 and float64 beyond the tolerance, float64 alone decides about gradients; the loss has no kinks. For code that
-        runs in float32 only, slightly changed samples replace float64.
+        If tensors differ, both sides train again in float64. A difference in float64 is certain. If they agree in
+        float64, a tensor may differ in float32 by ``FACTOR`` times torch's own distance from float64. In deep models,
+        rounding decides at many kinks (of a ReLU or a maximum), and each side may decide otherwise. So if torch's own
+        gradients differ between float32 and float64 beyond the tolerance, float64 alone decides about gradients; the
+        loss has no kinks. For code that runs in float32 only, slightly changed samples replace float64.
         """
         by_torch = self.by_torch
         found = _differences(spec, by_torch, by_graph, {})
@@ -291,8 +323,8 @@ class _TorchTraining:
             return [], True
         is_single = False
         try:
-            exact = self.again(spec, double=True)
-            strayed = _float32_drift(self.again(spec), exact)
+            exact = self.retrain(spec, double=True)
+            strayed = _float32_drift(self.retrain(spec), exact)
             graph = graph_side.train(spec, step, self.samples, exact, double=True)
         except Exception:  # any code may come
             is_single, strayed = True, self._sample_drift(spec)
@@ -305,16 +337,22 @@ class _TorchTraining:
         return left, is_single
 
     def _sample_drift(self, spec: ModelSpec) -> Mapping[str, float]:
-        """Return for each tensor how far torch's result moves if the samples change by rounding."""
+        """Return the distance that torch's result moves if the samples change by rounding; keys as in
+        :func:`_float32_drift`.
+
+        Empty if the module raises an error on the changed samples.
+        """
         rounded = [nudge(batch, number) for number, batch in enumerate(self.samples)]
         try:
-            return _float32_drift(self.again(spec), replace(self, samples=rounded).again(spec))
+            return _float32_drift(self.retrain(spec), replace(self, samples=rounded).retrain(spec))
         except Exception:  # such as for whole numbers in float32
             return {}
 
 
 def _float32_drift(by_torch: TrainingResult, exact: TrainingResult) -> Mapping[str, float]:
-    """Return for each tensor the distance between torch's results in float32 and in float64."""
+    """Return the largest distance between torch's results in float32 and in float64: ``loss``, and ``gradients.NAME`` by
+    parameter.
+    """
     strayed = {"loss": max(abs(a - b) for a, b in zip(by_torch.losses, exact.losses, strict=True))}
     for name, mine in by_torch.gradients.items():
         strayed[f"gradients.{name}"] = _distance(mine, exact.gradients.get(name))
@@ -322,7 +360,9 @@ def _float32_drift(by_torch: TrainingResult, exact: TrainingResult) -> Mapping[s
 
 
 def _is_kinked(by_torch: TrainingResult, strayed: Mapping[str, float]) -> bool:
-    """Return True if rounding changes one of torch's own gradients by more than the tolerance."""
+    """Return True if rounding changes one of torch's own gradients by more than the tolerance. ``strayed``: from
+    :func:`_float32_drift`.
+    """
     most = max(by_torch.sizes.values(), default=0.0)
     return any(
         strayed.get(f"gradients.{name}", 0.0) > TOLERANCE * size + OF_MODEL * most
@@ -345,7 +385,15 @@ def _differences(
     strayed: Mapping[str, float],
     of_model: float = OF_MODEL,
 ) -> list[Difference]:
-    """Return the tensors that differ by more than allowed: the loss first, then in the order of the module."""
+    """Return the tensors that differ by more than allowed: the loss first, then in the order of the module.
+
+    Args:
+        spec: the model.
+        by_torch: training by torch.
+        by_graph: training by the graph.
+        strayed: error of torch itself, from :func:`_float32_drift`; differences of its size are allowed.
+        of_model: allowed difference as a fraction of the largest gradient in the model.
+    """
     found: list[Difference] = []
     floor = of_model * max(by_torch.sizes.values(), default=0.0)
     for number, (mine, its) in enumerate(zip(by_torch.losses, by_graph.losses, strict=True)):
@@ -377,7 +425,15 @@ def _differences(
 
 
 def _judge(name: str, error: float, size: float, floor: float, excused: float) -> Difference | None:
-    """Return the difference of a tensor with largest update ``size``, or None if ``error`` is small enough."""
+    """Return the difference of tensor ``name``, or None if ``error`` is small enough.
+
+    Args:
+        name: name of the tensor.
+        error: largest absolute difference.
+        size: largest update of the tensor.
+        floor: absolute difference that is always allowed.
+        excused: absolute difference that torch's own rounding explains.
+    """
     allowed = max(TOLERANCE * size + floor, excused)
     if error <= allowed:
         return None

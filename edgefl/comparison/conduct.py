@@ -24,10 +24,10 @@ _REPLACED = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
 class SideEffects(TorchFunctionMode):
-    """Observer of side effects while torch trains ``module``.
+    """Observer of side effects of the user's code while torch trains ``module``.
 
     Attributes:
-        changed: state that changes from step to step, by its path.
+        changed: Python state that changes from step to step, by its path.
         hooked: True if the forward pass registered hooks of tensors.
         tensors: (path, tensor) of all tensors that the code can reach after the first step.
         outside: names of functions that the code calls and that read or write state outside of Python.
@@ -47,7 +47,7 @@ class SideEffects(TorchFunctionMode):
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """Replace the backward hooks of the module by observed ones while the block runs."""
+        """Open a context in which the module's backward hooks are observed. Its end restores the hooks."""
         watched: list[tuple[dict[int, Any], int, Any]] = []
         self._after_first = None
         for path, part in self._module.named_modules():
@@ -63,7 +63,7 @@ class SideEffects(TorchFunctionMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Observe one training step, which runs in the block, and record its side effects."""
+        """Open a context that observes the one training step inside, and records its side effects."""
         # The first step imports and fills caches.
         with self, nullcontext() if self._after_first is None else noting_outside(self.outside):
             yield
@@ -78,7 +78,11 @@ class SideEffects(TorchFunctionMode):
             self.changed |= {each.path: each for each in self._after_first.changes()}
 
     def check(self) -> None:
-        """Raise ModelError if a recorded side effect cannot be expressed by a training graph."""
+        """Raise an error for the first recorded side effect that a training graph cannot express.
+
+        Raises:
+            ModelError: if there is one.
+        """
         if self._problems:
             raise ModelError(
                 f"{type(self._module).__name__} cannot be trained as torch would train it: {self._problems[0]}",
@@ -105,7 +109,7 @@ class SideEffects(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def _call(self, hook: Callable[..., Any], path: str, *args: Any, **kwargs: Any) -> Any:
-        """Call a backward hook of the module at ``path``; record a problem if it returns a gradient."""
+        """Call a backward hook of the module at ``path`` and return its result. If that is a gradient, record a problem."""
         result = hook(*args, **kwargs)
         if result is not None:
             self._note(f"a backward hook of {path!r} returns a gradient", _HOOK)
@@ -126,7 +130,9 @@ _HOOK = "expected hooks that only observe; change the gradient of a parameter by
 
 
 def _written_tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """Yield the tensors that a function of torch may write into: its first argument, a list of them there, and ``out``."""
+    """Yield the tensors that a function of torch may write into, given its arguments: the first one, or a list of them,
+    and ``out``.
+    """
     for each in (*args[:1], kwargs.get("out")):
         yield from (
             part for part in (each if isinstance(each, list | tuple) else (each,)) if isinstance(part, Tensor)

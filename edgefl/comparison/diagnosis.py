@@ -46,13 +46,15 @@ def difference_error(
     conduct: SideEffects,
     seed: int,
 ) -> ModelError:
-    """Return the ModelError for a difference, with the submodule where it begins and a likely reason.
+    """Return a ModelError for a difference. It names the submodule where the difference begins, and a likely reason.
+
+    One step is trained again by torch to find that submodule.
 
     Args:
         spec: the model.
         source: the user's module.
         step: gradient step of the model.
-        difference: name of the tensor, its relative difference, and the allowed one.
+        difference: (name of the tensor, its relative difference, the allowed one).
         batch: batch of the first step.
         by_torch: training by torch.
         conduct: side effects of the module's code.
@@ -125,7 +127,11 @@ def _beginning(
     seed: int,
     tensor: str,
 ) -> tuple[str, str]:
-    """Return (path of the submodule where the difference begins, a text such as "the output"); trains a step by torch."""
+    """Train one step by torch to find the place where the difference begins.
+
+    Returns:
+        (path of the submodule, text such as "the output"). The path is "" for the loss.
+    """
     theirs: Calls = []
     torch_side.train(
         source,
@@ -170,7 +176,7 @@ def _of_units(spec: ModelSpec, step: GradientStep, batch: Tensors, by_torch: Tra
 
 @contextmanager
 def _recording(root: nn.Module, calls: Calls) -> Iterator[None]:
-    """Add the output of each call of a submodule of ``root`` to ``calls`` while the block runs."""
+    """Open a context that appends (path, output) to ``calls`` for each call of a submodule of ``root``."""
     paths = {part: path for path, part in root.named_modules() if path}
 
     def note(module: nn.Module, _args: Any, output: Any) -> None:

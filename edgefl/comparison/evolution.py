@@ -1,4 +1,6 @@
-"""Check that state that changes from call to call decides nothing: many further calls compute what the third one did."""
+"""Check that Python state that changes from call to call does not influence results. Many further calls must compute the
+same operations as the third one.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +54,10 @@ _MOVES: Sequence[tuple[int, Callable[[Any], Any]]] = (
 def check_state(source: ModelSource, loss: Loss, batch: Tensors, seed: int, conduct: SideEffects) -> None:
     """Check that no state that changes from call to call influences the results of the module or its loss.
 
-    The module runs again as often as in a short training, and then with counters as they are late in a long one. Calls are
-    compared by the operations that lead to the loss and by their arguments, so a counter that is only logged is accepted. If
-    the code calls functions that use state outside of Python, such as a file, this runs even if no changing state is known.
+    The module runs again as often as in a short training, and then with counters set to late values of a long one.
+    Calls are compared by the operations that lead to the loss and by their arguments, so a counter that is only
+    logged is accepted. If the code calls functions that use state outside of Python, such as a file, this runs even
+    if no changing state is known. The module's state is restored.
 
     Args:
         source: the module.
@@ -78,13 +81,20 @@ def check_state(source: ModelSource, loss: Loss, batch: Tensors, seed: int, cond
         warnings.simplefilter("ignore")
         enter_training(module)
         evolution = _RepeatedCalls(source, loss, batch, seed, conduct)
-        found = evolution.find_in_a_row() or evolution.moved()
+        found = evolution.find_in_a_row() or evolution.find_late()
     if found is not None:
         raise state_error(module, conduct, *found)
 
 
 def state_error(module: nn.Module, conduct: SideEffects, path: str, when: str) -> ModelError:
-    """Return the ModelError for state at ``path`` that influences results; ``when`` describes the calls that differ."""
+    """Return a ModelError for state that influences results.
+
+    Args:
+        module: the user's module.
+        conduct: its side effects.
+        path: path of the state, or the name of a function that uses state outside of Python.
+        when: description of the calls that differ.
+    """
     what = f"something outside, read or written by {path!r}," if path in conduct.outside else repr(path)
     return ModelError(
         f"{type(module).__name__} keeps Python state: {what} changes from call to call and decides what is computed "
@@ -96,7 +106,9 @@ def state_error(module: nn.Module, conduct: SideEffects, path: str, when: str) -
 
 
 class _RepeatedCalls:
-    """Repeated calls of a module and its loss, starting from the present state."""
+    """Repeated calls of a module and its loss from the present state, to find state that changes the computed
+    operations.
+    """
 
     def __init__(
         self, source: ModelSource, loss: Loss, batch: Tensors, seed: int, conduct: SideEffects
@@ -118,7 +130,7 @@ class _RepeatedCalls:
         self._begin = self._state()
 
     def _compare(self, conduct: SideEffects) -> None:
-        """Run the calls of the training by torch again, to compare later calls with them."""
+        """Run as many calls as training by torch had. Record the operations of the last one and the state that changed."""
         self._wanted = self._call()
         first, changes = self._state(), dict[str, StateChange]()
         for _ in range(COMPARED - 1):
@@ -127,7 +139,9 @@ class _RepeatedCalls:
         self._changes = list(changes.values()) or list(conduct.changed.values())
 
     def find_in_a_row(self) -> tuple[str, str] | None:
-        """Return (path of state that changes the results of many calls in a row, text that says when), or None."""
+        """Make many calls in a row. Return (path of the state that changes their operations, text that says when), or
+        None.
+        """
         for each in self._changes:
             if isinstance(each.container, IteratorPosition) and not each.container.is_replaceable():
                 return each.path, "an iterator that cannot be put back"
@@ -144,8 +158,12 @@ class _RepeatedCalls:
         guilty = self._guilty(late, 1) or (self._outside or [self._changes[0].path])[0]
         return guilty, f"call {COMPARED + other} is the first that computes something else"
 
-    def moved(self) -> tuple[str, str] | None:
-        """Return (path of state that changes results late in a long training, text that says when), or None."""
+    def find_late(self) -> tuple[str, str] | None:
+        """Set changing state to values late in a long training and call again.
+
+        Returns:
+            (path of the state that changes the operations, text that says when), or None.
+        """
         for calls, move in _MOVES if self._changes else ():
             moves = {each.path: partial(_move, each, move) for each in self._changes}
             self._begin.restore()
@@ -157,7 +175,10 @@ class _RepeatedCalls:
         return None
 
     def _guilty(self, changes: Mapping[str, Callable[[], None]], calls: int) -> str | None:
-        """Return the path of the state change in ``changes`` that alters what the next calls compute, or None."""
+        """Return the first path in ``changes`` whose function changes what the next ``calls`` calls compute, or None.
+
+        ``changes``: by path of the state, a function that sets it to another value.
+        """
         for path, change in changes.items():
             self._begin.restore()
             change()
@@ -166,9 +187,9 @@ class _RepeatedCalls:
         return None
 
     def _first_other(self, calls: int, *, failing: bool = True) -> int:
-        """Return the number of the first of ``calls`` calls that computes something else, or 0 if none does.
+        """Return the number, from 1, of the first of ``calls`` calls that computes something else, or 0 if none does.
 
-        With ``failing``, a call that raises counts as well.
+        ``failing``: True if a call that raises an error counts as well.
         """
         for number in range(1, calls + 1):
             try:
@@ -185,7 +206,9 @@ class _RepeatedCalls:
         return snapshot_of(self._source.module, self._loss)
 
     def _call(self) -> tuple[int, ...]:
-        """Run the module, its loss and its hooks. Return labels of the loss and of all tensors, which encode operations."""
+        """Run the module, its loss and its hooks. Return the labels of the loss, parameters and buffers, which encode
+        the operations that computed them.
+        """
         module, labels = self._source.module, _LabelMode(self._numbers)
         for name, each in (*module.named_parameters(), *module.named_buffers(), *self._batch.items()):
             labels.name(each, name)
@@ -220,12 +243,13 @@ def _has_functions(value: Tensor) -> bool:
 
 
 class _LabelMode(TorchDispatchMode):
-    """Mode that labels each tensor by the operations that compute it.
+    """Mode in which each tensor gets a label (a number) for the operations that compute it. Equal labels mean equal
+    computations.
 
     The result of operations on constants is a constant, labelled by its values: a refilled cache equals the old one.
 
     Args:
-        numbers: label of each operation with its arguments; new ones are added.
+        numbers: label by operation with its arguments; new ones are added.
     """
 
     def __init__(self, numbers: dict[object, int]) -> None:
@@ -237,9 +261,9 @@ class _LabelMode(TorchDispatchMode):
         self._alive: list[Tensor] = []
 
     def name(self, tensor: Tensor, name: str) -> None:
-        """Label ``tensor`` by ``name``, so that results are labelled by their operations on it.
+        """Label the memory of ``tensor`` by ``name``, so that results are labelled by their operations on it.
 
-        Without a name, by its values.
+        If ``name`` is empty and the memory has no label, it gets one by its values.
         """
         self._alive.append(tensor)
         if name:
@@ -249,7 +273,9 @@ class _LabelMode(TorchDispatchMode):
             self._constants.discard(memory_of(tensor))
 
     def of(self, tensor: Tensor) -> int:
-        """Return the label of ``tensor``, made from that of its storage and its position in the storage."""
+        """Return the label of ``tensor``, made from the label of its storage, its position there, and its shape and
+        dtype.
+        """
         storage = memory_of(tensor)
         if storage not in self._storages:
             self._alive.append(tensor)
@@ -300,7 +326,7 @@ class _LabelMode(TorchDispatchMode):
         return self._numbers.setdefault(label, len(self._numbers))
 
     def _freeze(self, value: Any, tensors: list[Tensor]) -> object:
-        """Return a hashable form of an argument, and add its tensors to ``tensors``."""
+        """Return a hashable form of the argument ``value``, with labels for tensors. Append its tensors to ``tensors``."""
         if isinstance(value, Tensor):
             tensors.append(value)
             return self.of(value)
@@ -315,7 +341,7 @@ class _LabelMode(TorchDispatchMode):
 
 @cache
 def _effects(func: Any) -> tuple[list[tuple[int, str]], bool]:
-    """Return (index and name of each argument that an operation writes, True if equal arguments give equal results)."""
+    """Return the effects of an operation: ((index, name) of each argument that it writes, True if it is deterministic)."""
     written = [
         (place, each.name)
         for place, each in enumerate(func._schema.arguments)
@@ -332,7 +358,7 @@ def _tensors(value: object) -> list[Tensor]:
 
 
 def _put(change: StateChange, late: Mapping[Any, Any]) -> None:
-    """Set the state of ``change`` to its value late in a row of calls."""
+    """Set the state of ``change`` to its values in ``late``, by key of the state's container."""
     container = change.container
     if isinstance(container, ArrayEntries | IteratorPosition | SequenceItems | SetItems):
         container.restore(late)
@@ -341,7 +367,7 @@ def _put(change: StateChange, late: Mapping[Any, Any]) -> None:
 
 
 def _move(change: StateChange, move: Callable[[Any], Any]) -> None:
-    """Set a number, the numbers of an array or tuple, or the length of a list by ``move``."""
+    """Change the state of ``change`` by ``move``: a number, each number of an array or tuple, or the length of a list."""
     container = change.container
     values = {} if container is None else container.read()
     if isinstance(container, SequenceItems) and not change.path.endswith("]"):

@@ -32,7 +32,7 @@ class GradientStep:
     Attributes:
         objective: loss of the model.
         function: function that maps weights and a batch to loss, gradients and updated buffers.
-        noise: shape of each random draw, in order.
+        noise: shape of each random draw by name, in order.
     """
 
     objective: Objective
@@ -41,7 +41,11 @@ class GradientStep:
 
     @cached_property
     def joint(self) -> TracedFunction:
-        """Traced step. Raises ExportError if it cannot be traced, or draws in a way that a graph cannot express."""
+        """Traced step, forward and backward. It is traced at first use.
+
+        Raises:
+            ExportError: if it cannot be traced, or draws in a way that a graph cannot express.
+        """
         with without_collector():
             joint = trace(self.function)
         check_ops(self.function, joint.module)
@@ -84,15 +88,15 @@ def train(
 ) -> TrainingResult:
     """Run the traced ``step`` on each batch from the weights of ``spec``, with torch's learning rate and random numbers.
 
-    The gradients are subtracted in place from ``torch_side.gradients``, which then hold the difference of both sums. This
-    saves a copy of the weights.
+    The gradients are subtracted in place from ``torch_side.gradients``, which then hold the difference of both sums.
+    This saves a copy of the weights.
 
     Args:
         spec: the model.
         step: gradient step of the model.
         batches: inputs and labels of each step by name.
-        torch_side: training of the same batches by torch.
-        double: compute in float64.
+        torch_side: training of the same batches by torch; its gradients are changed.
+        double: True to compute in float64.
 
     Returns:
         The losses, and the weights after the steps as ``state``, by names in ``spec``.
@@ -140,12 +144,12 @@ def train(
 
 
 def weights_of(spec: ModelSpec, start: Tensors, by_torch: TrainingResult) -> Tensors:
-    """Return the weights of ``spec`` as torch trained them.
+    """Return the weights of ``spec`` as torch trained them, by names in ``spec``.
 
     Args:
         spec: the model.
-        start: weights to which torch's updates are added: those before the steps, or those after the graph's steps if
-            :func:`train` has subtracted the graph's gradients.
+        start: weights to which torch's updates are added. If :func:`train` has subtracted the graph's gradients,
+            these are the weights after the graph's steps, else those before the steps.
         by_torch: training by torch.
     """
     weights = dict(start)
@@ -161,14 +165,14 @@ def weights_of(spec: ModelSpec, start: Tensors, by_torch: TrainingResult) -> Ten
 def infer(
     spec: ModelSpec, step: GradientStep, batch: Tensors, weights: Tensors, *, double: bool = False
 ) -> torch.Tensor:
-    """Return the output of the model in inference for ``batch``.
+    """Return the output tensor of the model in inference for ``batch``.
 
     Args:
         spec: the model.
         step: gradient step of the model.
         batch: inputs by name.
-        weights: weights of the model.
-        double: compute in float64.
+        weights: weights of the model by name.
+        double: True to compute in float64.
     """
     inputs = widen(dict(batch)) if double else dict(batch)
     # Units may read the sample again.

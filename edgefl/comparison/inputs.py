@@ -1,4 +1,4 @@
-"""Batches on which a model is compared: they reach what the model can meet."""
+"""Batches on which a model is compared. Random samples contain the extremes of the inputs' ranges."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class UserSamples(Protocol):
         """Labels, (n, ...)."""
 
     def train_batch(self, rows: Array) -> Mapping[str, Array]:
-        """Return the samples ``rows`` as a batch: all inputs and labels by name, as the model reads them."""
+        """Return the samples with indices ``rows`` as a batch: all inputs and labels by name, as the model reads them."""
 
 
 def batches(
@@ -116,7 +116,9 @@ def _below(shape: Sequence[int], below: int, generator: torch.Generator) -> Tens
 
 
 def _pad(tokens: Tensor) -> Tensor:
-    """Return ``tokens`` with zeros at the end of every other row, as sequences of unequal lengths have."""
+    """Return ``tokens`` (rows, steps, ...) with zeros at the end of every other row, as for sequences of unequal
+    lengths.
+    """
     if tokens.dim() < 2 or tokens.shape[1] < 2:
         return tokens
     steps = tokens.shape[1]
@@ -143,7 +145,9 @@ def _labels(spec: TensorSpec, loss: Loss, rows: int, generator: torch.Generator)
 
 
 def _texts(shape: Sequence[int], below: int, blank: int, generator: torch.Generator) -> Tensor:
-    """Return texts of unequal lengths, filled up with ``blank``."""
+    """Return random texts (rows, length) of unequal lengths, without ``blank`` among the symbols and filled up with
+    ``blank``.
+    """
     symbols = torch.randint(0, below - 1, tuple(shape), generator=generator)
     symbols = symbols + (symbols >= blank)
     lengths = torch.randint(1, shape[1] + 1, (shape[0], 1), generator=generator)

@@ -1,4 +1,4 @@
-"""Key under which the result of a comparison is remembered."""
+"""Cache key for the result of a comparison."""
 
 from __future__ import annotations
 
@@ -20,7 +20,14 @@ from edgefl.models.spec import ModelSpec
 
 
 def key_of(spec: ModelSpec, source: ModelSource, data: UserSamples | None) -> object:
-    """Return the key of a comparison's result for one module: the request, the data, and attributes that users change."""
+    """Return the cache key of a comparison. Equal keys mean that the module, its settings, loss and data give the same
+    result.
+
+    Args:
+        spec: the model.
+        source: the user's module, with the request that cut it. Attributes that users change are part of the key.
+        data: the user's samples, or None.
+    """
     request = source.request
     inputs = tuple(torch_side.inputs_of(source).items())
     parts = tuple(
@@ -46,7 +53,9 @@ def _is_own(key: object) -> bool:
 
 
 def _known(value: object) -> Hashable:
-    """Return a hashable key of an attribute's value. Of tensors, shape and dtype count, of lists and dicts only the type."""
+    """Return a hashable key of an attribute's value. A tensor counts by shape and dtype, a list, dict or set by its
+    type.
+    """
     if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         # The bytes can be those of a large array, which the key would keep in memory.
         return type(value), hashlib.sha256(value).digest() if isinstance(value, bytes) else value

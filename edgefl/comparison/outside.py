@@ -1,4 +1,4 @@
-"""Search for calls that read or write what is no Python state: files, clocks, queues, and objects in C."""
+"""Search for calls that read or write state outside of Python: files, clocks, queues, and objects in C."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _CALLERS = frozenset(
 
 @contextmanager
 def noting_outside(found: list[str]) -> Iterator[None]:
-    """Add to ``found`` the names of functions called in the block by this thread that use state outside of Python.
+    """Open a context that appends to ``found`` the names of functions that use state outside of Python.
 
-    Such state is a file, a clock, a queue or an object in C. If a profiler is running, it is left running and nothing is
-    recorded.
+    Such state is a file, a clock, a queue or an object in C. Only calls of this thread count. If another profiler is
+    running, nothing is recorded.
     """
     if sys.getprofile() is not None:
         yield

@@ -1,4 +1,4 @@
-"""Random numbers of training by torch: from a stream of each step, so that the graph gets the same ones."""
+"""Random numbers of training by torch, from a stream of each step, so that the graph gets the same numbers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,13 @@ LAYERS: Mapping[str, Callable[..., Any]] = {
 def layer_by_layer(layer: Callable[..., Any], draw: Draw, *args: Any) -> Any:
     """Run stacked recurrent layers of torch one by one, with dropout between them whose numbers come from ``draw``.
 
-    Return NotImplemented if there is no dropout.
+    Args:
+        layer: torch function of the layers, such as ``torch.lstm``.
+        draw: function that returns uniform random numbers of a shape.
+        args: arguments of ``layer``.
+
+    Returns:
+        The result of ``layer``, or NotImplemented if there is no dropout.
     """
     packed = (
         isinstance(args[1], Tensor)
@@ -63,7 +69,9 @@ def layer_by_layer(layer: Callable[..., Any], draw: Draw, *args: Any) -> Any:
 
 
 class RandomStream:
-    """Generator of the uniform random numbers of one training step; ``drawn`` lists them in the order of the draws."""
+    """Generator of the uniform random numbers of one training step, by ``seed``. ``drawn`` lists them in the order of
+    the draws.
+    """
 
     def __init__(self, seed: int) -> None:
         self._generator = torch.Generator().manual_seed(seed)
@@ -84,12 +92,12 @@ class RandomStream:
         return numbers
 
     def ports(self, ports: Mapping[str, TensorSpec]) -> Tensors:
-        """Return random numbers for the draws of another run.
+        """Return random numbers for the draws of another run, by the names in ``ports``.
 
         Draws are matched with the recorded ones by runs of equal shapes. A draw without a match gets new numbers.
 
         Args:
-            ports: shape of each draw of the other run, in order.
+            ports: shape of each draw of the other run by name, in order.
         """
         mine = [tuple(each.shape) for each in self.drawn]
         others = [spec.shape for spec in ports.values()]
@@ -119,9 +127,10 @@ class GeneratorStates:
         self._step += 1
 
     def move(self, generator: torch.Generator) -> None:
-        """Advance ``generator`` as by a draw.
+        """Advance ``generator`` as by a draw, and record its state.
 
-        Raise ModelError if it was in the state of an earlier draw and would repeat numbers.
+        Raises:
+            ModelError: if it was in the state of an earlier draw and would repeat numbers.
         """
         with torch._C.DisableTorchFunction():
             state = generator.get_state().numpy().tobytes()

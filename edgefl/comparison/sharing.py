@@ -23,8 +23,9 @@ def check_sharing(
 ) -> None:
     """Check that training does not depend on tensors that overlap in memory, because a graph gives each its own memory.
 
-    If some overlap, torch trains again with separate memory for each. The overlap is accepted if the results are equal to
-    the bit: then the tensors are constant, or the code does not read the views.
+    If some overlap, torch trains again with separate memory for each. The overlap is accepted if the results are
+    equal to the bit: then the tensors are constant, or the code does not read the views. It is also accepted if
+    repeated training with overlapping tensors gives other bits, because then nothing can be decided.
 
     Args:
         module: the module.
@@ -58,7 +59,7 @@ def check_sharing(
 
 
 def _overlapping(tensors: Sequence[tuple[str, Tensor]]) -> list[Shared]:
-    """Return each tensor that overlaps an earlier one."""
+    """Return (path, tensor, path of the earlier tensor, earlier tensor) for each tensor that overlaps an earlier one."""
     ordered = [
         (path, each)
         for path, each in tensors
@@ -100,7 +101,7 @@ def _addresses(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]
 
 @torch.no_grad()
 def _apart(shared: Sequence[Shared], again: Callable[[], TrainingResult]) -> TrainingResult:
-    """Train by ``again`` while each tensor has memory of its own, and restore the tensors afterwards."""
+    """Call ``again`` while each tensor in ``shared`` has memory of its own. Restore the tensors and return the result."""
     held = [(tensor, tensor.data) for _, tensor, *_ in shared]
     try:
         for tensor, data in held:

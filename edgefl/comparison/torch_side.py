@@ -65,6 +65,7 @@ class TrainingResult:
 
     @property
     def is_finite(self) -> bool:
+        """True if all losses, gradients and floating-point state are finite."""
         return all(map(np.isfinite, (*self.losses, *self.sizes.values()))) and all(
             bool(each.isfinite().all()) for each in self.state.values() if each.is_floating_point()
         )
@@ -80,7 +81,7 @@ def train(
     around: Callable[[], Any] = nullcontext,
     double: bool = False,
 ) -> TrainingResult:
-    """Train the user's module in place by one step of SGD on each batch, return the results, and restore the module.
+    """Train the user's module by one step of SGD on each batch, return the results, and restore the module.
 
     Args:
         source: the module.
@@ -89,7 +90,7 @@ def train(
         seed: seed of the numbers that the module draws.
         rate: learning rate; by default one that changes the weights by two per cent in the first step.
         around: function that returns a context for the forward pass, the loss and the backward pass of a step.
-        double: compute in float64.
+        double: True to compute in float64.
 
     Raises:
         ModelError: if a random number of Python or numpy influences a result, or a buffer changes its shape.
@@ -138,7 +139,11 @@ def train(
 
 
 def _draw_on(source: ModelSource, loss: Loss, batch: Tensors, generators: GeneratorStates) -> None:
-    """Run more forward passes of a module that seeds generators. Raise ModelError if it draws the same numbers again."""
+    """Run more forward passes of a module that seeds generators, to detect repeated random numbers.
+
+    Raises:
+        ModelError: if it draws the same numbers again.
+    """
     enter_training(source.module)
     try:
         for _ in range(_PERIOD):
@@ -152,6 +157,7 @@ def _draw_on(source: ModelSource, loss: Loss, batch: Tensors, generators: Genera
 
 @torch.no_grad()
 def _infer(source: ModelSource, batch: Mapping[str, Tensor], stream: RandomStream) -> Tensor | None:
+    """Return the output of the module in inference; None if it returns its loss or draws random numbers."""
     if source.returned_loss is not None:
         return None
     source.module.eval()
@@ -162,6 +168,8 @@ def _infer(source: ModelSource, batch: Mapping[str, Tensor], stream: RandomStrea
 
 def torch_step_ms(spec: ModelSpec, batch: int, seed: int) -> float:
     """Return the median time of a training step of the user's module by torch on one thread, in milliseconds.
+
+    Return 0 if the model was not cut from a module.
 
     Args:
         spec: the model that was cut from the module.
@@ -190,14 +198,18 @@ def torch_step_ms(spec: ModelSpec, batch: int, seed: int) -> float:
 
 
 def loss_of_batch(source: ModelSource, loss: Loss, batch: Mapping[str, Tensor]) -> Tensor:
-    """Call the module once and return the loss that torch minimises."""
+    """Call the module once on ``batch`` and return the loss that torch minimises: ``loss`` of its output, or the loss
+    that it returns.
+    """
     if source.returned_loss is None:
         return loss_as_torch(loss)(_output(source, batch, {}), batch["y"])
     return _output(source, batch, {source.returned_loss.labels: batch["y"]})
 
 
 def _output(source: ModelSource, batch: Mapping[str, Tensor], labels: Mapping[str, Tensor]) -> Tensor:
-    """Return the output of the module, or the loss that it returns if ``labels`` are not empty."""
+    """Call the module on ``batch``. Return its output, or the loss that it returns if ``labels`` (its keyword arguments)
+    are not empty.
+    """
     module, sample = source.module, source.request.sample
     if isinstance(sample, Mapping):
         first, *others = first_input(type(module), sample)
@@ -235,7 +247,7 @@ def _step(parameters: Mapping[str, nn.Parameter], trained: TrainingResult) -> No
 
 @torch.no_grad()
 def _is_moved_by_sgd(now: Tensor, before: Tensor | None, gradient: Tensor | None, rate: float) -> bool:
-    """Return True if the value is that before minus rate times gradient, up to rounding, so nothing else wrote it."""
+    """Return True if ``now`` is ``before - rate * gradient`` up to rounding, so that no other code wrote the tensor."""
     if before is None or gradient is None or before.shape != now.shape:
         return False
     rest = before.sub(gradient, alpha=rate).sub_(now)
@@ -244,9 +256,10 @@ def _is_moved_by_sgd(now: Tensor, before: Tensor | None, gradient: Tensor | None
 
 @contextmanager
 def restored(module: nn.Module) -> Iterator[Mapping[int, Tensor]]:
-    """Restore the whole state of ``module`` after the block: attributes, modes, tensors, gradients, and torch's generators.
+    """Open a context whose end restores the whole state of ``module``: attributes, modes, tensors, gradients, and
+    torch's generators.
 
-    Within the block, the generators of Python and numpy are patched and do not advance in this thread.
+    Inside, the generators of Python and numpy are patched and do not advance in this thread.
 
     Yields:
         The values of parameters and buffers before the block, by ``id`` of the tensor.
@@ -296,13 +309,15 @@ def largest(tensor: Tensor) -> float:
 
 
 def widen(batch: Tensors) -> Tensors:
-    """Return the batch with its float32 tensors in float64."""
+    """Return ``batch`` with its float32 tensors converted to float64. Other tensors stay as they are."""
     return {name: each.double() if each.dtype == torch.float32 else each for name, each in batch.items()}
 
 
 @contextmanager
 def _in_float64(module: nn.Module) -> Iterator[None]:
-    """Convert float32 parameters and buffers to float64 while the block runs. They stay the same objects, as hooks need."""
+    """Open a context in which the float32 parameters and buffers of ``module`` are float64. They stay the same objects,
+    as hooks need.
+    """
     tensors = _tensors(module)
     narrow = [(each, each.data) for each in tensors.values() if each.is_leaf and each.dtype == torch.float32]
     for each, values in narrow:
@@ -328,7 +343,7 @@ def _refill(now: dict[str, Any], before: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _apply_deviations(module: nn.Module) -> Iterator[None]:
-    """Apply deviations that are announced to the user when a model is cut, such as SpecAugment off, while the block runs."""
+    """Open a context with the deviations from torch that are announced when a model is cut, such as no SpecAugment."""
     configs: dict[int, Any] = {}
     for part in module.modules():
         config = part.__dict__.get("config")

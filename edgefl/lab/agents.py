@@ -42,7 +42,7 @@ def parse_agents(text: str) -> dict[str, int]:
 
 
 def with_agents(federation: Federation, counts: Mapping[str, int]) -> Federation:
-    """Return the federation with as many devices as agents, distributed evenly over its tiers."""
+    """Return the federation with as many devices as agents in ``counts`` (by kind), distributed evenly over its tiers."""
     tiers = own_tiers(federation)
     total = sum(counts.values())
     share = {name: len(range(place, total, len(tiers))) for place, name in enumerate(tiers)}
@@ -50,8 +50,14 @@ def with_agents(federation: Federation, counts: Mapping[str, int]) -> Federation
     return federation.model_copy(update={"tiers": dealt})
 
 
-def dealt(devices: Sequence[str], counts: Mapping[str, int]) -> dict[str, str]:
-    """Return the kind of agent of each device. Kinds alternate, so that a tier has several of them."""
+def deal_agents(devices: Sequence[str], counts: Mapping[str, int]) -> dict[str, str]:
+    """Return the kind of agent for each device, by the device's name. Kinds alternate, so that a tier has several of
+    them.
+
+    Args:
+        devices: names of the devices.
+        counts: number of devices by kind; if it is empty, the result is {}.
+    """
     turns = zip_longest(*([kind] * count for kind, count in counts.items()))
     kinds = [kind for kind in chain.from_iterable(turns) if kind]
     return dict(zip(devices, cycle(kinds), strict=False)) if kinds else {}
@@ -61,7 +67,7 @@ def command_of(kind: str) -> list[str]:
     """Return the command of an agent of this kind, without its options.
 
     Raises:
-        ConfigError: if the agent is not built.
+        ConfigError: if the agent, or a program that it needs, is not installed here.
     """
     return COMMANDS[kind]()
 

@@ -23,7 +23,11 @@ _TRIES = 1000
 
 
 def free_port(host: str = "127.0.0.1", other: int = 0) -> int:
-    """Return a port without a listener, which is not ``other``: the caller may not listen on that one yet.
+    """Return a TCP port on ``host`` without a listener.
+
+    Args:
+        host: local address to listen on.
+        other: a port that is never returned, because the caller will listen on it; 0 for none.
 
     Raises:
         ConfigError: if no tried port is free.
@@ -87,7 +91,15 @@ _HOST = "127.0.0.1"
 
 @contextlib.contextmanager
 def lab_broker(folder: Path, within_s: float) -> Iterator[int]:
-    """Run Mosquitto, or amqtt if it is not installed, and yield its port once it listens."""
+    """Run Mosquitto, or amqtt if it is not installed, during the block. Yield its port once it listens.
+
+    Args:
+        folder: folder of the broker's files.
+        within_s: seconds to wait for the broker.
+
+    Raises:
+        BrokerError: if it does not listen in time.
+    """
     port = free_port(_HOST)
     command = module_command("edgefl", "broker", "--port", str(port), "--host", _HOST)
     with contextlib.suppress(BrokerError):  # it is not installed
@@ -99,7 +111,10 @@ def lab_broker(folder: Path, within_s: float) -> Iterator[int]:
 
 
 def listens(port: int, process: subprocess.Popen[Any], within_s: float) -> bool:
-    """Wait until something accepts connections on ``port``; return False on timeout or if the process ends."""
+    """Wait up to ``within_s`` seconds until a server accepts connections on ``port``, and return True.
+
+    Return False on timeout, or if ``process``, the server, ends before.
+    """
     deadline = time.monotonic() + within_s
     while process.poll() is None and time.monotonic() < deadline:
         with contextlib.suppress(OSError), socket.create_connection((_HOST, port), 0.2):

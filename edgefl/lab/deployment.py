@@ -1,4 +1,4 @@
-"""Deployment of a trained global model: one file of a submodel of any size, with its facts."""
+"""Deployment of a trained global model: export of a submodel of any size as one file, with its facts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, DataError
-from edgefl.lab.facts import WeightsOrigin, described
+from edgefl.lab.facts import WeightsOrigin, describe_file
 from edgefl.lab.run_folder import CONFIG_NAME, MODEL_NAME
 from edgefl.models.inputs import call_with_inputs, first_input
 from edgefl.models.spec import ModelSpec
@@ -58,25 +58,25 @@ def deployed_submodel(
     options: Mapping[str, Any] | None = None,
     weights: Mapping[str, Array] | None = None,
 ) -> Submodel:
-    """Return the submodel to deploy: that of ``tier``, or one of ``kind`` (default: the whole model) and size ``gamma``.
+    """Return the submodel to deploy: that of ``tier``, or one of ``kind`` and size ``gamma``, or the whole model.
 
-    A kind takes the options of the federation's tiers of that kind, for which the model was trained. Missing channel counts
-    come from the trained ``weights``; a tier keeps those of its devices.
+    A kind takes the options of the federation's tiers of that kind, for which the model was trained. Missing channel
+    counts come from the trained ``weights``; a tier keeps those of its devices.
 
     Args:
         federation: the federation that trained the model.
         spec: the whole model.
-        tier: a tier of the federation.
-        kind: a kind of submodel.
+        tier: name of a tier of the federation; not together with ``kind``.
+        kind: kind of submodel, such as ``width``; None for the whole model.
         gamma: share of the parameters.
         options: overrides of the kind's options.
-        weights: the trained weights.
+        weights: the trained weights, by name.
 
     Returns:
         The submodel.
 
     Raises:
-        ConfigError: if these contradict each other.
+        ConfigError: if the arguments contradict each other.
         ModelError: if the weights are not the model's.
     """
     if tier is not None and kind is not None:
@@ -99,9 +99,11 @@ def deployed_submodel(
 
 
 def _table_of_kind(federation: Federation, kind: str) -> TierTable:
-    """Return a table for submodels of ``kind`` with the options of the federation's tiers of that kind, without a size.
+    """Return the table of a tier for submodels of ``kind``, with the options of the federation's tiers of that kind,
+    without a size.
 
-    ConfigError if their options differ.
+    Raises:
+        ConfigError: if these tiers have different options.
     """
     tiers = {name: table for name, table in federation.tiers.items() if table.kind == kind}
     if kind == "output_side" or not tiers:
@@ -131,11 +133,11 @@ _SHOWN = 400
 
 @dataclass(frozen=True)
 class Deployment:
-    """Deployed file and its facts, in JSON types.
+    """Exported file of a submodel, with its facts.
 
     Attributes:
-        artifact: the file.
-        facts: format, inputs, origin and accuracy of the file.
+        artifact: the file's content.
+        facts: format, inputs, origin and accuracy of the file, as JSON types.
         target: its format and options.
     """
 
@@ -157,11 +159,12 @@ class Deployment:
         )
 
     def measured(self, measurement: FileMeasurement | None = None, saved: Path | None = None) -> Deployment:
-        """Return the deployment with ``latency_ms`` (median) and ``peak_bytes`` of its runtime on this machine as facts.
+        """Return a copy of this deployment with two more facts: ``latency_ms`` (median) and ``peak_bytes`` of its
+        runtime here.
 
         Args:
             measurement: process that was started for the target; None to start one.
-            saved: the file, if it was written already.
+            saved: path of the file, if it was written already; None to write a temporary one.
 
         Raises:
             ExportError: if the file cannot be measured.
@@ -175,11 +178,12 @@ class Deployment:
         return next(suffix for suffix, each in SUFFIXES.items() if each == self.target.format)
 
     def save(self, path: str | Path, *, force: bool = False) -> Path:
-        """Write the file, and the facts as JSON in its folder, each whole or not at all; and a loader beside .safetensors.
+        """Write the file, and the facts as JSON in the same folder, each atomically. A loader is added to a .safetensors
+        file.
 
         Args:
-            path: the file; its suffix fits the format.
-            force: replace existing files.
+            path: path of the file; its suffix must fit the format.
+            force: True to replace existing files.
 
         Returns:
             The path.
@@ -212,21 +216,21 @@ class Deployment:
 class DeploymentBuilder:
     """Data and rules for deploying every submodel of one trained model, equal for all sizes and therefore comparable.
 
-    ``federation`` matters if narrow tiers trained statistics, or if its algorithm computes with weights in another form than
-    they travel in; the submodel then has that form.
-
     Attributes:
         spec: the whole model.
         dataset: test samples, and rows to estimate statistics on.
         weights: the trained weights, by name.
-        bn_eval: source of the statistics in batch norms. ``frozen``: the submodel's own, estimated in one pass over at most
-            ``samples`` of the server's rows (:class:`~edgefl.setup.evaluation.StatisticsRows`); moving statistics
-            (model.bn = "global") describe the trained sizes, so the whole model keeps them unless narrow tiers moved them
-            too (:func:`~edgefl.setup.evaluation.trains_narrow`). ``moving``: moving statistics in every size, for
-            comparison. ``batch``: those of each batch, which depend on its size and classes (fiarse.md A11).
+        bn_eval: source of the statistics in batch norms. ``frozen``: the submodel's own, estimated in one pass
+            over at most ``samples`` of the server's rows (:class:`~edgefl.setup.evaluation.StatisticsRows`);
+            moving statistics (model.bn = "global") describe the trained sizes, so the whole model keeps them
+            unless narrow tiers moved them too (:func:`~edgefl.setup.evaluation.trains_narrow`). ``moving``:
+            moving statistics in every size, for comparison. ``batch``: those of each batch, which depend on its
+            size and classes (fiarse.md A11).
         batch: samples per call of the file.
         samples: rows to estimate statistics on; 0 for all.
-        federation: the federation that trained the model.
+        federation: the federation that trained the model. It is needed if narrow tiers trained statistics, or if
+            its algorithm runs inference with weights in another form than it exchanges; then the submodel has
+            that form.
 
     Raises:
         ConfigError: if these are incompatible.
@@ -244,7 +248,10 @@ class DeploymentBuilder:
     def of(
         cls, federation: Federation, dataset: Dataset, weights: Mapping[str, Array], **options: Any
     ) -> DeploymentBuilder:
-        """Return the builder for a model that ``federation`` trained; ``options`` are fields of the class."""
+        """Return the builder for the final ``weights`` of a model that ``federation`` trained on ``dataset``.
+
+        ``options`` are further fields of the class.
+        """
         spec = federation_model(federation, dataset)
         return cls(spec, dataset, weights, federation=federation, **options)
 
@@ -275,13 +282,13 @@ class DeploymentBuilder:
         target: DeployTarget | None = None,
         origin: WeightsOrigin | None = None,
     ) -> Deployment:
-        """Return the file of ``submodel``, compared with torch on test samples, and its facts.
+        """Export ``submodel``, compare the file with torch on test samples, and return it with its facts.
 
         Args:
             submodel: the part of the model to deploy.
-            smaller: may replace the finished module by one that computes the same.
+            smaller: function that may replace the finished module by an equivalent one.
             target: format and options; None for an ONNX file with the builder's batch.
-            origin: where the weights come from.
+            origin: origin of the weights, for the facts.
 
         Raises:
             ModelError: if the weights are not the model's.
@@ -307,7 +314,7 @@ class DeploymentBuilder:
         plain = self.score(module) if quantized else value
         whole = OutputSide(self.spec, 0)
         is_whole = dict(submodel.identity) == dict(whole.identity) and module is finished
-        facts = described(
+        facts = describe_file(
             self.spec, self.dataset, self.weights, submodel, made, origin or WeightsOrigin(), module
         ) | {
             "batch_norm": source,
@@ -356,7 +363,9 @@ class DeploymentBuilder:
 
     @cached_property
     def input_names(self) -> Mapping[str, str]:
-        """Return names of ``forward``'s inputs, by the framework's; inputs without an entry keep theirs."""
+        """Names of the arguments of the user's ``forward``, by input name of the framework. Inputs without an entry keep
+        theirs.
+        """
         source = self.spec.source
         if source is None:
             return {}
@@ -365,19 +374,20 @@ class DeploymentBuilder:
         return {INPUT: first_input(type(source.module), inputs)[0]}
 
     def module(self, submodel: Submodel, number: int = FIRST_ROUND) -> nn.Sequential:
-        """Return ``submodel`` as a module in inference mode; a rolling submodel as it is in round ``number``."""
+        """Return ``submodel`` as a module in inference mode. ``number``: round whose position a rolling submodel has."""
         return self._build(submodel, number)[0]
 
     @property
     def metric(self) -> str:
-        """Return the name of the task's main metric: accuracy, perplexity, mae, or the loss."""
+        """Name of the task's main metric: accuracy, perplexity, mae, or the loss."""
         return next(iter(self.spec.metrics), "loss")
 
     def score(self, model: nn.Sequential | Callable[[Tensors], torch.Tensor]) -> float:
         """Return the value of :attr:`metric` on the test set.
 
         Args:
-            model: a module, or a function that runs a deployed file on a batch.
+            model: a module, or a function from a batch (tensors by name) to outputs, such as a runner of a
+                deployed file.
         """
         forward = partial(call_with_inputs, model) if isinstance(model, nn.Module) else model
         count = len(self.dataset.test_y)
@@ -389,7 +399,7 @@ class DeploymentBuilder:
 
     @torch.inference_mode()
     def right(self, module: nn.Sequential) -> Array:
-        """Return a bool (test samples,) array of the samples that ``module`` classifies correctly."""
+        """Return, for each test sample, True if ``module`` classifies it correctly: bool (test samples,)."""
         rows = np.arange(len(self.dataset.test_y))
         found = [
             call_with_inputs(module, batch).argmax(dim=-1).eq(batch["y"]).numpy()
@@ -398,7 +408,7 @@ class DeploymentBuilder:
         return np.concatenate(found)
 
     def _build(self, submodel: Submodel, number: int = FIRST_ROUND) -> tuple[nn.Sequential, str]:
-        """Return the module of a submodel, and the source of its batch norm statistics: ``frozen``, ``batch``,
+        """Return (module of the submodel, source of its batch norm statistics). The source is ``frozen``, ``batch``,
         ``moving`` or ``none``.
         """
         made = standalone(submodel, self.weights, number)
@@ -438,7 +448,7 @@ class DeploymentBuilder:
 
     @property
     def whole(self) -> Mapping[str, Array]:
-        """Return the weights of the whole model as inference reads them, with estimated statistics, by name."""
+        """Weights of the whole model as inference reads them, by name, with estimated statistics."""
         whole = OutputSide(self.spec, 0)
         if not self.narrow and self._inference(whole) is None:
             return self.weights
@@ -454,14 +464,14 @@ class DeploymentBuilder:
 
     @cached_property
     def _label(self) -> TensorSpec:
-        """Return the specification of one label, cached because it runs the model."""
+        """Shape and dtype of one label, cached because it takes a run of the model."""
         return self.spec.label
 
     def _test(self, rows: Array) -> Tensors:
         return self._tensors(self.dataset.test_batch(rows))
 
     def _tensors(self, parts: Mapping[str, Array]) -> Tensors:
-        """Return a batch with its labels in the shape of the loss's labels."""
+        """Return a batch as tensors by name. Its labels ``y`` get the shape that the loss needs."""
         labels = parts["y"].reshape(len(parts["y"]), *self._label.shape)
         return {name: torch.from_numpy(array) for name, array in {**parts, "y": labels}.items()}
 
@@ -470,7 +480,7 @@ BUNDLES = "bundles/*.efl"
 
 
 def accuracy_on_test_set(run: Path) -> dict[str, float]:
-    """Return the accuracy of each tier's submodel of a run's model on the test set.
+    """Return the accuracy of the final model of a run on the test set, for the submodel of each tier.
 
     A submodel that freezes units is the whole model on a device, so such tiers are equal. Batch norms use the
     statistics of `edgefl deploy`. Nothing is downloaded.
@@ -510,11 +520,15 @@ def accuracy_on_test_set(run: Path) -> dict[str, float]:
 
 
 def _check_same(run: Path, dataset: Dataset, *, named: bool) -> None:
-    """Check that ``dataset`` is that of the run, by its bundles' samples, or by its name (``named``) if it has no
-    bundles.
+    """Check that ``dataset`` is the dataset of the run, by the sample descriptions in its bundles.
+
+    Args:
+        run: folder of the run.
+        dataset: dataset found on this machine.
+        named: True if the run names its dataset, which is enough if it has no bundles.
 
     Raises:
-        DataError: if it is not.
+        DataError: if it is another dataset.
     """
     spec = next((read_bundle(path).manifest.data for path in sorted(run.glob(BUNDLES))), None)
     if spec == data_spec(dataset) or (spec is None and named):

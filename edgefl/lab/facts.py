@@ -59,7 +59,7 @@ class WeightsOrigin:
     tier: str = ""
 
 
-def described(
+def describe_file(
     spec: ModelSpec,
     dataset: Dataset,
     weights: Mapping[str, Array],
@@ -68,15 +68,15 @@ def described(
     origin: WeightsOrigin,
     module: nn.Sequential,
 ) -> dict[str, Any]:
-    """Return the facts that do not depend on the bytes of the file.
+    """Return the facts of a deployed file that do not depend on its bytes, as JSON types by name.
 
     Args:
         spec: the whole model.
         dataset: its data.
-        weights: its weights.
+        weights: its weights by name.
         submodel: the deployed part.
-        exported: the file before its metadata are known.
-        origin: where the weights come from.
+        exported: the exported file.
+        origin: origin of the weights.
         module: the module that was exported.
     """
     data, target, layer = data_spec(dataset), exported.target, exported.program.subject.preprocessing
@@ -116,13 +116,13 @@ def described(
 
 
 def model_name(name: str) -> str:
-    """Return the name of a model; of ``path/file.py:factory`` without the folder."""
+    """Return the name of a model for display. Of ``path/file.py:factory``, the folder is removed."""
     place, colon, factory = name.rpartition(":")
     return f"{Path(place).name}:{factory}" if colon and place.endswith(".py") else name
 
 
 def digest(weights: Mapping[str, Array]) -> str:
-    """Return the SHA-256 of weights, over names, shapes and bytes in the order of names."""
+    """Return the SHA-256 (hexadecimal) of weights, computed over names, dtypes, shapes and bytes in the order of names."""
     found = hashlib.sha256()
     for name in sorted(weights):
         array = np.ascontiguousarray(weights[name])
@@ -158,7 +158,7 @@ def _inputs(
 
 
 def _range(dataset: Dataset, data: DataSpec, own: str, layer: PreprocessingLayer | None) -> list[float]:
-    """Return [least, largest value] of an input: those of its type if it is bounded, else those of the test rows."""
+    """Return [smallest, largest value] of the input ``own``: the limits of its type, or else the extremes in test rows."""
     if isinstance(layer, PixelLayer):
         return [0, 255]
     if isinstance(layer, SoundLayer):
@@ -212,11 +212,12 @@ _UPRIGHT = "turned as its EXIF orientation says"
 def recipe_of(
     data: DataSpec, *, pixels: bool, tokenizer: bytes, inside: PreprocessingLayer | None = None
 ) -> Recipe:
-    """Return the preprocessing from a data file to the first input: ``kind``, numbers of each step, and the steps as
-    text.
+    """Return the preprocessing from a data file to the first input, as JSON types.
+
+    The keys are ``kind``, the numbers of each step, and ``steps`` as text.
 
     Args:
-        data: the samples of the model.
+        data: description of the model's samples.
         pixels: True if samples are images of whole numbers.
         tokenizer: JSON of the tokenizer of texts; empty if tokens are bytes.
         inside: preprocessing that the deployed file does itself; None for none.
@@ -239,7 +240,13 @@ def recipe_of(
 
 
 def layout_of(kind: str, rank: int, recipe: Recipe) -> dict[str, Any]:
-    """Return ``layout`` and ``axes`` of an input of ``rank`` axes, batch included; {} if they are not known."""
+    """Return ``layout`` (such as ``NCHW``) and ``axes`` (their names) of an input; {} if they are unknown.
+
+    Args:
+        kind: kind of data in ``recipe``.
+        rank: number of axes, batch included.
+        recipe: preprocessing of the input.
+    """
     if kind == "sound" and rank == 4:
         kind = "features"
     if kind == "series" and recipe.get("channels_last"):

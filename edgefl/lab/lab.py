@@ -66,7 +66,7 @@ _LEFT_BY_A_RUN = (
 
 @dataclass(frozen=True)
 class Restart:
-    """Event: a process has died and was started again."""
+    """Event: a process ended with an error or was killed, and was started again."""
 
     name: str
 
@@ -76,7 +76,7 @@ class Restart:
 
 @dataclass(frozen=True)
 class ServerEvent:
-    """One JSON event of the server."""
+    """One event of the server, decoded from JSON. The key ``event`` holds its type."""
 
     event: dict[str, Any]
 
@@ -101,9 +101,9 @@ class Lab:
     Args:
         federation: the federation.
         folder: folder of the run.
-        environment: environment variables of all processes.
-        policies: policy files of device owners, by device (`edgefl device --policy`).
-        agents: kinds of the devices other than Python's (:mod:`edgefl.lab.agents`).
+        environment: additional environment variables of all processes.
+        policies: path of the policy file of a device's owner, by device (`edgefl device --policy`).
+        agents: kind of agent by device (:mod:`edgefl.lab.agents`); Python's agent for all others.
 
     Raises:
         ConfigError: if an agent is not built, or browsers have no WebSocket broker.
@@ -141,21 +141,21 @@ class Lab:
 
     @property
     def address(self) -> Address:
-        """Return the broker's address."""
+        """Address of the broker, with the password."""
         return _address(self.federation.broker, self._port)
 
     @property
     def _key(self) -> Path:
-        """Return the path of the server's key, in the folder of the stores of devices that trust it."""
+        """Path of the server's private key, in the folder with the stores of devices that trust it."""
         return self.folder / "signing.key"
 
     @property
     def public_key(self) -> str:
-        """Return the server's public key; create the key if it is missing."""
+        """Public key of the server. The key pair is created if it is missing."""
         return KeyPair(self._key).public_key
 
     def disturb(self, schedule: Schedule) -> None:
-        """Inject faults; call it before :meth:`start`.
+        """Prepare the injection of faults into this run. Call it before :meth:`start`.
 
         Args:
             schedule: the faults.
@@ -171,13 +171,14 @@ class Lab:
 
     @property
     def faults_happened(self) -> int:
-        """Return the number of faults so far."""
+        """Number of faults so far."""
         return self._injector.happened if self._injector is not None else self._happened
 
     def _environment(self, name: str) -> dict[str, str]:
-        """Return the environment variable with the broker's address for the process ``name``.
+        """Return environment variables for the process ``name``, by name: the broker's address, and settings of injected
+        faults.
 
-        It may contain a password, so it is not an argument or in a file: both are public.
+        The address may contain a password. So it is not passed as an argument or in a file, which others can read.
         """
         address = self.address
         if name in self._browsers and self._websocket_port:
@@ -213,7 +214,7 @@ class Lab:
         write_text(path, dump(wanted))
 
     def start(self) -> None:
-        """Start broker, server and devices, in any order."""
+        """Start the broker (unless it is external), the server and the devices as processes."""
         broker, name = self.federation.broker, self.federation.federation.name
         if broker.kind != "external":
             arguments = ["--broker-kind", broker.kind, "--host", broker.host, "--port", str(self._port)]
@@ -246,13 +247,16 @@ class Lab:
         return self._own_data.get(device, self.folder / "devices" / device / "data.npz")
 
     def events(self, patience_s: float = math.inf) -> Iterator[ServerEvent | Restart]:
-        """Yield the server's events, rejected data of devices, and restarts, until the server is done.
+        """Yield the server's events, restarts of processes, and devices' refusals of their data, until the server is
+        done.
+
+        Processes that died are restarted meanwhile.
 
         Args:
             patience_s: limit of the whole run in seconds.
 
         Raises:
-            EdgeflError: if a process cannot be restarted, after the server's remaining events; or after
+            EdgeflError: if a process cannot be restarted, after the server's remaining events. Also after
                 ``patience_s``.
         """
         deadline = time.monotonic() + patience_s
@@ -282,7 +286,9 @@ class Lab:
                 yield ServerEvent({"event": "warned", "text": f"{name} refuses its data: {event['text']}"})
 
     def lines(self, timeout_s: float) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the unread JSON events of all processes by name; wait ``timeout_s`` for the first."""
+        """Yield (process name, JSON event) for all unread events of all processes. Wait up to ``timeout_s`` for the
+        first.
+        """
         line = self._line(timeout_s)
         while line is not None:
             if line[1]:
@@ -290,7 +296,10 @@ class Lab:
             line = self._line(0)
 
     def _line(self, timeout_s: float) -> tuple[str, dict[str, Any]] | None:
-        """Return (process, event) of the next line; the event is empty for other text. None on timeout."""
+        """Return (process name, event) of the next line of output, or None on timeout.
+
+        For a line that is not JSON it is ("", {}).
+        """
         try:
             name, line = self.supervisor.lines.get(timeout=timeout_s)
             event = msgspec.json.decode(line)
@@ -301,12 +310,12 @@ class Lab:
             return "", {}
 
     def finish(self) -> None:
-        """Wait for the devices to end by themselves, then stop all processes."""
+        """Wait up to 10 seconds for the devices to end, then stop all processes."""
         self.supervisor.wait(self.devices, timeout_s=10.0)
         self.stop()
 
     def stop(self) -> None:
-        """End faults and processes."""
+        """End all faults and stop all processes."""
         if self._injector is not None:
             self._injector.stop()
             self._happened = self._injector.happened
@@ -320,13 +329,16 @@ def _address(broker: BrokerTable, port: int) -> Address:
     if broker.kind == "amqtt":
         address = replace(address, mqtt="3.1.1")  # it has no other, and would say so to each connection
     if address.username and not address.password:
-        address = replace(address, password=_password_given(broker))
+        address = replace(address, password=_find_password(broker))
     address.check()
     return address
 
 
-def _password_given(broker: BrokerTable) -> str:
-    """Return the password in the environment: from its own variable, or from an address with the same user and broker."""
+def _find_password(broker: BrokerTable) -> str:
+    """Return the broker's password from the environment, or "".
+
+    It comes from its own variable, or from an address with the same user and broker.
+    """
     if alone := os.environ.get(PASSWORD, ""):
         return alone
     if not (named := os.environ.get(BROKER, "")):
@@ -337,7 +349,7 @@ def _password_given(broker: BrokerTable) -> str:
 
 
 def refuse_foreign(folder: Path) -> None:
-    """Raise ConfigError if a folder contains files but no run, so that files of others are never deleted."""
+    """Raise ConfigError if ``folder`` contains files but no run, so that files of others are never deleted."""
     if (folder / CONFIG_NAME).exists() or not folder.exists():
         return
     if any(child.suffix != ".lock" for child in folder.iterdir()):
@@ -347,10 +359,10 @@ def refuse_foreign(folder: Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Delete the files of an earlier run in ``folder``, and no others.
+    """Delete the files of an earlier run in ``folder``. Other files stay.
 
     Raises:
-        ConfigError: if the folder is not a run's.
+        ConfigError: if the folder contains files but no run.
     """
     refuse_foreign(folder)
     for name in _LEFT_BY_A_RUN:

@@ -30,8 +30,18 @@ _ERROR = "error: "
 
 @dataclass
 class SupervisedProcess:
-    """State of a supervised process. Its standard output is read line by line; texts and errors go into the file
-    ``log``.
+    """State of a supervised process.
+
+    Attributes:
+        name: its name in the run.
+        command: command line.
+        log: file that gets its texts and its standard error.
+        process: the running or last process.
+        restarts: number of restarts.
+        crashes: number of exits with an error code.
+        done: True after an exit with code 0.
+        started_at: monotonic time of the last start.
+        environment: environment variables in addition to those of the run.
     """
 
     name: str
@@ -46,10 +56,11 @@ class SupervisedProcess:
 
 
 class Supervisor:
-    """Starts processes, restarts those that crashed or were killed, and writes their ids to ``processes.json``.
+    """Supervisor of a run's processes. It restarts those that crashed or were killed.
 
     A process that exits with 0 is done. The exit code of an expected error (bad configuration, bad data, port in use)
-    ends the run, because a restart would not help.
+    ends the run, because a restart would not help. Process ids are in ``processes.json`` of ``folder``; lines of
+    output are queued in ``lines`` as (process name, bytes). ``environment``: additional variables of all processes.
     """
 
     def __init__(self, folder: Path, environment: Mapping[str, str] | None = None) -> None:
@@ -66,13 +77,15 @@ class Supervisor:
     def start(
         self, name: str, arguments: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> None:
-        """Start ``python -m edgefl <arguments>`` as ``name``, with additions to its ``environment``."""
+        """Start ``python -m edgefl <arguments>`` as the process ``name``. ``environment``: additional environment
+        variables.
+        """
         self.start_program(name, module_command("edgefl", *arguments), environment)
 
     def start_program(
         self, name: str, command: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> None:
-        """Start any program as ``name``, with additions to its ``environment``."""
+        """Start any program as the process ``name``. ``environment``: additional environment variables."""
         (self._folder / "logs").mkdir(parents=True, exist_ok=True)
         log = self._folder / "logs" / f"{name}.log"
         child = SupervisedProcess(name, command, log, environment=environment or {})
@@ -109,7 +122,7 @@ class Supervisor:
         write_whole(self._folder / "processes.json", msgspec.json.encode(pids))
 
     def check(self) -> list[str]:
-        """Restart processes that died, and return their names.
+        """Restart processes that died, and return the names of the restarted ones.
 
         Raises:
             EdgeflError: if a process ended with the code of an expected error, or too often.
@@ -143,7 +156,7 @@ class Supervisor:
         return process if process is not None and process.poll() is None else None
 
     def replace(self, name: str, environment: Mapping[str, str]) -> None:
-        """Kill a process; the restarted one gets ``environment`` in addition."""
+        """Kill the process ``name``. :meth:`check` restarts it with the additional variables ``environment``."""
         child = self._children[name]
         child.environment = {**child.environment, **environment}
         if (process := self.running(name)) is not None:
@@ -153,7 +166,11 @@ class Supervisor:
         return self._children[name].done
 
     def wait(self, names: Sequence[str], timeout_s: float) -> None:
-        """Wait up to ``timeout_s`` seconds for processes to end, and restart those that die."""
+        """Wait up to ``timeout_s`` seconds until the processes ``names`` are done. Those that die are restarted.
+
+        Raises:
+            EdgeflError: as :meth:`check`.
+        """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and not all(self.is_done(name) for name in names):
             self.check()
@@ -178,9 +195,7 @@ _EXPECTED = {kind.exit_code for kind in EdgeflError.__subclasses__()}
 
 
 def _text_of(line: bytes) -> str:
-    """Return the text to log for a line of output: event and text of a JSON event, "" for one without text, else the
-    line.
-    """
+    """Return the text to log for a line of output. A JSON event becomes its type and text, or "" without a text."""
     try:
         event = msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.DecodeError:
@@ -189,7 +204,7 @@ def _text_of(line: bytes) -> str:
 
 
 def _failure(child: SupervisedProcess, code: int) -> EdgeflError:
-    """Return the error for a process that failed: its own message or last line, with its exit code."""
+    """Return the error for a process that exited with ``code``. Its text has the process's error message or last line."""
     text = child.log.read_text(errors="replace")
     errors = "\n".join(line for line in text.splitlines() if line.startswith(_ERROR))
     words = last_line(errors or text, "it said nothing").removeprefix(_ERROR)
@@ -199,10 +214,15 @@ def _failure(child: SupervisedProcess, code: int) -> EdgeflError:
 
 
 class AgentProcess:
-    """Agent in a process group of its own, which is ended with its children. Its output is appended to ``log``.
+    """Agent in a process group of its own.
+
+    Args:
+        command: command line of the agent.
+        log: file to which its output is appended.
+        environment: additional environment variables.
 
     Raises:
-        ConfigError: the command cannot be run.
+        ConfigError: if the command cannot be run.
     """
 
     def __init__(
@@ -246,7 +266,7 @@ class AgentProcess:
         self._process.terminate()
 
     def wait(self, within_s: float | None = None) -> int | None:
-        """Return the exit code, or None if the agent still runs after ``within_s`` seconds."""
+        """Wait for the agent to end and return its exit code. Return None if it still runs after ``within_s`` seconds."""
         try:
             return self._process.wait(within_s)
         except subprocess.TimeoutExpired:

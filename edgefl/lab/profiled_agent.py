@@ -2,7 +2,7 @@
 
 ::
 
-    report = profiled(["edgefl-agent"], bundle, AgentProfiling(device="pixel-7", folder=folder))
+    report = profile_by_agent(["edgefl-agent"], bundle, AgentProfiling(device="pixel-7", folder=folder))
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class AgentProfiling:
 
     Attributes:
         device: name of the agent.
-        data: local samples, which an agent needs to start and no profile reads.
-        folder: folder of its store and log.
+        data: file of local samples. An agent needs one to start, but a profile does not read it.
+        folder: folder for the agent's store and log.
         broker: address of a broker; None to start one.
         repeat: number of measured calls.
-        timeout_s: limit of the profile.
+        timeout_s: limit of the profile in seconds.
     """
 
     device: str
@@ -55,7 +55,7 @@ class AgentProfiling:
     timeout_s: float = 300.0
 
 
-def profiled(
+def profile_by_agent(
     command: Sequence[str],
     bundle: BundleArchive,
     how: AgentProfiling,
@@ -63,7 +63,7 @@ def profiled(
     on_report: Callable[[FleetReport], None] = lambda _: None,
     stopping: Callable[[FleetProfiler], None] = lambda _: None,
 ) -> DeviceReport:
-    """Start an agent, let it measure a bundle, and return its report.
+    """Start an agent, let it measure a bundle, stop it, and return its report.
 
     Args:
         command: command of the agent. Its options are appended: --id, --broker, --federation, --data, --store,
@@ -74,7 +74,7 @@ def profiled(
         stopping: receives the profiler, whose ``stop`` ends the profile early.
 
     Returns:
-        The agent's report; without a profile, the reason.
+        The agent's report. If it has no profile, its state and text give the reason.
 
     Raises:
         ConfigError: if the command cannot be run.
@@ -122,7 +122,7 @@ def _watch(agent: AgentProcess, profiler: FleetProfiler) -> None:
 
 
 def _with_reason(report: DeviceReport, agent: AgentProcess, log: Path) -> DeviceReport:
-    """Return ``report`` with a reason if the agent has ended or did not answer."""
+    """Return ``report`` with a text that explains the missing profile, if the agent ended or did not answer."""
     code, last = agent.exit_code, _last_line(log)
     said = f", and its last words were: {last}" if last else ", and it wrote nothing"
     if code is not None:
@@ -143,7 +143,7 @@ def _last_line(log: Path) -> str:
 
 @contextlib.contextmanager
 def _broker(how: AgentProfiling) -> Iterator[Address]:
-    """Yield the named broker, or a temporary one on this machine."""
+    """Yield the address of the broker in ``how``, or of a temporary broker on this machine."""
     if how.broker is not None:
         yield how.broker
         return

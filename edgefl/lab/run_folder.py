@@ -30,7 +30,7 @@ def config_of(folder: Path) -> Path:
     """Return the path of the configuration in the folder of a run.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: if it is missing.
     """
     path = folder / CONFIG_NAME
     if not path.is_file():
@@ -42,10 +42,10 @@ def config_of(folder: Path) -> Path:
 
 
 def journal_of(folder: Path) -> Path:
-    """Return the path of the journal in the folder of a run.
+    """Return the path of the SQLite journal in the folder of a run.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: if it is missing.
     """
     path = folder / "journal.sqlite"
     if not path.is_file():
@@ -58,15 +58,17 @@ def journal_of(folder: Path) -> Path:
 
 
 def is_simulation(folder: Path) -> bool:
-    """Return True if the folder contains a simulation and no run."""
+    """Return True if the folder contains a simulation, and no run of separate processes."""
     return (folder / SIMULATION_CONFIG).is_file() and not (folder / CONFIG_NAME).is_file()
 
 
 def weights_of(folder: Path) -> Path:
-    """Return the path of the model in the folder of a run or simulation; of an unfinished run, the newest checkpoint.
+    """Return the path of the model in the folder of a run or simulation.
+
+    For an unfinished run, it is the newest checkpoint.
 
     Raises:
-        ConfigError: if the folder is neither's, or there is no model yet.
+        ConfigError: if the folder holds neither a run nor a simulation, or there is no model yet.
     """
     if (folder / MODEL_NAME).is_file() and (is_simulation(folder) or (folder / CONFIG_NAME).is_file()):
         return folder / MODEL_NAME
@@ -85,12 +87,12 @@ def weights_of(folder: Path) -> Path:
 
 
 def round_of(checkpoint: Path) -> int:
-    """Return the number of the round in a checkpoint's file name."""
+    """Return the round's number in the file name of a checkpoint; 0 if the name has no digit."""
     return int("".join(filter(str.isdigit, checkpoint.stem)) or 0)
 
 
 def last_round(folder: Path) -> int | None:
-    """Return the last round of a run or simulation by its log of rounds, or None if there is none."""
+    """Return the number of the last round in the log of a run or simulation; None if the log has no round."""
     path = folder / ("rounds.jsonl" if is_simulation(folder) else "history.jsonl")
     number = None
     for line in path.read_bytes().splitlines() if path.is_file() else ():

@@ -38,16 +38,18 @@ class Blob(Protocol):
 
     @property
     def lacks(self) -> bool:
-        """True if reading failed because the upstream mirror does not have the blob."""
+        """True if the download failed because the upstream mirror does not have the blob."""
 
     def read(self, start: int, nbytes: int) -> bytes:
-        """Return at most ``nbytes`` bytes from offset ``start``; b"" if they have not arrived yet."""
+        """Return at most ``nbytes`` bytes from offset ``start``. The result is b"" before they arrive, and if reading
+        failed (:attr:`failed`).
+        """
 
     def close(self) -> None: ...
 
 
 class CompleteBlob:
-    """A complete blob. It stays readable while open, even after its file is deleted."""
+    """A complete blob in an open file. It stays readable until :meth:`close`, even if its file is deleted."""
 
     failed, lacks = "", False
 
@@ -65,7 +67,7 @@ class CompleteBlob:
 
 
 class BlobFolder:
-    """A folder of blobs; other files and links are ignored.
+    """Folder ``path`` with blobs, each a file named by its SHA-256. Other files and links are ignored.
 
     Raises:
         MirrorError: if the folder cannot be read.
@@ -83,7 +85,7 @@ class BlobFolder:
             ) from error
 
     def open(self, sha256: str) -> Blob | None:
-        """Open a blob; None if the folder has no regular file of this name."""
+        """Open a blob by its SHA-256; None if the folder has no regular file of this name."""
         if SHA256.fullmatch(sha256) is None:
             return None
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would wait for its writer
@@ -117,7 +119,13 @@ class FailureLog(Protocol):
 
 @dataclass(frozen=True)
 class CacheSettings:
-    """Mirror to cache, with the size limit of the cache in bytes and a file with an additional certificate authority."""
+    """Settings of a cache of another mirror.
+
+    Attributes:
+        mirror: the mirror that is cached.
+        most_bytes: size limit of the cache.
+        ca_file: file with an additional certificate authority; "" for none.
+    """
 
     mirror: Mirror
     most_bytes: int
@@ -125,7 +133,7 @@ class CacheSettings:
 
 
 class _Download:
-    """Blob that is being fetched, with any number of readers."""
+    """Blob that is being downloaded into a file, with any number of readers."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -143,9 +151,9 @@ class _Download:
 
 
 class _DownloadReader:
-    """Reader of a blob that is being fetched. Its open file survives a rename or deletion.
+    """Reader of a blob that is being downloaded. Its open file survives a rename or deletion.
 
-    Without a ``descriptor`` the blob has just failed.
+    If ``descriptor`` is None, the download has failed.
     """
 
     def __init__(self, download: _Download, descriptor: int | None = None) -> None:
@@ -176,11 +184,11 @@ class _DownloadReader:
 
 
 class Cache:
-    """A folder as the cache of another mirror, owned by one process.
+    """Cache of another mirror in a folder, owned by one process.
 
     Args:
         folder: folder of the blobs.
-        upstream: the cached mirror.
+        upstream: the cached mirror and the size limit.
         log: receives a line for each blob that could not be fetched.
 
     Raises:
@@ -211,9 +219,13 @@ class Cache:
         self._held.release()
 
     def open(self, sha256: str) -> Blob | None:
-        """Open a blob, starting its download if it is not in the cache.
+        """Open a blob by its SHA-256. If it is not in the cache, start its download; the returned blob then grows.
 
-        Return None for an invalid name, or if too many other blobs are being fetched.
+        Return None for an invalid name, or if too many other blobs are being fetched. A blob whose download has just
+        failed is returned as failed.
+
+        Raises:
+            MirrorError: if the folder cannot be written.
         """
         if SHA256.fullmatch(sha256) is None:
             return None
@@ -292,7 +304,12 @@ class Cache:
         write: Callable[[bytes], object],
         update: Callable[[bytes], object],
     ) -> None:
-        """Fetch bytes over one connection, from the end of the previous one, and pass them to ``write`` and ``update``."""
+        """Download bytes over one connection, continuing after the last received byte. Pass them to ``write`` and
+        ``update``.
+
+        Raises:
+            MirrorError: if the connection fails, or the blob does not fit.
+        """
         upstream = self._upstream
         with (
             Watchdog() as alarm,
@@ -315,9 +332,8 @@ class Cache:
     # -- what is kept ----------------------------------------------------------------------------------------
 
     def _found(self) -> dict[str, int]:
-        """Return the sizes of the complete blobs in the folder by name, least recently used first.
-
-        Delete incomplete ones.
+        """Delete incomplete blobs in the folder. Return the sizes of the complete ones by name, least recently used
+        first.
         """
         found: list[tuple[float, str, int]] = []
         for path in self._folder.path.iterdir():
@@ -333,8 +349,10 @@ class Cache:
     def _make_room(self, nbytes: int, wanted_by: _Download | None) -> None:
         """Delete least recently used blobs until ``nbytes`` more fit, and reserve that many bytes for ``wanted_by``.
 
+        ``wanted_by``: download whose size is then set; None to reserve nothing.
+
         Raises:
-            MirrorError: if the blob is larger than the cache can make free.
+            MirrorError: if the cache cannot free enough.
         """
         most = self._upstream.most_bytes
         with self._lock:

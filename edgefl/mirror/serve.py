@@ -88,9 +88,11 @@ def _answer(request: Request, blob: Blob, size: int) -> Response:
 
 
 def _part(text: str, size: int) -> tuple[int, int, bool] | None:
-    """Return (first byte, byte after the last, True for a range), or None for a range outside of the blob.
+    """Return (first byte, byte after the last, True for a part) for the Range header ``text`` of a blob of ``size``
+    bytes.
 
-    Only one range is supported. Other Range headers are ignored, as HTTP allows, and the whole blob is sent.
+    Return None for a range outside of the blob. Only one range is supported. Other Range headers are ignored, as HTTP
+    allows, and the whole blob is sent.
     """
     found = _RANGE.fullmatch(text.strip())
     if found is None or (found[2] and int(found[2]) < int(found[1])):
@@ -107,7 +109,7 @@ class _Head(Response):
 
 
 class _Body(Response):
-    """Response with a part of a blob, sent step by step at the client's speed."""
+    """Response with the bytes of a blob from ``first`` to before ``last``, sent step by step at the client's speed."""
 
     def __init__(self, blob: Blob, first: int, last: int, headers: Mapping[str, str], status: int) -> None:
         super().__init__(b"", status, headers, "application/octet-stream")
@@ -159,7 +161,9 @@ _END_S = 5
 
 @dataclass(frozen=True)
 class MirrorAddress:
-    """Listening address of a mirror; port 0 takes a free port. With a certificate (PEM) it serves HTTPS only."""
+    """Listening address of a mirror; port 0 takes a free port. With a certificate and key (PEM files) it serves HTTPS
+    only.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8480
@@ -168,12 +172,12 @@ class MirrorAddress:
 
 
 class MirrorServer:
-    """HTTP server of a folder, or of a cache with ``upstream``; it listens from its construction on.
+    """HTTP server of a folder of blobs, or of a cache if ``upstream`` is set. It listens as soon as it is constructed.
 
     Args:
         folder: folder of the blobs.
         place: listening address.
-        upstream: mirror to cache.
+        upstream: mirror to cache; None to serve the folder only.
         log: receives a line for each blob that could not be fetched.
 
     Raises:
@@ -212,7 +216,7 @@ class MirrorServer:
         )
 
     def run(self) -> None:
-        """Serve until :meth:`stop` or a signal."""
+        """Serve until :meth:`stop` is called or the process gets a signal. Then close the socket and the cache."""
         try:
             self._server.run(sockets=[self._socket])
         finally:
@@ -220,7 +224,7 @@ class MirrorServer:
             self._release()
 
     def stop(self) -> None:
-        """End :meth:`run` soon, from another thread."""
+        """Let :meth:`run` return soon. Call it from another thread."""
         self._server.should_exit = True
 
     def _release(self) -> None:

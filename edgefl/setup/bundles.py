@@ -64,7 +64,9 @@ def bundle_of(
     cache: BundleCache | None = None,
     progress: Progress = lambda _: None,
 ) -> CompiledBundle:
-    """Return the bundle of one exchange of a tier, compiled if the cache has none.
+    """Return the bundle of one exchange of a tier: from the cache, or else compiled.
+
+    An exchange is a round trip of the algorithm; most algorithms have one.
 
     Args:
         federation: the settings of the export.
@@ -73,7 +75,7 @@ def bundle_of(
         exchange: one of its exchanges.
         format: the format of the graphs.
         cache: compiled bundles; by default the user's.
-        progress: called with a line before each graph.
+        progress: called with a line of text before each graph.
 
     Raises:
         ExportError: if a graph cannot be made or disagrees with torch.
@@ -92,8 +94,14 @@ def outline_of(
     *,
     progress: Progress = lambda _: None,
 ) -> BundleArchive:
-    """Return a bundle with its manifest and empty graphs, without writing or running any. Arguments as in
-    :func:`bundle_of`.
+    """Return a bundle with a complete manifest and empty graphs. Nothing is written or run.
+
+    Args:
+        federation: the settings of the export.
+        dataset: the samples that the tier's devices have.
+        tier: the tier.
+        exchange: one of its exchanges.
+        progress: called with a line of text before each graph.
 
     Raises:
         ExportError: if a function breaks the contract.
@@ -120,9 +128,9 @@ def request_of(manifest: Manifest, federation: Federation | None = None, model: 
 
     Args:
         manifest: the bundle's manifest.
-        federation: the federation that the bundle was exported with, for its tier of the same name. None: the
+        federation: the federation that the bundle was exported with; its tier of the same name is used. None: the
             model, units and algorithm that the manifest names, with default options.
-        model: model that replaces the named one; "" for none.
+        model: name of a model to use instead; "" for the model of the manifest or federation.
 
     Raises:
         ConfigError: if the manifest does not describe enough, or if the federation has no such tier.
@@ -163,8 +171,8 @@ def request_of(manifest: Manifest, federation: Federation | None = None, model: 
 
 
 def _label(manifest: Manifest) -> tuple[Array, int | None]:
-    """Return a label of zeros as the bundle's graphs read it, (1, *label), and the class number to ignore (None if
-    none).
+    """Return (label of zeros, class number to ignore) as the bundle's graphs read labels. The label has shape (1,
+    *label). The number is None if no class is ignored.
     """
     graphs = (*(phase.graph for phase in manifest.phases), manifest.evaluate)
     for port in (port for name in graphs for port in manifest.graph(name).inputs_of("batch")):
@@ -174,7 +182,13 @@ def _label(manifest: Manifest) -> tuple[Array, int | None]:
 
 
 def _settings_of(manifest: Manifest, model: str) -> Federation:
-    """Return the federation that a manifest describes, with defaults for all else. ``model`` replaces the manifest's."""
+    """Return a federation with the model and algorithm of a manifest, and defaults for all else.
+
+    ``model`` replaces the manifest's model, unless it is "".
+
+    Raises:
+        ConfigError: if the manifest does not describe enough.
+    """
     if manifest.codec != "dense":
         raise ConfigError(
             f"the bundle's updates are coded by {manifest.codec!r}, whose options it does not list: name the federation "

@@ -36,10 +36,10 @@ def warn_on_stderr(text: str) -> None:
 
 
 def data_table(data: object) -> dict[str, Any]:
-    """Return the table ``[data]`` for a dataset's name or a file.
+    """Return the keys of the table ``[data]`` for a dataset's name, or for the path of a file or folder.
 
     Raises:
-        ConfigError: ``data`` is something else.
+        ConfigError: if ``data`` is neither text nor a path.
     """
     if not isinstance(data, str | Path):
         raise ConfigError(
@@ -52,10 +52,10 @@ def data_table(data: object) -> dict[str, Any]:
 
 
 def open_data(federation: Federation) -> Dataset:
-    """Return the dataset of the table ``[data]``, scaled and limited as the table says.
+    """Load the dataset of the table ``[data]``, scaled and limited as the table says. It may be downloaded.
 
     Raises:
-        DataError: Its files are missing or damaged.
+        DataError: if its files are missing or damaged.
     """
     table = federation.data
     directory = Path(table.dir) if table.dir else None
@@ -74,7 +74,12 @@ def open_data(federation: Federation) -> Dataset:
 
 
 def _load_own(table: DataTable, seed: int) -> Dataset:
-    """Return the samples of the user's own file or folder of photos."""
+    """Load the samples of the user's own file, or of a folder of photos. ``seed``: seed of the division into train and
+    test.
+
+    Raises:
+        ConfigError: if the reader in the table is for devices' files only.
+    """
     file = Path(table.file)
     if file.is_dir():
         return photos.load(file, table.size, seed)
@@ -95,7 +100,7 @@ def _load_own(table: DataTable, seed: int) -> Dataset:
 
 
 def _texts(table: DataTable, corpus: Corpus, seed: int) -> Dataset:
-    """Return the samples of a corpus of texts, for the task and with the tokens of the table."""
+    """Convert a corpus of texts to samples of token numbers, for the task and with the tokens that the table names."""
     whole = table.tokens == "bytes" or (table.tokens == "auto" and corpus.name == "Tiny Shakespeare")
     task = table.task if table.task != "auto" else "class" if corpus.classes else "next"
     words = vocabulary.separated if table.name == "wikitext2" else vocabulary.words
@@ -116,7 +121,7 @@ def _texts(table: DataTable, corpus: Corpus, seed: int) -> Dataset:
 def partition(
     federation: Federation, dataset: Dataset, devices: int, *, warn: Warn = warn_on_stderr
 ) -> list[Any]:
-    """Return the row numbers of each device's training samples, distributed as ``[data]`` says.
+    """Distribute the training samples over the devices as ``[data]`` says.
 
     Args:
         federation: settings.
@@ -124,8 +129,12 @@ def partition(
         devices: number of devices.
         warn: called with a text if devices get fewer samples than they should.
 
+    Returns:
+        Indices of the training samples of each device, int64.
+
     Raises:
-        DataError: the samples cannot be distributed so; the message has a remedy.
+        ConfigError: if devices have their own data (``data.devices_dir``).
+        DataError: if the samples cannot be distributed so; the message has a remedy.
     """
     table, labels, seed = federation.data, dataset.train_y, federation.federation.seed
     if table.devices_dir:
@@ -157,10 +166,10 @@ def partition(
 
 
 def how_spread(table: DataTable, dataset: Dataset) -> str:
-    """Return the partition of the table, with ``auto`` replaced by the one that suits the dataset.
+    """Return the name of the partition to use. ``auto`` is replaced by the one that suits the dataset.
 
     Raises:
-        ConfigError: the dataset lacks what the partition needs, such as classes or owners.
+        ConfigError: if the dataset lacks what the partition needs, such as classes or owners.
     """
     classed = has_classes(dataset)
     if table.partition == "auto":
@@ -176,12 +185,21 @@ def how_spread(table: DataTable, dataset: Dataset) -> str:
 
 
 def has_classes(dataset: Dataset) -> bool:
-    """Return True if each sample has one class."""
+    """Return True if each sample has one class as its label: int64 labels (n,)."""
     return dataset.train_y.ndim == 1 and dataset.train_y.dtype == np.int64
 
 
 def _rows_of_owners(owners: Array, test_owners: Array, parts: list[Any]) -> list[Any]:
-    """Return, for each device, the test rows of the owners of its training rows. DataError if a device has none."""
+    """Return, for each device, the indices of the test samples of those owners that have its training samples.
+
+    Args:
+        owners: owner of each training sample.
+        test_owners: owner of each test sample.
+        parts: indices of each device's training samples.
+
+    Raises:
+        DataError: if a device would get no sample.
+    """
     rows = [np.flatnonzero(np.isin(test_owners, owners[part])) for part in parts]
     if empty := [device for device, own in enumerate(rows) if not len(own)]:
         raise DataError(
@@ -193,11 +211,12 @@ def _rows_of_owners(owners: Array, test_owners: Array, parts: list[Any]) -> list
 
 
 def own_data(federation: Federation, devices: Sequence[str]) -> dict[str, Path]:
-    """Return the path of each device's own data in ``data.devices_dir``: its name with any ending. {} without that
-    setting.
+    """Return the path of each device's own data in ``data.devices_dir``, by device.
+
+    The file or folder has the name of the device, with any ending. Without that setting, return {}.
 
     Raises:
-        DataError: a device has none, or several.
+        DataError: if the folder is missing, or a device has no file or several.
     """
     if not federation.data.devices_dir:
         return {}
@@ -225,19 +244,19 @@ def own_data(federation: Federation, devices: Sequence[str]) -> dict[str, Path]:
 
 
 def held_out(federation: Federation, dataset: Dataset, parts: list[Any]) -> list[Any]:
-    """Return the row numbers of each device's test samples, disjoint and distributed like its training rows.
+    """Return the indices of each device's test samples, disjoint and distributed like its training samples.
 
-    They belong to the same owners if rows were distributed by owners. Else they have the same class proportions if
+    They belong to the same owners if samples were distributed by owners. Else they have the same class proportions if
     samples have classes, else equal numbers. Partition ``groups`` uses ``group_test_samples``; all others as many as
     possible.
 
     Args:
         federation: settings.
         dataset: the samples.
-        parts: training rows of each device.
+        parts: indices of each device's training samples.
 
     Raises:
-        DataError: a device would get no sample.
+        DataError: if a device would get no sample.
     """
     table, seed = federation.data, federation.federation.seed
     how = how_spread(table, dataset)

@@ -38,9 +38,9 @@ Evaluate = Callable[[Arrays], Mapping[str, float]]
 
 @dataclass(frozen=True, eq=False)
 class StatisticsRows:
-    """Rows of the server for estimating statistics of norm layers: training rows, or test rows if there are none.
+    """Rows of ``dataset`` for estimating statistics of norm layers: training rows, or test rows if there are none.
 
-    Labels are not read. ``most`` is the largest number of rows, 0 for all.
+    Labels are not used. ``most`` is the largest number of rows, 0 for all.
     """
 
     dataset: Dataset
@@ -59,7 +59,7 @@ class StatisticsRows:
 
     @property
     def warning(self) -> str:
-        """Warning if the rows are too few for a reliable accuracy, or ""."""
+        """Warning that the rows are too few for a reliable accuracy; "" if they suffice."""
         if self.count >= FEW_ROWS:
             return ""
         return (
@@ -88,14 +88,15 @@ def trains_narrow(federation: Federation) -> bool:
 
 
 def estimated_statistics(federation: Federation, spec: ModelSpec) -> tuple[str, ...]:
-    """Return the names of statistics that are estimated for evaluating the whole model; () if moving statistics are
-    valid.
+    """Return the names of the buffers that are estimated from data before the whole model is evaluated.
+
+    Return () if the moving statistics of training are valid.
     """
     return estimable(spec.module, moving=trains_narrow(federation))
 
 
 def evaluation_warning(federation: Federation, spec: ModelSpec, dataset: Dataset) -> str:
-    """Return a warning if the reported accuracy is unreliable, or "".
+    """Return a warning if the accuracy that the server reports will be unreliable, or "".
 
     This happens if the server has too few rows, or the model has statistics that cannot be estimated.
     """
@@ -120,11 +121,16 @@ def evaluation_warning(federation: Federation, spec: ModelSpec, dataset: Dataset
 def federation_evaluation(
     federation: Federation, spec: ModelSpec, dataset: Dataset, device: str = "auto"
 ) -> Evaluate:
-    """Return a function that evaluates the whole model of a federation, in the form in which its algorithm runs
-    inference.
+    """Return a function from the weights of the whole model to its loss and metrics by name on the test set.
 
-    Statistics of norm layers that training does not provide are estimated from the server's rows, as in `edgefl
-    deploy`.
+    Weights are converted as the algorithm runs inference. Statistics of norm layers that training does not provide
+    are estimated from the server's rows, as in `edgefl deploy`.
+
+    Args:
+        federation: the federation.
+        spec: its model.
+        dataset: dataset with the test set.
+        device: torch's device, or ``auto``.
     """
     whole = replace(spec, module=with_buffers(spec.module))
     algorithm = algorithm_of(federation, OutputSide(whole, 0))
@@ -139,12 +145,12 @@ def evaluation(
     *,
     estimated: Collection[str] = (),
 ) -> Evaluate:
-    """Return a function from weights to loss and metrics by name on the test set.
+    """Return a function from the weights of the whole model to its loss and metrics by name on the test set.
 
     Args:
         spec: the model; its metrics (:attr:`~edgefl.models.spec.ModelSpec.metrics`) and ``loss`` are computed.
         algorithm: the local training of the whole model, which defines the form of weights in inference.
-        dataset: holds the test set.
+        dataset: dataset with the test set.
         device: torch's device, or ``auto``.
         estimated: names of buffers of ``spec`` that are estimated from the dataset's rows, not read from the
             weights.

@@ -31,20 +31,21 @@ class FederationOptions:
         rounds: rounds to train.
         seed: seed of the federation.
         data: folder with the dataset's standard files.
-        download: fetch the dataset if no folder has it.
+        download: True to download the dataset if no folder has it.
         model: name of the model.
-        model_options: ``KEY=VALUE`` of the model.
+        model_options: texts ``KEY=VALUE``, options of the model.
         tiers: text that describes all tiers (:mod:`edgefl.setup.tiers`).
-        algorithm: ``NAME[:KEY=VALUE,...]`` or ``FILE.py:FACTORY``, as codec, loss and optimizer.
+        algorithm: ``NAME[:KEY=VALUE,...]`` or ``FILE.py:FACTORY``; the same grammar holds for codec, loss and
+            optimizer.
         codec: codec of the updates.
         loss: loss of the training.
         optimizer: optimizer of the server.
         engine: runtime of all devices.
         downlink_encoding: dtype of the weights that devices get.
-        broker_kind: broker to start.
-        tensorboard: write TensorBoard's event files.
-        mlflow: URL of a MLflow server that gets the rounds.
-        others: ``KEY=VALUE`` by dotted key.
+        broker_kind: kind of broker to start.
+        tensorboard: True to write TensorBoard's event files.
+        mlflow: URL of an MLflow server that gets the rounds.
+        others: texts ``KEY=VALUE`` with a dotted key.
     """
 
     rounds: int | None = None
@@ -67,10 +68,12 @@ class FederationOptions:
 
     @property
     def settings(self) -> dict[str, object]:
-        """Values by dotted key, without tiers and engine, which need the model.
+        """Values by dotted key of the federation file. Options that are not set, tiers and engine are left out.
+
+        Tiers and engine need the model.
 
         Raises:
-            ConfigError: a text does not follow its grammar.
+            ConfigError: if a text does not follow its grammar.
         """
         settings: dict[str, object] = {
             **parse_options(self.others, "a setting"),
@@ -97,8 +100,12 @@ class FederationOptions:
 def parse_options(pairs: Sequence[str], what: str = "a model option") -> dict[str, Any]:
     """Return ``KEY=VALUE`` texts as a dictionary. Values are JSON; a value that is no JSON is a string.
 
+    Args:
+        pairs: the texts.
+        what: name of such a text, for the error.
+
     Raises:
-        ConfigError: a text has no key or no value.
+        ConfigError: if a text has no key or no value.
     """
     options: dict[str, Any] = {}
     for pair in pairs:
@@ -137,19 +144,31 @@ def parse_named(text: str, what: str) -> dict[str, Any]:
 
 
 def parse_algorithm(text: str) -> dict[str, Any]:
-    """Return keys of the table ``algorithm`` by dotted name, from ``name:lr=0.1,alpha=0.03``."""
+    """Return keys of the table ``algorithm`` by dotted name, from ``name:lr=0.1,alpha=0.03``.
+
+    Raises:
+        ConfigError: if the text does not follow the grammar.
+    """
     algorithm = _named_or_own(text, "algorithm", shipped().algorithms)
     options_by_key = {f"algorithm.{key}": value for key, value in algorithm["options"].items()}
     return {"algorithm.name": algorithm["name"], **options_by_key}
 
 
 def parse_loss(text: str) -> dict[str, Any]:
-    """Return the table ``loss`` of a federation file, from ``huber:delta=2`` or ``path/to/file.py:function``."""
+    """Return ``name`` and ``options`` of the table ``loss``, from ``huber:delta=2`` or ``path/to/file.py:function``.
+
+    Raises:
+        ConfigError: if the text does not follow the grammar.
+    """
     return _named_or_own(text, "loss", shipped().losses)
 
 
 def _named_or_own(text: str, what: str, known: Collection[str]) -> dict[str, Any]:
-    """Return ``name`` and ``options`` from a text that names an entry of ``known``, or ``FILE.py:FACTORY`` of the user."""
+    """Return ``name`` and ``options`` from ``NAME:KEY=VALUE,...`` with a name in ``known``, or from ``FILE.py:FACTORY``
+    of the user.
+
+    ``what``: kind of choice for errors, such as "loss".
+    """
     own = None if text.partition(":")[0].strip() in known else _OWN.fullmatch(text)
     if own is None:
         return parse_named(text, what)

@@ -33,7 +33,7 @@ _PROCESS_BYTES, _PROCESS_SHARE = GIB, 24
 
 @runtime_checkable
 class SelfCheckingSubmodel(Protocol):
-    """Interface of a submodel that can check whether its training will learn."""
+    """Interface of a submodel that can predict if training from given weights will learn."""
 
     def warnings(self, weights: Mapping[str, Array]) -> tuple[str, ...]:
         """Return warnings about training that starts from the initial weights ``weights``."""
@@ -45,10 +45,12 @@ def process_bytes(spec: ModelSpec) -> int:
 
 
 def federation_model(federation: Federation, dataset: Dataset) -> ModelSpec:
-    """Return the federation's model, fitted to the samples and classes of ``dataset``, with initial weights by its seed.
+    """Return the federation's model, fitted to the samples and classes of ``dataset``. Its seed determines the initial
+    weights.
 
     Raises:
-        ConfigError, ModelError: as :func:`fitted_model`.
+        ConfigError: if model, batch norm mode and data do not fit together.
+        ModelError: if the model cannot be built or cut.
     """
     table, loss = federation.model, federation.loss
     return fitted_model(
@@ -70,7 +72,7 @@ def fitted_model(
     options: Mapping[str, Any] | None = None,
     loss: Loss | None = None,
 ) -> ModelSpec:
-    """Return a model fitted to the samples and classes of ``dataset``.
+    """Build a model that fits the samples and classes of ``dataset``.
 
     Args:
         name: name of the model, or ``file.py:factory``.
@@ -81,8 +83,8 @@ def fitted_model(
         loss: loss of the training; None: the model's own, or the one that fits its output and the labels.
 
     Raises:
-        ConfigError: model, batch norm mode and data do not fit together.
-        ModelError: the model cannot be built or cut.
+        ConfigError: if model, batch norm mode and data do not fit together.
+        ModelError: if the model cannot be built or cut.
     """
     offered = _data_arguments(dataset)
     factory = MODELS.get(name)
@@ -105,8 +107,9 @@ def fitted_model(
 
 
 def _data_arguments(dataset: Dataset) -> dict[str, Any]:
-    """Return the arguments about the data that a factory may take. For regression labels, outputs equal the label's
-    numbers.
+    """Return the arguments about the data that a factory may take, by name: the size of a sample, and ``classes``.
+
+    For regression, ``classes`` is the number of values in a label.
     """
     labels = dataset.test_y
     outputs = (*labels.shape[1:], 1)[0] if labels.dtype.kind == "f" else dataset.classes
@@ -120,8 +123,10 @@ def _data_arguments(dataset: Dataset) -> dict[str, Any]:
 
 
 def sample_of(dataset: Dataset) -> tuple[int, ...] | TensorSpec | dict[str, TensorSpec]:
-    """Return the shape of a sample: a tuple for float32, a TensorSpec for another dtype, a mapping if there are further
-    inputs.
+    """Return the shape of a sample as a factory of models takes it.
+
+    It is a tuple for float32, a TensorSpec for tokens, and a mapping from input names to TensorSpecs if there are
+    further inputs.
     """
     x = TensorSpec(dataset.shape, getattr(torch, dataset.dtype), dataset.below or None)
     if dataset.others:
@@ -137,8 +142,13 @@ def _spec(other: OtherInput) -> TensorSpec:
 def check_fits(spec: ModelSpec, model: str, dataset: Dataset) -> None:
     """Check that the model reads the dataset's samples and trains on its labels.
 
+    Args:
+        spec: the model.
+        model: its name, for the error.
+        dataset: the samples.
+
     Raises:
-        ConfigError: it does not.
+        ConfigError: if it does not.
     """
     dtype = str(spec.sample.dtype).removeprefix("torch.")
     label, labels = spec.label, labels_of(dataset)
@@ -195,7 +205,10 @@ def _remedy(dataset: Dataset) -> str:
 
 
 def labels_of(dataset: Dataset) -> TensorSpec:
-    """Return shape and dtype of one label: int64 for classes and tokens, float32 for other numbers."""
+    """Return shape and dtype of one label: int64 for classes and tokens, float32 for other numbers.
+
+    Labels that are the sample's own tokens, or its next tokens, are returned as TokenLabels.
+    """
     shape = tuple(dataset.test_y.shape[1:])
     if dataset.test_y.dtype.kind == "f":
         return TensorSpec(shape, torch.float32)
@@ -234,8 +247,14 @@ def _describe(labels: TensorSpec) -> str:
 def submodel_of(spec: ModelSpec, tier: str, table: TierTable) -> Submodel:
     """Return the submodel that the table of a tier describes.
 
+    Args:
+        spec: the model.
+        tier: name of the tier, for errors.
+        table: its table in the federation file.
+
     Raises:
-        ConfigError, ModelError: the model has no such submodel; the message begins with the tier's name.
+        ConfigError: if the model has no such submodel; the message begins with the tier's name.
+        ModelError: the same, if the model itself is at fault.
     """
     with naming_tier(tier):
         return submodels.build(spec, table.kind, **table.submodel)
@@ -243,7 +262,7 @@ def submodel_of(spec: ModelSpec, tier: str, table: TierTable) -> Submodel:
 
 @contextmanager
 def naming_tier(tier: str) -> Iterator[None]:
-    """Put the tier's name before the message of each ConfigError and ModelError of the block."""
+    """Open a context that puts the tier's name before the message of each ConfigError and ModelError."""
     try:
         yield
     except (ConfigError, ModelError) as error:
@@ -251,7 +270,7 @@ def naming_tier(tier: str) -> Iterator[None]:
 
 
 def submodel_warnings(submodel: Submodel, tier: str, initial: Mapping[str, Array]) -> Iterator[str]:
-    """Yield texts about a tier that may not learn from the ``initial`` weights."""
+    """Yield warnings, with the tier's name, if training from the weights ``initial`` may not learn."""
     if isinstance(submodel, SelfCheckingSubmodel):
         for text in submodel.warnings(initial):
             yield f"tier {tier!r}: {text}"
@@ -261,7 +280,7 @@ _HALF_OF_8_BITS = 128
 
 
 def data_spec(dataset: Dataset) -> DataSpec:
-    """Return the shape, dtype and reader of the devices' samples."""
+    """Return the description of the devices' samples for a manifest: shape, dtype, scale, further inputs and reader."""
     return DataSpec(
         shape=dataset.shape,
         dtype=dataset.dtype,
@@ -279,8 +298,8 @@ def data_spec(dataset: Dataset) -> DataSpec:
 
 
 def _reader_of(dataset: Dataset) -> Reader | None:
-    """Return the dataset's reader. Images need one only if their values are not 8 bits: white is 16 in handwritten
-    digits.
+    """Return the dataset's reader, or None. Images need one only if their values are not 8 bits: white is 16 in
+    handwritten digits.
     """
     if dataset.reader is None and dataset.pixels and dataset.top < _HALF_OF_8_BITS:
         return ImageSpec(white=dataset.top)
@@ -288,20 +307,26 @@ def _reader_of(dataset: Dataset) -> Reader | None:
 
 
 def samples_like(federation: Federation) -> Dataset:
-    """Return the dataset of a federation with a table ``[data]``; else one sample of zeros with its label that fits the
+    """Return the dataset of a federation with a table ``[data]``. Without one, return one sample of zeros that fits the
     model.
 
     Raises:
-        DataError: the dataset's files are missing.
-        ModelError: there is no dataset, and the user's own model does not define its inputs.
+        DataError: if the dataset's files are missing.
+        ModelError: if there is no dataset, and the user's own model does not define its inputs.
     """
     return open_data(federation) if federation.data.model_fields_set else _zeros_for(_by_itself(federation))
 
 
 def model_with_samples(federation: Federation) -> tuple[ModelSpec, Dataset]:
-    """Return the model of a federation, and the samples of :func:`samples_like` to which it is fitted.
+    """Return (model of a federation, samples that it is fitted to), the samples as in :func:`samples_like`.
 
-    A module of the user's own is cut only once: without a table ``[data]``, the samples fit it as it is.
+    A module of the user's own is cut into units only once: without a table ``[data]``, the samples are made to fit
+    it.
+
+    Raises:
+        DataError: if the dataset's files are missing.
+        ModelError: if the model cannot be built or cut, or does not define its inputs.
+        ConfigError: if model and data do not fit together.
     """
     table = federation.model
     if federation.data.model_fields_set or ":" not in table.name or table.bn != "global":

@@ -40,16 +40,18 @@ def run_digest(federation: Federation) -> str:
 
 
 def imports_code(federation: Federation) -> bool:
-    """Return True if :func:`run_digest` imports a module of the user. Factories in files are read, not imported."""
+    """Return True if :func:`run_digest` imports a module of the user, which runs its code. Factories in files are only
+    read.
+    """
     names = (federation.model.name, federation.algorithm.name, federation.loss.name)
     return any(":" in name and not name.rpartition(":")[0].endswith(".py") for name in names)
 
 
 def code_of(federation: Federation) -> list[str]:
-    """Return texts that identify the code of a run: edgefl's release, and digests of the user's files with factories or
-    a loss.
+    """Return texts that identify the code of a run: edgefl's release without its patch, and SHA-256 digests of the
+    user's files.
 
-    The release is taken without its patch. Modules that these files import are not included.
+    These are the files of the model, the algorithm and the loss. Modules that they import are not included.
     """
     own = {
         "model": federation.model.name,
@@ -68,7 +70,8 @@ _BROKER_FILES = ("ca_file", "cert_file", "key_file", "password_file")
 
 
 def held(folder: Path, name: str, what: str) -> FolderLock:
-    """Create the folder if needed, and lock it for this process.
+    """Create ``folder`` if needed, lock it for this process, and return the lock. Waits some seconds for a process that
+    stops.
 
     Args:
         folder: the folder of a run.
@@ -76,7 +79,7 @@ def held(folder: Path, name: str, what: str) -> FolderLock:
         what: word for the holder in the error, such as "simulation".
 
     Raises:
-        StoreError: another process holds the lock; the text names it.
+        StoreError: if another process holds the lock; the text names it.
     """
     try:
         make_folder(folder)
@@ -95,7 +98,7 @@ def held(folder: Path, name: str, what: str) -> FolderLock:
 
 
 def with_absolute_paths(federation: Federation) -> Federation:
-    """Return the federation with absolute paths, for processes with other working folders."""
+    """Return the federation with absolute paths of files, for processes with other working folders."""
     model, algorithm, data, broker = (
         federation.model,
         federation.algorithm,

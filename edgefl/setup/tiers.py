@@ -21,10 +21,10 @@ def completed(federation: Federation, per_tier: int = 2) -> Federation:
 
     Args:
         federation: the federation.
-        per_tier: devices of each of the model's own tiers.
+        per_tier: number of devices of each tier, if the tiers are the model's own.
 
     Raises:
-        ConfigError: no tier has a device.
+        ConfigError: if no tier has a device.
     """
     tiers = own_tiers(federation, per_tier)
     by_memory = any(table.memory_bytes for table in tiers.values())
@@ -48,7 +48,7 @@ def check_counts(tiers: Mapping[str, TierTable]) -> None:
 
 
 def with_guests(federation: Federation, guests: int) -> Federation:
-    """Return the federation completed for one machine, whose rounds also wait for ``guests`` devices from elsewhere.
+    """Return the federation completed for one machine, whose rounds also wait for ``guests`` devices on other machines.
 
     If the file sets ``round.min_devices``, its value stays.
     """
@@ -60,7 +60,10 @@ def with_guests(federation: Federation, guests: int) -> Federation:
 
 
 def own_tiers(federation: Federation, per_tier: int = 2) -> dict[str, TierTable]:
-    """Return the tiers of the file, or of the model if the file has none."""
+    """Return the tables of the tiers by name: those of the file, or the model's own with ``per_tier`` devices each.
+
+    A model without tiers of its own gets one tier ``strong``, the whole model.
+    """
     return dict(federation.tiers) or _preset_tiers(federation.model.name, per_tier)
 
 
@@ -74,7 +77,7 @@ def _preset_tiers(model: str, count: int) -> dict[str, TierTable]:
 
 
 def idle_tiers(federation: Federation) -> list[str]:
-    """Return the tiers without devices on one machine."""
+    """Return the names of the tiers without devices on one machine."""
     return [name for name, table in federation.tiers.items() if not table.count]
 
 
@@ -89,10 +92,10 @@ _ITEM = re.compile(r"(?:(?P<name>[^=:*,]+)=)?(?P<kind>[^=:*,]+)(?::(?P<size>[^=:
 
 
 def check_tiers(text: str) -> None:
-    """Check the tiers in a text of the command line without loading a model or torch.
+    """Check the tiers in a text of the command line (:func:`parse_tiers`) without loading a model or torch.
 
     Raises:
-        ConfigError: no model has such a tier.
+        ConfigError: if the text does not follow the grammar, or no model has such a tier.
     """
     kinds = sorted(shipped().kinds)
     for _, kind, size, _ in _items(text) if text else ():
@@ -107,8 +110,10 @@ def check_tiers(text: str) -> None:
 
 
 def _items(text: str) -> Iterator[tuple[str, str, str, int | None]]:
-    """Yield (name, kind, size, devices) of each tier in a text. ConfigError if one cannot be read, or a name is
-    repeated.
+    """Yield (name, kind, size, devices) of each tier in a text. Size is "" and devices is None if they are missing.
+
+    Raises:
+        ConfigError: if a tier cannot be read, or a name is repeated.
     """
     names: set[str] = set()
     for item in text.split(","):
@@ -125,7 +130,7 @@ def _items(text: str) -> Iterator[tuple[str, str, str, int | None]]:
 
 
 def parse_tiers(text: str, model: str, *, count: int = 1) -> dict[str, dict[str, Any]]:
-    """Return the tables ``tiers`` of a federation file from a text of the command line, by name.
+    """Return the tables ``tiers`` of a federation file from a text of the command line, by tier's name.
 
     Args:
         text: ``[NAME=]KIND[:SIZE][*DEVICES]`` separated by commas. KIND is a submodel kind, ``full``, or a preset
@@ -136,7 +141,7 @@ def parse_tiers(text: str, model: str, *, count: int = 1) -> dict[str, dict[str,
         count: number of devices of a tier without DEVICES.
 
     Raises:
-        ConfigError: the text does not follow the grammar, which the message contains.
+        ConfigError: if the text does not follow the grammar, which the message contains.
     """
     from edgefl.submodels.catalog import KINDS
     from edgefl.submodels.output_side.submodel import TIERS

@@ -29,7 +29,9 @@ def without_dynamo() -> None:
 
 
 def load_export() -> None:
-    """Load ``torch.export`` and the compiler that it needs, but neither Triton nor distributed training."""
+    """Import ``torch.export`` and the compiler that it needs, but neither Triton nor distributed training, which take
+    longer.
+    """
     without_dynamo()
     on_first_use("networkx", {"DiGraph": object})  # an annotation of the compiler names it
     import torch.distributed
@@ -48,8 +50,9 @@ def load_export() -> None:
 
 
 def _disable(function: Callable[..., Any], recursive: bool = True, *, wrapping: bool = True) -> Any:
-    """Return a function that runs ``function`` unchanged until torch compiles, then like ``torch._dynamo.disable`` makes
-    it.
+    """Return ``function`` with the behaviour of ``torch._dynamo.disable``, without importing the compiler now.
+
+    Until torch compiles, the result just calls ``function``.
     """
     made: list[Callable[..., Any]] = []
 

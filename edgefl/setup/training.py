@@ -30,10 +30,11 @@ from edgefl_export.compiler.request import TierTraining
 
 
 def algorithm_of(federation: Federation, submodel: Submodel) -> Algorithm:
-    """Return the local training of a submodel, including the encoding of its update.
+    """Return the local training of a submodel with the federation's algorithm and codec, including the encoding of its
+    update.
 
     Raises:
-        ConfigError: algorithm, codec and kind of submodel cannot be combined.
+        ConfigError: if algorithm, codec and kind of submodel cannot be combined.
     """
     table, optimizer = federation.algorithm, federation.optimizer
     return coded_algorithm(
@@ -47,7 +48,7 @@ def algorithm_of(federation: Federation, submodel: Submodel) -> Algorithm:
 
 
 def replaced_algorithm(federation: Federation) -> str:
-    """Return a text if the codec replaces the federation's algorithm by a training of its own, else ""."""
+    """Return a warning if the codec replaces the federation's algorithm by a training of its own; "" if not."""
     codec, name = codecs.build(federation.codec.name, **federation.codec.options), federation.algorithm.name
     trained_with, _ = resolve_training(codec, name, {})
     if trained_with == name:
@@ -60,15 +61,16 @@ def replaced_algorithm(federation: Federation) -> str:
 
 
 def tier_tables(federation: Federation) -> Mapping[str, TierTable]:
-    """Return the tiers of a federation; a single one named ``strong``, with the whole model, if the file has none."""
+    """Return the tables of the tiers by name. A file without tiers has one, ``strong``, with the whole model."""
     return federation.tiers or {"strong": TierTable()}
 
 
 def tier_of(federation: Federation, spec: ModelSpec, name: str) -> TierTraining:
-    """Return the training of the tier ``name``.
+    """Return the training of the tier ``name``: its submodel and the algorithm that trains it.
 
     Raises:
-        ConfigError, ModelError: model, kind, algorithm and codec cannot be combined.
+        ConfigError: if model, kind, algorithm and codec cannot be combined.
+        ModelError: if the model has no such submodel.
     """
     table = tier_tables(federation)[name]
     submodel = submodel_of(spec, name, table)
@@ -81,7 +83,10 @@ def tier_of(federation: Federation, spec: ModelSpec, name: str) -> TierTraining:
 
 
 def tiers_of(federation: Federation, spec: ModelSpec, names: Collection[str] = ()) -> dict[str, TierTraining]:
-    """Return the training of all tiers, or of those in ``names``, in the order of the file. Raises like :func:`tier_of`."""
+    """Return the training of the tiers ``names`` by name, in the order of the file; of all tiers if ``names`` is empty.
+
+    Raises the errors of :func:`tier_of`.
+    """
     tables = tier_tables(federation)
     return {name: tier_of(federation, spec, name) for name in tables if not names or name in names}
 
@@ -121,7 +126,7 @@ def check_versions(method: Algorithm) -> None:
 
 
 def _shared_states(method: Algorithm) -> tuple[str, ...]:
-    """Return the names of server states that devices read, or that only devices can compute."""
+    """Return the names of the server's states, other than the weights, that the devices' functions read."""
     names = [name for function in method.functions for name in function.inputs if name.startswith("weights.")]
     read = server_state.states_of([name.removeprefix("weights.") for name in names], method.server_state)
     return tuple(name for name in read if name != server_state.WEIGHTS)
@@ -132,9 +137,13 @@ def tier_sizes(
 ) -> dict[str, UpdateSize]:
     """Return the size of an update by tier.
 
+    Args:
+        federation: the federation.
+        spec: its model.
+        submodels: submodel by tier.
+
     Raises:
-        ConfigError, ModelError: codec, algorithm and kind cannot be combined; the message begins with the tier's
-            name.
+        ConfigError: if codec, algorithm and kind cannot be combined; the message begins with the tier's name.
     """
     weights = {name: tensor.numpy() for name, tensor in spec.weights.items()}
     shapes = {name: array.shape for name, array in weights.items()}
@@ -168,7 +177,12 @@ def _sent_shapes(algorithm: Algorithm) -> dict[str, tuple[int, ...]] | None:
 
 
 def update_sizes(federation: Federation, dataset: Dataset) -> dict[str, UpdateSize]:
-    """Return the size of an update of each tier, for the federation's own model and tiers on ``dataset``."""
+    """Return the size of an update by tier, for the federation's model fitted to ``dataset``.
+
+    Raises:
+        ConfigError: if codec, algorithm and kind cannot be combined.
+        ModelError: if the model cannot be built or cut.
+    """
     spec = federation_model(federation, dataset)
     return tier_sizes(
         federation, spec, {tier: submodel_of(spec, tier, table) for tier, table in federation.tiers.items()}
@@ -181,7 +195,15 @@ _HEADER_BYTES = 100  # of safetensors, for each tensor
 
 
 def announcement(federation: Federation, spec: ModelSpec, tiers: Mapping[str, object]) -> tuple[int, int]:
-    """Estimate the cost of one round's downlink, with whole weights and without what tiers get besides units.
+    """Estimate the size of one round's announcement and the number of its messages.
+
+    All weights are counted whole. Algorithm states that tiers get besides the units (stages of the model) are not
+    counted.
+
+    Args:
+        federation: the federation.
+        spec: its model.
+        tiers: mapping with the names of the tiers as keys.
 
     Returns:
         (bytes of the announcement, number of messages that the round publishes at once).
@@ -222,10 +244,15 @@ def _ref(size: int, chunk: int) -> BlobRef:
 
 
 def arrays_of(spec: ModelSpec, *, rounded: bool) -> Arrays:
-    """Return the initial weights by global name.
+    """Return the initial weights of the model as arrays by global name.
+
+    Args:
+        spec: the model.
+        rounded: True if the downlink rounds weights to fewer bits.
 
     Raises:
-        ModelError: a tensor cannot be averaged or, if ``rounded``, not be rounded for the downlink.
+        ModelError: if a tensor cannot be averaged or, if ``rounded``, not be rounded; or if its name is not
+            allowed.
     """
     for name, tensor in spec.weights.items():
         if not tensor.is_floating_point():
@@ -250,12 +277,13 @@ def arrays_of(spec: ModelSpec, *, rounded: bool) -> Arrays:
 
 
 def candidate_of(federation: Federation) -> Federation:
-    """Return the federation with the settings of its rollout's candidate.
+    """Return the federation with the settings of its candidate: those of the table ``rollout``, tried by a part of the
+    devices.
 
     A candidate with another algorithm gets only the options of the rollout table.
 
     Raises:
-        ConfigError: a key cannot be used; the message names it.
+        ConfigError: if a key cannot be used; the message names it.
     """
     tables = federation.model_dump(mode="json", exclude_unset=True)
     table = federation.rollout
@@ -271,10 +299,16 @@ def candidate_of(federation: Federation) -> Federation:
 def candidates_of(
     federation: Federation, spec: ModelSpec, tiers: Mapping[str, TierTraining]
 ) -> dict[str, TierTraining]:
-    """Return the candidate's training of each tier that has one; {} without a rollout.
+    """Return the training of the candidate (the settings on trial in the table ``rollout``) by tier; {} without a
+    rollout.
+
+    Args:
+        federation: the federation.
+        spec: its model.
+        tiers: training of each tier with the settings in force.
 
     Raises:
-        ConfigError: the candidate's updates have another form or meaning than those of ``tiers``.
+        ConfigError: if the candidate's updates have another form or meaning than those of ``tiers``.
     """
     if not federation.rollout.on:
         return {}
@@ -289,13 +323,17 @@ def candidates_of(
 
 
 def tried_tiers(federation: Federation) -> tuple[str, ...]:
-    """Return the names of the tiers that have a candidate."""
+    """Return the names of the tiers in which the rollout tries its candidate."""
     table, tiers = federation.rollout, tier_tables(federation)
     return tuple(tiers) if table.algorithm else tuple(name for name in tiers if name in table.tiers)
 
 
 def _check_candidate(tier: str, algorithm: Algorithm, candidate: Algorithm) -> None:
-    """Raise ConfigError unless candidate and algorithm need the same computation on the server, which serves both."""
+    """Check that candidate and algorithm need the same computation on the server, which serves both at once.
+
+    Raises:
+        ConfigError: if they do not; the text names the tier.
+    """
     if algorithm.whole or candidate.whole:
         raise refused(
             tier, "its algorithm needs every device in every round, and a trial compares some with others"
@@ -319,7 +357,7 @@ def _check_candidate(tier: str, algorithm: Algorithm, candidate: Algorithm) -> N
 
 
 def refused(tier: str, why: str) -> ConfigError:
-    """Return the error for a tier whose candidate cannot be tried."""
+    """Return the ConfigError for tier ``tier`` in which the candidate cannot be tried. ``why``: the reason."""
     return ConfigError(
         f"the candidate of [rollout] cannot be tried in tier {tier!r}: {why}; change [rollout.algorithm], or begin another "
         "federation with it",

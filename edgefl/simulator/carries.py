@@ -1,4 +1,5 @@
-"""Store of the clients' carries between rounds, one row per carry, as in a device's own store.
+"""Store of the clients' carries, the state that an algorithm keeps on a client between its rounds. One row per carry, as
+in a device's own store.
 
 Changes become durable by :meth:`CarryStore.commit`, so a killed process leaves the last committed state.
 """
@@ -24,7 +25,10 @@ CREATE INDEX IF NOT EXISTS by_client ON carries(client);
 
 
 class CarryStore:
-    """Carries of all clients in ``state.sqlite`` of a simulation's folder.
+    """Carries of all clients, and the state of the simulation, in the SQLite file ``path`` (``state.sqlite``).
+
+    A carry is the state that an algorithm keeps on a client from one of its rounds to the next, such as a residual.
+    The file is created if it is missing.
 
     Raises:
         StoreError: If the file is damaged.
@@ -43,7 +47,7 @@ class CarryStore:
 
     @property
     def standing(self) -> bytes | None:
-        """Encoded state of the simulation, or None before the first commit."""
+        """Encoded state of the simulation as of the last :meth:`commit`, or None before the first one."""
         row = self._db.execute("SELECT data FROM standing").fetchone()
         return None if row is None else bytes(row[0])
 
@@ -53,15 +57,14 @@ class CarryStore:
         self._db.commit()
 
     def choose(self, client: str, begun: RoundToBegin, exchanges: int) -> int | None:
-        """Return the number of the carry from which a round of ``client`` begins, for :meth:`read`; None if it begins
-        without one.
+        """Return the row number of the newest valid carry of ``client``, to pass to :meth:`read`; None if there is none.
 
         Carries that no later round can use are deleted.
 
         Args:
             client: Name of the client.
-            begun: The round.
-            exchanges: Completed rounds for which a carry is valid; 0 for no limit.
+            begun: Round that the client begins. Only carries stored under ``begun.name`` are valid.
+            exchanges: Number of completed rounds for which a carry is valid; 0 for no limit.
         """
         rows = self._db.execute(
             "SELECT id, name, nonce, round FROM carries WHERE client = ? ORDER BY id", (client,)
@@ -73,7 +76,7 @@ class CarryStore:
         return None if choice.carry is None else choice.carry.id
 
     def read(self, number: int) -> Arrays:
-        """Return the carry with this number. It stays in the store until a later round begins from another one."""
+        """Return the arrays of the carry with row number ``number``, by name. The carry stays in the store."""
         row = self._db.execute("SELECT data FROM carries WHERE id = ?", (number,)).fetchone()
         return tensors.load(row[0])
 

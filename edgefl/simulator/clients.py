@@ -27,19 +27,21 @@ class ClientData(Protocol):
 
     @property
     def samples(self) -> Mapping[str, int]:
-        """Number of samples of every client."""
+        """Number of samples of each client, by the client's name."""
 
     def of(self, client: str) -> LocalSource:
-        """Return the data of a client.
+        """Load and return the training data of one client.
 
         Raises:
-            DataError: If they cannot be used.
+            DataError: If the data cannot be used.
         """
 
 
 @dataclass(frozen=True, eq=False)
 class SharedData:
-    """Training samples of one ``dataset``, divided among the clients. ``rows``: indices of each client's samples, int64."""
+    """Training samples of one ``dataset``, divided among the clients. ``rows``: by client, the indices of its samples
+    (int64).
+    """
 
     dataset: Dataset
     rows: Mapping[str, Array]
@@ -58,8 +60,8 @@ class SharedData:
 
 @dataclass(frozen=True, eq=False)
 class OwnData:
-    """Training data in the files of each client. ``places`` are their paths, read by
-    :func:`edgefl_device.data.sources.load`.
+    """Training data in files of the clients. ``places``: by client, the path of its data, in a format that
+    :func:`edgefl_device.data.sources.load` reads.
     """
 
     places: Mapping[str, Path]
@@ -81,7 +83,14 @@ _DRAWS = 1 << 64
 
 @dataclass(frozen=True)
 class ClientWork:
-    """Work of a client of ``tier`` in a round: bytes to fetch, local steps, and bytes to send."""
+    """Work of one client in a round.
+
+    Attributes:
+        tier: Tier of the client.
+        steps: Local training steps.
+        down_bytes: Bytes that it downloads.
+        up_bytes: Bytes that it uploads.
+    """
 
     tier: str
     steps: int
@@ -105,36 +114,42 @@ class _TrainingStage:
 
 @dataclass(frozen=True)
 class SimulatedFleet:
-    """Speed, energy and losses of the clients by ``table``, drawn by ``seed``.
+    """Speed, energy and lost updates of the clients, as the table ``simulation`` (``table``) defines them.
 
-    The speed of a client is drawn once for the run, its losses for each round.
+    All draws depend on ``seed`` and names only. The speed of a client is drawn once for the run, the loss of its
+    update for each round.
     """
 
     table: SimulationTable
     seed: int
 
     def slowness(self, tier: str, client: str) -> float:
-        """Return the factor of a client's times relative to a median client. Its logarithm has a normal distribution."""
+        """Return the factor by which a client of ``tier`` needs more time than the median client. Its logarithm has a
+        normal distribution.
+        """
         drawn = self._uniform("slow", client)
         return math.exp(self._of_tier(tier).spread * NormalDist().inv_cdf(drawn))
 
     def absent(self, client: str) -> bool:
-        """Return True if the client never participates."""
+        """Return True if the table excludes the client from all rounds."""
         return any(fnmatchcase(client, pattern) for pattern in self.table.absent)
 
     def vanishes(self, number: int, tier: str, client: str) -> bool:
-        """Return True if the update of ``client`` in round ``number`` is lost."""
+        """Return True if the update of ``client``, of tier ``tier``, is lost in round ``number``."""
         return self._uniform("vanish", number, client) < self._of_tier(tier).dropout
 
     def seconds(self, client: str, work: ClientWork) -> float:
-        """Return the seconds from a round's task to the arrival of the update."""
+        """Return the seconds that ``client`` needs for ``work``, from the start of its download to the end of its
+        upload.
+        """
         return math.fsum(part.seconds for part in self._parts(client, work))
 
     def joules(self, number: int, client: str, work: ClientWork, seconds: float) -> float:
-        """Return the joules that a client has spent in round ``number``, ``seconds`` after the round's begin.
+        """Return the joules that ``client`` has spent for ``work`` in round ``number``, ``seconds`` after it got its
+        task.
 
-        Fetching, training and sending follow each other. A client that is not ready stops at that time. A lost client
-        has fetched and trained, but not sent.
+        Download, training and upload follow each other; an unfinished client is charged for the time so far. A client
+        whose update is lost is charged for download and training only.
         """
         fetch, train, send = self._parts(client, work)
         spent, left = 0.0, seconds
@@ -146,7 +161,9 @@ class SimulatedFleet:
         return spent
 
     def place(self, number: int, client: str) -> float:
-        """Return a random number in (0, 1) that orders clients with equal times in round ``number``."""
+        """Return a random number in (0, 1), drawn for ``client`` in round ``number``. Clients that finish at the same
+        time are sorted by it.
+        """
         return self._uniform("arrive", number, client)
 
     def _parts(self, client: str, work: ClientWork) -> tuple[_TrainingStage, _TrainingStage, _TrainingStage]:
@@ -176,7 +193,7 @@ class SimulatedFleet:
         return {name: self.table.of_tier(name) for name in self.table.tiers}
 
     def _uniform(self, *parts: object) -> float:
-        """Return a uniform number in (0, 1)."""
+        """Return a uniform number in (0, 1) that depends only on the seed and ``parts``."""
         text = "/".join(map(str, (self.seed, *parts)))
         number = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
         return min((number + 0.5) / _DRAWS, 1.0 - 1e-16)

@@ -1,4 +1,4 @@
-"""Downloads of simulated clients: weights decoded from the blobs that a server would publish."""
+"""SimulatedDownlink of simulated clients: weights decoded from the blobs that a server would publish."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from edgefl_server.storage.checkpoints import PublishedModels
 
 @dataclass
 class DownlinkBlobs:
-    """Encoded blobs of the current model, in memory."""
+    """Compressed blobs of the current model, in memory. ``held``: (reference, bytes) by the SHA-256 of the bytes;
+    ``chunk``: default size of a chunk in bytes.
+    """
 
     chunk: int
     compression: Compression
@@ -41,14 +43,24 @@ class DownlinkBlobs:
 
 @dataclass(frozen=True)
 class FetchedWeights:
-    """Download of a tier's clients: weights by the labels of ports, and its size in bytes."""
+    """Download of one client of a tier: its weights in float32, and their compressed size in bytes. A weight has the
+    label of the graph input (port) that reads it.
+    """
 
     weights: Arrays
     nbytes: int
 
 
 class SimulatedDownlink:
-    """Publisher of successive models in the federation's encoding."""
+    """Publisher of successive models in the encoding of the federation's downlink.
+
+    It computes the weights that clients receive, and the size of their downloads.
+
+    Args:
+        spec: Specification of the run.
+        folder: Folder with the record of published models, for a restart.
+        run: Identifier of the run.
+    """
 
     def __init__(self, spec: RunSpec, folder: Path, run: str) -> None:
         limits, downlink = spec.limits, spec.downlink
@@ -58,20 +70,20 @@ class SimulatedDownlink:
         self._downlink = Downlink(downlink, self._blobs, PublishedModels(folder, run), limits.max_blob_bytes)
 
     def publish(self, model: ModelVersion) -> None:
-        """Publish a new model."""
+        """Encode ``model`` as the next version, and drop the blobs that it does not need."""
         self._downlink.publish(model.number, model.version, model.parts(self._spec))
         self._blobs.keep_only(self._downlink.units)
 
     def resume(self, model: ModelVersion) -> None:
-        """Publish a model again after a restart, with the same bytes."""
+        """Publish ``model`` again after a restart, with the same bytes as before."""
         self._downlink.resume(model.number, model.version, model.parts(self._spec))
 
     def received(self, model: ModelVersion) -> Arrays:
-        """Return the weights of ``model`` by global name as clients receive them, with the rounding of the encoding."""
+        """Return all weights of ``model`` by global name, after encoding and decoding: rounded as clients receive them."""
         return self._downlink.received(model.weights, model.parts(self._spec))
 
     def fetch(self, manifest: Manifest) -> FetchedWeights:
-        """Return the download of a client of this tier that has no weights yet."""
+        """Return the download of a client that has no earlier weights. ``manifest``: manifest of the client's tier."""
         names = (*(unit for chunk in manifest.prefix for unit in chunk.units), *manifest.suffix)
         arrays: Arrays = {}
         nbytes = 0

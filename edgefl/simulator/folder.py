@@ -60,14 +60,18 @@ _FREE: Mapping[str, IncEx | bool] = {
 
 
 class _Saved(msgspec.Struct, frozen=True, kw_only=True):
-    """Content of ``state.sqlite``: the simulation's state, and the digest of its code."""
+    """Content of ``state.sqlite``: the simulation's state ``standing``, and the digest of its ``code``."""
 
     standing: SimulationState
     code: str
 
 
 def rows_of(folder: Path) -> tuple[RoundRow, ...]:
-    """Return the rows of all rounds in a folder, in order. A line that a killed process left incomplete is ignored."""
+    """Return the rows of all rounds in ``rounds.jsonl`` of a simulation's folder, in order; empty if the file is
+    missing.
+
+    A line that a killed process left incomplete is ignored.
+    """
     path = folder / ROUNDS_NAME
     rows: list[RoundRow] = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
@@ -77,7 +81,9 @@ def rows_of(folder: Path) -> tuple[RoundRow, ...]:
 
 
 def kept_path(folder: Path, number: int) -> Path:
-    """Return the path of the model after round ``number`` that the option ``simulation.keep_every`` stores."""
+    """Return the file for the model after round ``number``, one of those that the option ``simulation.keep_every``
+    stores.
+    """
     return folder / KEPT_NAME / f"round-{number:04d}.safetensors"
 
 
@@ -127,15 +133,15 @@ def refuse_held(path: Path) -> None:
 
 
 def check(path: Path, federation: Federation, *, resume: bool) -> None:
-    """Check that a simulation may use a folder.
+    """Check that a new or resumed simulation may use the folder ``path``. Nothing is written.
 
     Args:
-        path: Folder.
-        federation: Configuration.
-        resume: True to continue the simulation in the folder.
+        path: Folder; it need not exist.
+        federation: Configuration of the simulation.
+        resume: True to continue the simulation in the folder, if it has one.
 
     Raises:
-        ConfigError: If the folder has other contents, or a simulation of another configuration, or if it has a
+        ConfigError: If the folder has other contents or a simulation of another configuration. Also if it has a
             simulation and ``resume`` is False.
     """
     refuse_foreign(path)
@@ -157,8 +163,8 @@ class SimulationFolder:
     Attributes:
         path: The folder.
         federation: Configuration of the simulation.
-        carries: Store of the clients' carries.
-        standing: Last saved state.
+        carries: Store of the clients' carries, the state that the algorithm keeps on them between rounds.
+        standing: Last saved state; the initial state for a new simulation.
         resumed: True if an earlier process began the simulation.
     """
 
@@ -172,8 +178,14 @@ class SimulationFolder:
     def open(cls, path: Path, federation: Federation, *, resume: bool) -> SimulationFolder:
         """Open the folder of a new or resumed simulation, and write its configuration if it is new.
 
+        Args:
+            path: Folder; it is created if it is missing.
+            federation: Configuration of the simulation.
+            resume: True to continue the simulation in the folder, if it has one.
+
         Raises:
             ConfigError: As :func:`check`, or if the simulation was begun by other code.
+            StoreError: If ``state.sqlite`` is damaged.
         """
         check(path, federation, resume=resume)
         if not (path / CONFIG_NAME).exists():  # before anything else: it says whose folder this is
@@ -195,17 +207,20 @@ class SimulationFolder:
 
     @property
     def rows(self) -> tuple[RoundRow, ...]:
-        """Rows of the saved rounds. Rounds that a killed process ran but did not save are run again."""
+        """Rows of the rounds up to the saved state. Rounds that a killed process ran but did not save are run again."""
         return tuple(row for row in rows_of(self.path) if row.round <= self.standing.number)
 
     def weights(self, spec: RunSpec) -> Arrays:
-        """Return the model, with the server's state, from which this process continues."""
+        """Return the model, with the server's state, from which this process continues: the last checkpoint, or the
+        initial model of ``spec``.
+        """
         return Checkpoints(self.path).load(self.standing.number) if self.resumed else dict(spec.initial)
 
     def write(self, spec: RunSpec, rounds: Iterable[FinishedRound]) -> Iterator[RoundRow]:
-        """Write each round to the folder and yield its row.
+        """Write each of ``rounds`` to the folder as it finishes, and yield its row.
 
-        The state is saved at intervals, and the model after the last round.
+        Rows of unsaved rounds are removed first. The state is saved at intervals and after the last round. Then the
+        final model and the table ``rounds.csv`` are written too.
         """
         checkpoints, last = Checkpoints(self.path), time.monotonic()
         code = digest_of(code_of(self.federation))
@@ -230,7 +245,7 @@ class SimulationFolder:
         self._tabulate()
 
     def _save(self, checkpoints: Checkpoints, weights: Arrays, standing: SimulationState, code: str) -> None:
-        """Save the model, then the state, which names the model."""
+        """Save the model, then the state, which names the model. ``code``: digest of the simulation's code."""
         checkpoints.save(standing.number, weights)
         self.carries.commit(msgspec.json.encode(_Saved(standing=standing, code=code)))
         checkpoints.prune(standing.number)

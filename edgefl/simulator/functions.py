@@ -1,4 +1,5 @@
-"""Functions of the clients, recorded as lists of operations for one or several clients, and the plan of a simulation.
+"""Functions of the clients, recorded as lists of torch operations for one or several clients, and the plan of a
+simulation.
 
 A recording does not use autograd: it contains the operations of forward pass, backward pass and update. For several
 clients it is the same list, with a leading client dimension on each tensor that belongs to a client
@@ -45,7 +46,11 @@ Call = Callable[..., tuple[Tensor, ...]]
 
 
 def compile_list(module: fx.GraphModule) -> Call:
-    """Return ``module`` as a Python function of its placeholders, in order. It frees each value after its last use."""
+    """Return the operations of ``module`` as a Python function.
+
+    The function takes the placeholders as positional arguments, in order, and returns a tuple of tensors. It frees
+    each value after its last use.
+    """
     return _FunctionWriter(module).function()
 
 
@@ -113,8 +118,8 @@ class _FunctionWriter:
 
 
 def move(module: fx.GraphModule, device: torch.device) -> None:
-    """Move the constants of a recorded list, and the tensors that it creates, to ``device``. Its inputs must be there
-    too.
+    """Move the constants of a recorded list, and the tensors that it creates, to ``device``, in place. Inputs of later
+    calls must be on that device too.
     """
     for node in module.graph.nodes:
         if node.op == "get_attr":
@@ -142,11 +147,12 @@ Recorded = Callable[[Mapping[str, Tensor]], Tensors]
 
 @dataclass
 class Functions:
-    """Functions of one exchange of a tier, by the names of graphs in the manifest of ``bundle``. The bundle has no
-    graphs.
+    """Recorded functions that the clients of a tier run in one exchange (a round of an algorithm that may need several).
+
+    They replace the graphs of a bundle and have the names of these graphs in its manifest.
 
     Attributes:
-        bundle: Bundle with the manifest only.
+        bundle: Bundle with the manifest, but without graphs.
         named: Functions by name.
         wanted: Number of clients of the tier that a round aims for.
         table: Table ``simulation``, with device and precision.
@@ -167,8 +173,14 @@ class Functions:
         wanted: int,
         table: SimulationTable,
     ) -> Functions:
-        """Return the functions of ``exchange`` for ``tier``. ``bundle`` has the manifest; ``wanted`` and ``table`` are
-        the attributes.
+        """Return the functions of ``exchange`` for ``tier``.
+
+        Args:
+            tier: The tier's training: its model and frozen units.
+            exchange: Round trip of the algorithm, with its functions.
+            bundle: Bundle with the manifest, but without graphs.
+            wanted: Number of clients of the tier that a round aims for.
+            table: Table ``simulation``, with device and precision.
         """
         manifest = bundle.manifest
         named = {function.name: function for function in exchange.algorithm.functions}
@@ -189,8 +201,8 @@ class Functions:
         return self.bundle.manifest
 
     def steps(self, rows: int, most: int) -> int:
-        """Return the number of local steps of a client with ``rows`` samples. It uses at most ``most`` of them; 0 for
-        all.
+        """Return the number of local steps of a client with ``rows`` samples. The client uses at most ``most`` samples;
+        0: no limit.
         """
         return sum(self.manifest.steps_with(min(rows, most or rows)))
 
@@ -199,7 +211,9 @@ class Functions:
         return self.bundle.blobs[ref.sha256]
 
     def features(self, name: str) -> Callable[[Array], Array]:
-        """Return a function that converts the contents of files to samples, by the recorded function ``name``."""
+        """Return a function that converts the contents of files to samples. It runs the recorded function called
+        ``name`` on a batch of rows.
+        """
         run = self.record_function(name, 1)
         return lambda rows: (
             run({"batch.0.x": torch.from_numpy(rows).to(self.device)})["record.x"].cpu().numpy()
@@ -207,7 +221,8 @@ class Functions:
 
     @cached_property
     def together(self) -> int:
-        """Number of clients per call of a function: above 1 if a client's arithmetic costs less than the calls.
+        """Number of clients for which a function is called at once. It exceeds 1 for small models without convolutions,
+        where the calls cost more than the arithmetic.
 
         It depends on model and federation, but not on the machine.
         """
@@ -235,8 +250,12 @@ class Functions:
         return frozenset({phase.graph for phase in phases} | shorter)
 
     def record_function(self, name: str, clients: int) -> Recorded:
-        """Return the recording of function ``name`` for ``clients`` clients at once; 1 has no client dimension. It is
-        cached.
+        """Return function ``name`` as recorded for ``clients`` clients at once. Recordings are cached.
+
+        With 1 client the tensors have no client dimension.
+
+        Raises:
+            ConfigError: If an operation cannot run for several clients.
         """
         key = name, clients
         if key not in self._recorded:
@@ -248,19 +267,21 @@ class Functions:
 def record_function(
     function: Function, clients: int, *, device: torch.device = _HERE, exact: bool = True
 ) -> Recorded:
-    """Record a function as a list of operations.
+    """Record a function as a list of operations, and return a function that runs it without autograd.
 
     Args:
         function: Function of an algorithm.
-        clients: Number of clients.
+        clients: Number of clients. Above 1, each tensor that differs per client has a leading client dimension.
         device: Device to run on.
         exact: False for matrix products in bfloat16, as with torch.autocast; weights stay float32.
 
     Returns:
-        The recorded function. It overwrites an input of the role ``state`` that it replaces.
+        A function from input tensors to output tensors, both by port name. It overwrites an input of the role
+        ``state``
+        that an output replaces.
 
     Raises:
-        ConfigError: If an operation has no form for several clients.
+        ConfigError: If an operation cannot run for several clients.
     """
     with torch.autocast("cpu", torch.bfloat16, enabled=not exact, cache_enabled=False):
         traced = trace(function)
@@ -296,7 +317,7 @@ def _convolves(function: Function) -> bool:
 
 
 def _find_replaced(inputs: Sequence[str], outputs: Sequence[str]) -> dict[int, int]:
-    """Return the index of each state input, with the index of the output that replaces it."""
+    """Return, by index of each ``state`` input that the function replaces, the index of the output with the same name."""
     return {
         place: outputs.index(name)
         for place, name in enumerate(inputs)
@@ -307,7 +328,11 @@ def _find_replaced(inputs: Sequence[str], outputs: Sequence[str]) -> dict[int, i
 def _for_many(
     function: Function, inputs: Sequence[str], module: torch.fx.GraphModule, clients: int
 ) -> torch.fx.GraphModule:
-    """Return ``module`` with a leading client dimension on all tensors that differ per client."""
+    """Return ``module`` with a leading client dimension on all tensors that differ per client.
+
+    Raises:
+        ConfigError: If an operation cannot run for several clients.
+    """
     module.recompile()
     common = [role_of(name) in _COMMON for name in inputs]
     specs = [function.inputs[name] for name in inputs]
@@ -334,7 +359,8 @@ def _for_many(
 
 @dataclass(frozen=True)
 class SimulationPlan:
-    """Run spec of a server, and the functions that run instead of bundles, by tier and index of the exchange.
+    """Run spec of a server, and the functions that run instead of bundles. ``functions``: by (tier, index of the
+    exchange).
 
     The index is from :meth:`~edgefl_server.run_spec.RunSpec.index`.
     """
@@ -352,7 +378,14 @@ class SimulationPlan:
         progress: Callable[[str], None] = lambda _: None,
         device: str = "auto",
     ) -> SimulationPlan:
-        """Return the plan of ``federation``, evaluated on ``dataset``.
+        """Return the plan of ``federation``. No bundles are compiled.
+
+        Args:
+            federation: Configuration.
+            dataset: Dataset whose test set the server evaluates on.
+            listener: Receives events of the compilation, such as warnings.
+            progress: Called with a line of text for each step.
+            device: Device of the evaluation.
 
         Raises the errors of :func:`edgefl_server.compose.compose`.
         """
@@ -375,5 +408,5 @@ class SimulationPlan:
 
 
 def _wanted(federation: Federation, tier: str) -> int:
-    """Return the number of clients of the tier that a round aims for, if all tiers are selected in proportion."""
+    """Return the number of clients of ``tier`` that a round aims for, if each tier is selected by the same fraction."""
     return share(federation.round.fraction, federation.tiers[tier].count)

@@ -44,10 +44,10 @@ class MlflowRun:
         client: Client of the server.
         uri: URL of the server.
         run: Identifier of the run.
-        last: Last round on the server.
+        last: Number of the last round that the server has.
         listener: Receives warnings.
-        waiting: Rounds to send.
-        again: Earliest time (monotonic) of the next attempt.
+        waiting: Queue of rounds to send.
+        again: Earliest time (monotonic) of the next attempt after a failure.
     """
 
     client: MlflowClient
@@ -60,7 +60,15 @@ class MlflowRun:
 
     @classmethod
     def open(cls, folder: Path, federation: Federation, dataset: str, listener: EventListener) -> MlflowRun:
-        """Return the run that ``mlflow.json`` in ``folder`` names, or a new one.
+        """Open the MLflow run of a simulation: the one named in ``mlflow.json`` of ``folder``, or else a new one.
+
+        A new run gets the configuration as parameters, and its identifier is written to ``mlflow.json``.
+
+        Args:
+            folder: Folder of the simulation.
+            federation: Configuration; ``simulation.mlflow`` is the URL of the server.
+            dataset: Description of the dataset, a tag of the run.
+            listener: Receives warnings.
 
         Raises:
             ConfigError: If MLflow cannot be reached, or does not have the run.
@@ -89,13 +97,15 @@ class MlflowRun:
         self._send()
 
     def take(self, row: RoundRow) -> None:
-        """Queue a round, and send all queued rounds unless an attempt failed recently."""
+        """Queue a round that the server lacks. Send all queued rounds, unless an attempt failed within the last minute."""
         self.waiting.extend([row] if row.round > self.last else [])
         if time.monotonic() >= self.again:
             self._send()
 
     def close(self, *, finished: bool) -> None:
-        """Send the queued rounds and end the run. If that fails, emit a warning."""
+        """Send the queued rounds and mark the run as ended: ``FINISHED`` if ``finished``, else ``KILLED``. If sending
+        fails, only emit a warning.
+        """
         self._send()
         if self.waiting:
             self._warn(f"{self.uri} lacks {len(self.waiting)} rounds: `resume` sends them when it is back")

@@ -31,11 +31,11 @@ class ReplayedRound:
     Attributes:
         round: Number of the round.
         outcome: ``closed`` or ``abandoned``.
-        updates: Number of updates.
-        late: Number of updates that began from an earlier model.
-        weights_sha256: Digest of the model after the round.
-        journaled: Digest in the journal.
-        weights: The model.
+        updates: Number of updates that the round counted.
+        late: Number of these that began from an earlier model.
+        weights_sha256: SHA-256 of the model after the round, as replayed.
+        journaled: SHA-256 of that model according to the journal.
+        weights: The replayed model with the server's state, by name.
     """
 
     round: int
@@ -53,15 +53,15 @@ class ReplayedRound:
 
 
 class Replay:
-    """Replay of a run from its journal.
+    """Replay of a run from its journal: computes the model of every round again, from the updates as received.
 
     Args:
         spec: Run spec with the run's configuration.
         journal: Journal of the run.
-        run: Row of the run.
+        run: Row of the run in the journal.
         initial: Model before the first round.
-        folder: Folder for published models.
-        device: Device of the sums.
+        folder: Folder for the encoder of the published models.
+        device: Torch device on which updates are summed.
 
     Raises:
         ConfigError: If the run has another configuration or began from another model.
@@ -98,7 +98,7 @@ class Replay:
             )
 
     def rounds(self) -> Iterator[ReplayedRound]:
-        """Yield every finished round, in order.
+        """Yield every finished round, in order. Stop at a round that is still open.
 
         Raises:
             StoreError: If the bytes of an update are missing or changed.
@@ -154,8 +154,11 @@ class Replay:
 
 
 def differences(ours: Arrays, theirs: Arrays) -> dict[str, int]:
-    """Return the number of different entries by name, for tensors that differ. A missing tensor counts with all its
-    entries.
+    """Return, by name, the number of entries of a tensor of ``ours`` that differ in ``theirs``. Equal tensors are left
+    out.
+
+    A tensor that is missing in ``theirs`` or has another shape counts with all its entries. Tensors only in
+    ``theirs`` are ignored.
     """
     counts = {
         name: int((array != theirs[name]).sum())

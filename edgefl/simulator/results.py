@@ -14,20 +14,30 @@ from edgefl_server.coordinator.record import Participation, Turnout
 
 
 class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished round, ``closed`` or ``abandoned``: a line of ``rounds.jsonl`` and a row of ``rounds.csv``.
+    """A finished round: a line of ``rounds.jsonl`` and a row of ``rounds.csv``.
 
     Attributes:
-        accuracy: Of the global model on the test set. None if the round was not evaluated, as for ``loss`` and ``metrics``.
-        metric: Name of the headline metric.
-        train_loss: Mean over the clients that reported.
-        down_bytes: Weights that the clients fetched, each as a client that has none yet.
-        up_bytes: Tensors of their updates; ``up_float32_bytes`` the same in float32.
+        round: Number of the round.
+        outcome: ``closed`` (with a new model) or ``abandoned``.
+        accuracy: Accuracy of the global model on the test set. Like ``loss`` and ``metrics`` it is missing if the
+            round was not evaluated.
+        loss: Loss on the test set.
+        train_loss: Mean loss over the clients that reported; None if no client did.
+        selected: Number of clients that got a task.
+        reports: Number of accepted updates.
+        rejected: Number of refused updates.
+        declined: Number of clients that declined their task.
+        down_bytes: Bytes that the clients fetched, each as a client without earlier weights.
+        up_bytes: Bytes of the tensors in their updates; ``up_float32_bytes`` the same in float32.
         seconds: Real duration of the simulation of the round.
         simulated_s: Duration of the round in the federation's time.
         energy_j: Joules that all selected clients would have spent (table ``simulation``).
         staleness: Mean number of versions between an update's initial model and the round that counted it.
-        fairness: Jain's index of the clients' numbers of reports so far, 1 if all are equal.
         weights_sha256: Digest of the model and the server's state as safetensors.
+        text: Reason why the round was abandoned, or empty.
+        metric: Name of the headline metric.
+        metrics: Values of all metrics but the loss, by name.
+        fairness: Jain's index of the clients' numbers of reports so far, 1 if all are equal.
     """
 
     round: int
@@ -61,11 +71,20 @@ def scalars(row: RoundRow) -> Mapping[str, float]:
 
 
 class SimulationState(msgspec.Struct, frozen=True, kw_only=True):
-    """State of a simulation between two rounds. With the model after round ``number`` and the carries, it resumes to the
-    same bits.
+    """State of a simulation between two rounds. With the model after round ``number`` and the clients' carries, it
+    resumes to the same bits.
 
-    ``now`` is the federation's own time in seconds. ``took_part`` and ``turnouts`` are the coordinator's
-    participation record (:class:`edgefl_server.coordinator.record.ParticipationRecord`).
+    Attributes:
+        number: Last finished round, closed or abandoned; 0 before the first.
+        position: Completed exchanges since the method began, or began again.
+        base: Last closed round.
+        members: Clients that must take part until the method begins again, if all are needed.
+        refused: Failed attempts in a row at the present exchange.
+        now: Time of the federation in seconds since its begin.
+        finished: True if no round is left.
+        best: Best values of the metrics so far.
+        took_part: Participation by client (:class:`edgefl_server.coordinator.record.ParticipationRecord`).
+        turnouts: For each of the last rounds, the turnout by tier (of the same record).
     """
 
     number: int = 0
@@ -82,7 +101,9 @@ class SimulationState(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class FinishedRound:
-    """Result of a simulated round: its row, the weights with the server's state after it, and the simulation's state."""
+    """Result of a simulated round: its row, the model with the server's state after it, and the state of the simulation
+    (``standing``).
+    """
 
     row: RoundRow
     weights: Arrays
@@ -91,7 +112,17 @@ class FinishedRound:
 
 @dataclass
 class RoundTally:
-    """Figures of the current round: work of the clients, and the reports so far."""
+    """Figures of the current round.
+
+    Attributes:
+        began: Real time at which the round began, by :func:`time.perf_counter`.
+        losses: Training loss by client, of the reports so far.
+        work: Work of the selected clients, by name.
+        down_bytes: Bytes that the clients with a report fetched.
+        up_bytes: Bytes of the tensors in the updates so far; ``up_float32_bytes`` the same in float32.
+        energy_j: Joules of an asynchronous round; None if they follow from ``work``.
+        staleness: In an asynchronous round, the age of each update in versions.
+    """
 
     began: float
     losses: dict[str, float]

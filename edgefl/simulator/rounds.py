@@ -1,4 +1,4 @@
-"""Rounds of a simulated federation, driven by the server's coordinator and aggregator.
+"""SimulatedRounds of a simulated federation, driven by the server's coordinator and aggregator.
 
 There is no clock: time is the federation's own, in seconds since its begin (:mod:`edgefl.simulator.clients`).
 """
@@ -51,19 +51,20 @@ RUN = "simulation"
 
 @dataclass
 class SimulatedRounds:
-    """Round backend of a simulation.
+    """Round backend of a simulation: performs the coordinator's actions by training clients in its own process or
+    workers.
 
     Attributes:
         spec: Specification of the run.
         functions: Functions of the clients, by tier and index of the exchange.
         data: Training data of the clients.
         downloads: Encoder of the model.
-        carries: Store of the clients' carries.
+        carries: Store of the clients' carries (state between their rounds).
         trainers: Trainers of the clients.
         fleet: Speed and losses of the clients.
         update_bytes: Size of an update, by tier.
-        together: Clients of a tier that are trained at a time; 0 for as many as suit its functions.
-        device: Device of the sums.
+        together: Number of clients of a tier that are trained at a time; 0 for as many as suit its functions.
+        device: Torch device on which updates are summed.
         listener: Receives warnings.
     """
 
@@ -96,15 +97,15 @@ class SimulatedRounds:
     def run(
         self, weights: Arrays, standing: SimulationState, *, resumed: bool = False
     ) -> Iterator[FinishedRound]:
-        """Simulate every round that is left.
+        """Simulate all remaining rounds.
 
         Args:
             weights: Model to begin with.
-            standing: Progress of an earlier simulation, or of none.
-            resumed: True if an earlier simulation published the model.
+            standing: Saved state of an earlier process, or the initial state.
+            resumed: True if an earlier process has published the model already.
 
         Yields:
-            Each round that ended.
+            Each finished round, closed or abandoned.
 
         Raises:
             ParticipationError: If the algorithm needs clients that the run lacks.
@@ -156,7 +157,7 @@ class SimulatedRounds:
     # -- actions of the coordinator --------------------------------------------------------------------------
 
     def open_round(self, opened: OpenRound) -> None:
-        """Train the clients of a round, and report their answers to the coordinator."""
+        """Train the clients of a round, and pass their results to the coordinator as events."""
         self._tally = RoundTally(time.perf_counter(), {})
         if self._rules.buffered:
             self._collect(opened)
@@ -170,7 +171,10 @@ class SimulatedRounds:
         """Do nothing: :class:`~edgefl.simulator.versions.Versions` has assigned these tasks already."""
 
     def close_round(self, ended: OpenRound) -> None:
-        """Compute the new model, and report it to the coordinator."""
+        """Compute the new model, publish and evaluate it, and report its version to the coordinator.
+
+        If the server's step fails, the model is unchanged, and the round's row is ``abandoned`` with the reason.
+        """
         aggregation = self._open_aggregation()
         devices = len(self._state.members) if self._rules.all_needed else len(self._state.devices)
         start = RoundModel(self._model, self.downloads)
@@ -182,7 +186,7 @@ class SimulatedRounds:
         self._ended.append(FinishedRound(row, self._model.weights, self._standing(ended.number, self._state)))
 
     def abandon_round(self, ended: OpenRound, text: str, *, restart: bool) -> None:
-        """End a round without a new model."""
+        """End a round with the model unchanged. ``text`` is the reason for its row."""
         row = self._end(ended, RoundConclusion(self._model.weights), "abandoned", text)
         self._ended.append(FinishedRound(row, self._model.weights, self._standing(ended.number, self._state)))
 
@@ -273,7 +277,7 @@ class SimulatedRounds:
         return self.trainers.train(portions, self.carries.read)
 
     def _work(self, opened: OpenRound, fetched: Mapping[str, FetchedWeights]) -> dict[str, ClientWork]:
-        """Return the bytes and steps of each selected client, by name."""
+        """Return the bytes and steps of each selected client, by name. ``fetched``: download of a client, by tier."""
         index, samples, most = self.spec.index(opened.position), self.data.samples, self._rules.samples
         work = {}
         for each in opened.assignments.values():
@@ -294,9 +298,15 @@ class SimulatedRounds:
         return sorted(arriving, key=lambda one: (one[0], fleet.place(opened.number, one[1].device)))
 
     def _portions(self, wanted: Sequence[Assignment], opened: OpenRound, base: int) -> list[ClientPortion]:
-        """Return the portions of the tasks ``wanted``. Clients without a carry that they need are left out.
+        """Divide the tasks ``wanted`` into portions, groups of clients of one tier that are trained together.
 
-        The division does not depend on the trainers, because a group of other clients gives other bits.
+        Clients without a carry that they need are left out. The division does not depend on the trainers, because a
+        group of other clients gives other bits.
+
+        Args:
+            wanted: Tasks to train.
+            opened: Round whose algorithm is used.
+            base: Last completed round, which decides about the validity of carries.
         """
         portions = []
         for tier in dict.fromkeys(each.tier for each in wanted):
@@ -322,7 +332,9 @@ class SimulatedRounds:
         return RoundToBegin(RUN, f"{RUN}/{algorithm}/{assignment.tier}", opened.number, base)
 
     def _take(self, report: Report, opened: OpenRound, base: int) -> states.Answered:
-        """Count a client's report, store its carry, and return its answer for the coordinator."""
+        """Store the carry of a client's report, add the report to the figures of the round, and return the event for the
+        coordinator.
+        """
         if report.refused:
             return states.Answered(report.client, accepted=False, reason=report.refused)
         self._tally.up_bytes += report.up_bytes
@@ -348,7 +360,14 @@ class SimulatedRounds:
         return self._aggregation
 
     def _end(self, ended: OpenRound, done: RoundConclusion, outcome: states.Outcome, text: str) -> RoundRow:
-        """Publish the model after a round, evaluate it if that is due, and return the row of the round."""
+        """Publish the model after a round, evaluate it if that is due, and return the row of the round.
+
+        Args:
+            ended: The round.
+            done: Result of the aggregation, with the model to publish.
+            outcome: ``closed`` or ``abandoned``.
+            text: Reason for the row.
+        """
         aggregation, state, tally = self._open_aggregation(), self._state, self._tally
         weights = done.weights
         self._sums = aggregation.aggregator.release_sums()

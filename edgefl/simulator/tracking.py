@@ -31,16 +31,18 @@ _MLFLOW = {
 
 
 class Tracker(Protocol):
-    """Recorder of rounds."""
+    """Recorder of a simulation's rounds in an outside tool."""
 
     def begin(self, rows: Sequence[RoundRow]) -> None:
-        """Record the rounds of earlier processes, if they are missing."""
+        """Start recording. ``rows``: rounds of earlier processes, of which missing ones are recorded."""
 
     def take(self, row: RoundRow) -> None:
         """Record one more round."""
 
     def close(self, *, finished: bool) -> None:
-        """Finish after the last round of this process. ``finished``: the simulation ended without an error."""
+        """Stop recording after the last round of this process. ``finished``: True if the simulation ended without an
+        error.
+        """
 
 
 def refuse_missing(table: SimulationTable) -> None:
@@ -59,10 +61,17 @@ def refuse_missing(table: SimulationTable) -> None:
 def open_trackers(
     federation: Federation, dataset: str, folder: Path, listener: EventListener
 ) -> Iterator[Sequence[Tracker]]:
-    """Context with the trackers of the table ``simulation``, which are closed at its end.
+    """Open the trackers that the table ``simulation`` of ``federation`` requests, as a context. They are closed at its
+    end.
+
+    Args:
+        federation: Configuration.
+        dataset: Description of the dataset, which MLflow stores.
+        folder: Folder of the simulation.
+        listener: Receives warnings.
 
     Raises:
-        ConfigError: If a tracker cannot be started.
+        ConfigError: If a tracker cannot be started, or its package is missing.
     """
     refuse_missing(federation.simulation)
     trackers: list[Tracker] = []
@@ -84,10 +93,10 @@ FOLDER = "tensorboard"
 
 
 class TensorboardFiles:
-    """Event files in ``tensorboard`` of a simulation's folder.
+    """Event files of TensorBoard, in the subfolder ``tensorboard`` of a simulation's folder.
 
-    A resumed simulation rewrites them from the saved rounds: a killed process leaves incomplete events, and rounds
-    that are run again.
+    They have the configuration ``federation`` as a text. A resumed simulation rewrites them from the saved rounds: a
+    killed process leaves incomplete events, and rounds that are run again.
     """
 
     def __init__(self, folder: Path, federation: Federation) -> None:

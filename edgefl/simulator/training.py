@@ -27,7 +27,14 @@ Metrics = dict[str, float]
 
 @dataclass(frozen=True)
 class Participant:
-    """Client in a round: seed of its task, its samples, and its carry."""
+    """Client in a round.
+
+    Attributes:
+        name: Name of the client.
+        seed: Seed of its task.
+        data: Its samples, converted to the model's input.
+        carry: State that the algorithm kept on it in an earlier round, by name; empty if there is none.
+    """
 
     name: str
     seed: int
@@ -37,14 +44,17 @@ class Participant:
 
 @dataclass(frozen=True)
 class TierInputs:
-    """Inputs that all clients of a tier share: weights by label, on the functions' device, and scalars."""
+    """Inputs that all clients of a tier share: ``weights`` by the label of the graph input that reads them, on the
+    functions' device, and the algorithm's scalars ``hyper`` by name.
+    """
 
     weights: Tensors
     hyper: Mapping[str, float]
 
 
 class ClientTraining:
-    """Local rounds of one exchange of a tier, for ``together`` clients at a time; 0 for as many as suit its functions.
+    """Local rounds of the clients of a tier with ``functions``. Up to ``together`` clients are trained at a time; 0 for
+    as many as suit the functions.
 
     A group that is not full is filled up with copies of its last client, so that equal groups give equal bits.
     """
@@ -57,7 +67,7 @@ class ClientTraining:
     def run(
         self, tier_inputs: TierInputs, participants: Sequence[Participant]
     ) -> Iterator[tuple[Participant, RoundResult]]:
-        """Train the participants and yield each with its result.
+        """Train the participants. Yield (participant, its result), grouped by their numbers of steps.
 
         Raises:
             BundleError: If the weights lack an input of a graph.
@@ -106,7 +116,7 @@ class ClientTraining:
     def _graph_inputs(
         self, phase: PhaseSpec, feeds: Sequence[RoundInputs], step: int, first: int
     ) -> tuple[Graph, list[Arrays]]:
-        """Return (graph of a step, inputs of each client)."""
+        """Return (graph of training step ``step``, inputs of each client). ``first``: first step of the phase."""
         whole = self._manifest.graph(phase.graph)
         graph, shorter = whole, None
         if phase.shorter:  # one client at a time
@@ -123,7 +133,9 @@ class ClientTraining:
         return RoundInputs.for_round(self._manifest, client.seed, client.data, tier_inputs.hyper, features)
 
     def _record(self, tier_inputs: TierInputs, data: FittedData) -> Array:
-        """Return the boundary activations of all samples, one row per sample (embracingfl.md, Algorithm 1)."""
+        """Return the boundary activations, the outputs of the frozen units, with one row per sample of ``data``
+        (embracingfl.md, Algorithm 1).
+        """
         record: Array | None = None
         for chunk in self._manifest.prefix:
             record = self._forward(chunk, tier_inputs, data, record)
@@ -147,8 +159,14 @@ class ClientTraining:
         return np.ascontiguousarray(np.concatenate(parts))  # torch may have put the channels innermost
 
     def _call(self, graph: Graph, tier_inputs: TierInputs, own: Sequence[Arrays], state: Tensors) -> Tensors:
-        """Run one graph for all clients in ``own`` and return its outputs. For several clients ``state`` has a client
+        """Run ``graph`` once for all clients, and return its outputs by name. For several clients they have a client
         dimension.
+
+        Args:
+            graph: Graph to run.
+            tier_inputs: Inputs that all clients share.
+            own: Inputs of each client.
+            state: Training state, with a client dimension for several clients.
         """
         inputs: Tensors = {}
         for port in graph.inputs_of("weights"):

@@ -34,7 +34,16 @@ Arrival = tuple[float, float, Assignment]
 
 @dataclass
 class VersionWindow:
-    """Asynchronous round in progress. ``taken`` are the tasks whose updates it counts, in the order of arrival."""
+    """Asynchronous round in progress.
+
+    Attributes:
+        state: State of the coordinator.
+        now: Federation time in seconds.
+        waiting: Heap of scheduled arrivals, (time, tie-breaker, task).
+        taken: Tasks whose updates the round counts, in the order of arrival.
+        actions: Actions of the coordinator that end the round.
+        energy_j: Joules that clients spent on tasks that ended in the round.
+    """
 
     state: State
     now: float
@@ -44,8 +53,9 @@ class VersionWindow:
     energy_j: float = 0.0
 
     def together(self) -> Iterator[list[Assignment]]:
-        """Yield lists of tasks that can be trained together: of different clients with one initial model, in each
-        client's order.
+        """Yield lists of tasks that can be trained together: tasks of different clients that began from one model.
+
+        The tasks of a client stay in their order.
         """
         groups: dict[tuple[int, int], list[Assignment]] = {}
         had: dict[str, int] = {}
@@ -58,8 +68,13 @@ class VersionWindow:
 
 @dataclass(frozen=True)
 class _RoundStart:
-    """Inputs of the clients that begin in a round: the model, the downloads by tier, the scalars, and the weights as
-    received.
+    """Inputs of the clients that begin in a round.
+
+    Attributes:
+        model: Model of the round.
+        fetched: Download of a client, by tier.
+        hyper: Scalars of the algorithm, by name.
+        received: Weights as clients receive them, by global name.
     """
 
     model: ModelVersion
@@ -70,7 +85,17 @@ class _RoundStart:
 
 @dataclass
 class Versions:
-    """Models that clients train, and the arrival times of their updates. ``update_bytes``: size of an update, by tier."""
+    """Asynchronous rounds: the models that clients train, and the arrival times of their updates.
+
+    Attributes:
+        spec: Specification of the run.
+        rules: Rules of the coordinator.
+        functions: Functions of the clients, by (tier, index of the exchange).
+        data: Training data of the clients.
+        downloads: Encoder of the models.
+        fleet: Speed and losses of the clients.
+        update_bytes: Size of an update, by tier.
+    """
 
     spec: RunSpec
     rules: Rules
@@ -98,16 +123,21 @@ class Versions:
     ) -> tuple[VersionWindow, Mapping[str, Report], RoundAggregation]:
         """Run an asynchronous round and train its clients.
 
+        If the server refuses an update, the round is repeated without it.
+
         Args:
             state: State of the coordinator.
             opened: The round.
             model: Its model.
             now: Federation time in seconds.
-            active: Function that makes the sums.
+            active: Function that makes empty sums from the models of earlier rounds, by round number.
             train: Function that trains clients and adds their updates to the sums.
 
         Returns:
-            The window, the reports by the nonces of their tasks, and the sums.
+            The finished window, the reports by the nonces of their tasks, and the sums.
+
+        Raises:
+            ParticipationError: If too few clients finish before their deadlines.
         """
         self._begin(opened, model)
         older = {number: self.began(number) for number in opened.older}
@@ -150,7 +180,15 @@ class Versions:
         active: RoundAggregation,
         train: Callable[[RoundTask, RoundAggregation], Iterable[Report]],
     ) -> Iterator[tuple[Assignment, Report]]:
-        """Train tasks of different clients with one initial model. Yield each task with its report."""
+        """Train tasks of different clients that began from one model. Yield (task, its report).
+
+        Args:
+            tasks: The tasks, one per client.
+            opened: Round that counts the updates.
+            model: Its model.
+            active: Its sums.
+            train: Function that trains clients and adds their updates to the sums.
+        """
         number, own = tasks[0].round, {task.device: task for task in tasks}
         start = self._starts[number]
         task = RoundTask(
@@ -169,8 +207,11 @@ class Versions:
     def _run_window(
         self, state: State, opened: OpenRound, now: float, refused: Mapping[str, str]
     ) -> VersionWindow:
-        """Return the window at the time when the round has enough updates. Updates of the tasks ``refused`` do not
-        count.
+        """Return the window at the time when the coordinator ends the round. ``refused``: reasons by nonce of the tasks
+        whose updates do not count.
+
+        Raises:
+            ParticipationError: If too few clients finish before their deadlines.
         """
         window = VersionWindow(state, now, list(self._waiting))
         for task in opened.began:
@@ -225,7 +266,7 @@ class Versions:
         return ClientWork(task.tier, steps, self.fetched(task).nbytes, self.update_bytes[task.tier])
 
     def _joules(self, task: Assignment) -> float:
-        """Return the joules that a client spent on a finished task."""
+        """Return the joules that a client spent on a task that ended, finished or not."""
         return self.fleet.joules(_turn(task), task.device, self._work(task), self.rules.deadline_s)
 
 

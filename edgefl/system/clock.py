@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Function that returns the time in seconds. Tests pass one that they control."""
+    """Interface of a function without arguments that returns the time in seconds. Tests pass one that they control."""
 
     def __call__(self) -> float: ...
 

@@ -10,7 +10,9 @@ NAME = "edgefl-tiers"
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an extra of pyproject.toml: ``pip install 'edgefl-tiers[server]'``."""
+    """Return the command that installs edgefl with an ``extra`` of pyproject.toml: ``pip install
+    'edgefl-tiers[server]'``.
+    """
     return f"pip install '{NAME}[{extra}]'"
 
 
@@ -54,6 +56,8 @@ PACKAGES = ("edgefl", "edgefl_export", "edgefl_device", "edgefl_server")
 
 
 def folders(*packages: str) -> tuple[Path, ...]:
-    """Return the folders of top-level packages without importing them. Those that are not installed are left out."""
+    """Return the folders of the top-level packages named, without importing them. Those that are not installed are left
+    out.
+    """
     specs = map(find_spec, packages)
     return tuple(Path(spec.origin).resolve().parent for spec in specs if spec is not None and spec.origin)

@@ -22,8 +22,11 @@ _OF_RIGHTS = {errno.EACCES, errno.EPERM, errno.EROFS}
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add ``path`` to errors of full or read-only disks in the block, because a write to an open file fails without a
-    file name.
+    """Open a context that adds ``path`` to errors of full or read-only disks. A write to an open file fails without a
+    name.
+
+    Raises:
+        OSError: the error with the name of the file.
     """
     try:
         yield
@@ -34,7 +37,7 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def remedy(error: OSError) -> str:
-    """Return advice for an error of the file system, or "" if there is no general one."""
+    """Return advice for the user about an error of the file system, or "" if there is none."""
     if error.errno in _NO_ROOM:
         return "free some space there, or name another folder"
     if error.errno == errno.ENOENT:
@@ -46,16 +49,18 @@ def remedy(error: OSError) -> str:
 def replacing(
     path: Path, *, durable: bool = False, shared: bool = False, private: bool = False
 ) -> Iterator[BinaryIO]:
-    """Open a temporary file beside ``path``, and rename it to ``path`` if the block ends without an error.
+    """Open a temporary binary file in the folder of ``path``, as a context, and rename it to ``path`` at the end.
+
+    If the block raises an error, the temporary file is deleted and ``path`` stays as it was.
 
     Args:
         path: The file to replace; its folder must exist.
-        durable: Wait until the bytes and the new name are on disk.
-        shared: Several processes may write the same path at the same time; the last one wins.
-        private: Only the owner may read the file.
+        durable: True to wait until the bytes and the new name are on disk.
+        shared: True if several processes may write the same path at the same time; the last one wins.
+        private: True if only the owner may read the file.
 
     Raises:
-        OSError: Writing fails; it names the file.
+        OSError: If writing fails; it names the file.
     """
     own = f".{os.getpid()}-{threading.get_ident()}" if shared else ""
     partial = path.with_name(path.name + own + PARTIAL)
@@ -94,13 +99,15 @@ def sync_folder(folder: Path) -> None:
 
 
 def private_opener(path: str, flags: int) -> int:
-    """Open a file, as ``opener`` of :func:`open`; a new file is readable by its owner only."""
+    """Open a file and return its descriptor; pass this function as ``opener`` of :func:`open`. Only the owner may read a
+    new file.
+    """
     return os.open(path, flags, 0o600)
 
 
 def make_private(path: Path) -> None:
-    """Create the file if there is none, readable by its owner only. Call it before a database creates the file for
-    everyone.
+    """Create an empty file that only its owner may read, unless the file exists. Call it before a database creates the
+    file for everyone.
     """
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
@@ -109,7 +116,7 @@ def make_private(path: Path) -> None:
 def make_folder(folder: Path, *, private: bool = False) -> None:
     """Create ``folder`` and its parents if they are missing, and wait until they are on disk.
 
-    ``private``: only the owner may look into a new ``folder``.
+    ``private``: True if only the owner may access a new ``folder``.
     """
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     folder.mkdir(mode=0o700 if private else 0o777, parents=True, exist_ok=True)  # those above: 0o777
@@ -120,7 +127,7 @@ def make_folder(folder: Path, *, private: bool = False) -> None:
 def write_whole(
     path: Path, data: bytes, *, durable: bool = False, shared: bool = False, private: bool = False
 ) -> None:
-    """Replace the content of ``path`` by ``data`` atomically; options as in :func:`replacing`."""
+    """Replace the content of ``path`` by ``data`` atomically. The options of :func:`replacing` apply."""
     with replacing(path, durable=durable, shared=shared, private=private) as file:
         file.write(data)
 
@@ -153,7 +160,7 @@ _AGAIN_S = 0.1
 
 
 class FolderHeld(Exception):
-    """Another process holds the lock. ``pid`` is its process id, 0 if unknown."""
+    """Error: another process holds the lock of a folder. ``pid`` is its process id, 0 if unknown."""
 
     def __init__(self, path: Path, pid: int) -> None:
         super().__init__(f"{path} is held by process {pid or 'unknown'}")
@@ -161,7 +168,7 @@ class FolderHeld(Exception):
 
     @property
     def who(self) -> str:
-        """Return ``process 4711`` for a message, or "another process" if its id is unknown."""
+        """Holder of the lock for a message: ``process 4711``, or "another process" if its id is unknown."""
         return f"process {self.pid}" if self.pid else "another process"
 
 
@@ -177,8 +184,8 @@ class FolderLock:
             standard error names it.
 
     Raises:
-        FolderHeld: another process holds the lock.
-        OSError: the folder cannot be written.
+        FolderHeld: if another process holds the lock.
+        OSError: if the folder cannot be written.
     """
 
     def __init__(self, folder: Path, name: str = "lock", *, patience_s: float = 0.0) -> None:
@@ -186,7 +193,7 @@ class FolderLock:
         self._file = open(path, "a+b", opener=private_opener)  # noqa: SIM115 (held as long as the lock is)
         deadline = time.monotonic() + patience_s
         reported = False
-        while not _taken(self._file.fileno()):
+        while not _try_lock(self._file.fileno()):
             held = FolderHeld(path, self._holder())
             if time.monotonic() >= deadline:
                 self._file.close()
@@ -214,8 +221,11 @@ class FolderLock:
             self._file.close()
 
 
-def _taken(descriptor: int) -> bool:
-    """Try to lock an open file; return True on success. File systems without locks always succeed."""
+def _try_lock(descriptor: int) -> bool:
+    """Try to lock an open file without waiting. Return False if another process holds the lock.
+
+    File systems without locks always succeed.
+    """
     if sys.platform == "win32":
         return True
     try:

@@ -36,8 +36,9 @@ _NONE = -1
 
 
 def processes_for(nbytes: int) -> int:
-    """Return the number of processes of ``nbytes`` each that cores and free memory allow; 1 except on Linux, where forks
-    are safe.
+    """Return the number of processes that cores and free memory allow, if each needs ``nbytes``.
+
+    It is at least 1, and always 1 except on Linux, where forks are safe.
     """
     if sys.platform != "linux":
         return 1
@@ -47,16 +48,17 @@ def processes_for(nbytes: int) -> int:
 def side_by_side(
     tasks: Sequence[Task[Result]], report: Report, *, processes: int, begin: Callable[[], None] = lambda: None
 ) -> Iterator[Result]:
-    """Yield the results of the tasks in their order. An error of a task is raised in its place and ends the others.
+    """Run tasks in forked processes, and yield their results in the order of the tasks.
 
-    A single task, or tasks with one process, run in this process. So does a task whose process dies or whose result
-    cannot be pickled.
+    If a task raises an error, it is raised here when its result is due, and the other tasks are killed. A single
+    task, or tasks with one process, run in this process. So does a task whose process dies or whose result cannot be
+    pickled.
 
     Args:
-        tasks: functions that take a function for progress texts.
+        tasks: functions that take a function for progress texts and return a result.
         report: receives the progress texts of all tasks.
-        processes: most processes.
-        begin: called first in each process; if it raises, the process ends.
+        processes: largest number of processes.
+        begin: called first in each process; if it raises, the process ends and its tasks run here.
     """
     count = min(processes, len(tasks))
     if count <= 1:
@@ -76,7 +78,7 @@ def side_by_side(
 
 @dataclass(eq=False)
 class _Worker:
-    """Worker process, the connection to it, and the number of its current task."""
+    """Worker process, the connection ``line`` to it, and the number of its current task (negative if it has none)."""
 
     process: BaseProcess
     line: Connection
@@ -115,7 +117,14 @@ def _work(
     begin: Callable[[], None],
     inherited: Sequence[Connection],
 ) -> None:
-    """Run tasks in the child process, by the numbers that the parent sends, until the parent closes the connection."""
+    """Run tasks in the child process, by the numbers that the parent sends, until the parent closes the connection.
+
+    Args:
+        tasks: all tasks.
+        line: connection to the parent.
+        begin: function to call first.
+        inherited: connections of the parent and of other workers, which are closed here.
+    """
     for each in inherited:  # the other ends, which would keep the lines open
         each.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started the tasks stops them
@@ -125,10 +134,10 @@ def _work(
         return
     with suppress(EOFError, OSError):
         while True:
-            line.send_bytes(_sendable(_done(tasks[line.recv()], lambda text: line.send(_ProgressText(text)))))
+            line.send_bytes(_sendable(_call(tasks[line.recv()], lambda text: line.send(_ProgressText(text)))))
 
 
-def _done(task: Task[Result], report: Report) -> Any:
+def _call(task: Task[Result], report: Report) -> Any:
     try:
         return task(report)
     except Exception as error:  # raised again by who asked
@@ -161,7 +170,10 @@ def _collect(tasks: Sequence[Task[Result]], workers: Sequence[_Worker], report: 
 
 
 def _receive(worker: _Worker, arrived: dict[int, Any], waiting: Iterator[int], report: Report) -> None:
-    """Receive one message of a worker: a progress text, a result (which is stored in ``arrived``), or its end."""
+    """Receive one message of a worker: a progress text, a result, or the end of its process.
+
+    A result is stored in ``arrived`` by the number of its task, and the worker gets its next task from ``waiting``.
+    """
     try:
         message = worker.line.recv()
     except (EOFError, OSError):
@@ -176,7 +188,7 @@ def _receive(worker: _Worker, arrived: dict[int, Any], waiting: Iterator[int], r
 
 
 def _send_task(worker: _Worker, waiting: Iterator[int]) -> None:
-    """Send the next waiting task to ``worker``, if there is one."""
+    """Send the next number in ``waiting`` to ``worker`` as its task. If none is left, mark the worker as idle."""
     worker.task = next(waiting, _NONE)
     if worker.task >= 0:
         with suppress(OSError):  # it died meanwhile: its line says so when it is read

@@ -43,8 +43,9 @@ def on_first_use(name: str, known: Mapping[str, object] = _NOTHING, alone: Seque
 
     Args:
         name: Name of the module.
-        known: Attributes that the module has before it is loaded.
-        alone: Modules of a package that are imported now without loading it. Any other module loads the package.
+        known: Values of attributes that can be read without loading the module, by name.
+        alone: Submodules of a package to import now without loading the package. Any other submodule loads the
+            package.
     """
     spec = None if name in sys.modules else _specification(name)
     if spec is None:
@@ -64,9 +65,11 @@ def on_first_use(name: str, known: Mapping[str, object] = _NOTHING, alone: Seque
 
 @contextmanager
 def parts_alone(*packages: str) -> Iterator[None]:
-    """Import modules of ``packages`` in the block without running the packages' own code, which loads far more.
+    """Open a context in which submodules of ``packages`` are imported without running the packages' own code, which
+    loads far more.
 
-    The packages are loaded on their first use, or with any other of their modules. Name the outermost package first.
+    The packages are loaded at their first use later, or with any other of their modules. Name the outermost package
+    first.
     """
     opened = []
     for name in packages:
@@ -83,10 +86,9 @@ def parts_alone(*packages: str) -> Iterator[None]:
 
 
 def not_here(*names: str) -> None:
-    """Let imports of these modules fail in this process, unless they are already loaded, for libraries that need them
-    optionally.
+    """Let imports of the modules ``names`` fail in this process, unless they are already loaded.
 
-    Call it early in a process.
+    Libraries that need them optionally then start faster. Call it early in a process.
     """
     for name in names:
         sys.modules.setdefault(name, None)  # type: ignore[arg-type]  # which Python takes for one that there is not
@@ -94,7 +96,9 @@ def not_here(*names: str) -> None:
 
 @contextmanager
 def absent(*names: str) -> Iterator[None]:
-    """Let imports of these modules fail while the block runs, as if they were not installed. Loaded ones stay."""
+    """Open a context in which imports of the modules ``names`` fail, as if they were not installed. Loaded ones stay
+    usable.
+    """
     missing = [name for name in names if name not in sys.modules]
     sys.modules.update(dict.fromkeys(missing))  # type: ignore[arg-type]  # Python's mark of a module that is not installed
     try:
@@ -115,7 +119,10 @@ def _load_alone(package: ModuleType, child: str) -> None:
 
 
 def _specification(name: str) -> ModuleSpec | None:
-    """Return the specification of an unloaded module. Loads its package, unless that one is lazy itself."""
+    """Return the import specification of a module that is not loaded, or None if it does not exist.
+
+    Its package is imported for this, unless it is a placeholder of this module.
+    """
     package = sys.modules.get(name.rpartition(".")[0])
     if isinstance(package, _UnloadedModule):
         assert package.__spec__ is not None
@@ -134,7 +141,7 @@ def _is_in(name: str, package: str) -> bool:
 
 
 def is_unused(name: str) -> bool:
-    """Return True if a module is not loaded yet."""
+    """Return True if ``name`` is a placeholder made by :func:`on_first_use`, not loaded so far."""
     return isinstance(sys.modules.get(name), _UnloadedModule)
 
 
@@ -143,7 +150,9 @@ class _LazySearchPath(list[str]):
 
 
 class _LoadedModuleFinder(MetaPathFinder, Loader):
-    """Finder for modules whose lazy package was loaded during the search, and the module perhaps with it."""
+    """Finder for modules of a lazy package that were loaded, with their package, while the import system searched for
+    them.
+    """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None

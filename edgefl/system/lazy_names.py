@@ -12,7 +12,11 @@ from typing import Any
 
 
 def lazily_from(package: str, names: Collection[str], modules: Sequence[str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of ``package``, whose ``names`` come from the first of ``modules`` that has them."""
+    """Return a ``__getattr__`` for ``package``. An attribute in ``names`` is taken from the first of ``modules`` that
+    has it.
+
+    The modules are imported at the first use of such an attribute.
+    """
 
     def attribute(name: str) -> Any:
         for module in modules if name in names else ():
@@ -28,11 +32,11 @@ def lazily_from(package: str, names: Collection[str], modules: Sequence[str]) ->
 
 
 def lazily(package: str, places: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of ``package``, which imports a name's module when the name is first used.
+    """Return a ``__getattr__`` for ``package`` that imports a name's module when the name is first used.
 
     Args:
         package: Name of the package.
-        places: Names by module; ``Round=RoundTable`` exports the module's name ``RoundTable`` as ``Round``.
+        places: Exported names by module. ``Round=RoundTable`` exports ``RoundTable`` of the module as ``Round``.
     """
     found = {
         name.partition("=")[0]: (place, name.rpartition("=")[2])

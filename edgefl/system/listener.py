@@ -41,8 +41,9 @@ _MOST_MESSAGES = 100
 
 
 def most_connections() -> int:
-    """Return the number of connections that the file descriptors of this process allow, each with a second one to a
-    backend.
+    """Return the largest number of connections that the file descriptors of this process allow.
+
+    It leaves room for a second connection to a backend for each.
     """
     if sys.platform == "win32":
         return 512
@@ -97,7 +98,7 @@ def certificate_fault(cert_file: str, key_file: str, names: str) -> str:
 
 
 class _ClientSocket(socket.socket):
-    """Connection of a client.
+    """Connection of a client. Times are monotonic, in seconds.
 
     Attributes:
         idle_since: Time since which no request is being answered; None while one is.
@@ -137,7 +138,7 @@ class _ClientSocket(socket.socket):
         return taken
 
     def close(self) -> None:
-        """Close the connection, and free its place."""
+        """Close the connection, and remove it from the open connections of the listening socket."""
         if self.accepted_by is not None:
             self.accepted_by.open.pop(self, None)
         super().close()
@@ -151,7 +152,9 @@ class _ClientSocket(socket.socket):
 
 @contextmanager
 def kept(scope: MutableMapping[str, Any]) -> Iterator[None]:
-    """Count the WebSocket of this ASGI scope as in use during the block, so that the server does not close it."""
+    """Open a context in which the WebSocket of the ASGI ``scope`` counts as in use, so that the server does not close
+    it.
+    """
     connection = scope.get("state", {}).get(_CONNECTION)
     if isinstance(connection, _ClientSocket):
         connection.is_kept = True
@@ -248,7 +251,7 @@ class _OnceAMinute(logging.Filter):
         self._logged: dict[str, float] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return True if the record should be logged."""
+        """Return False for a message that was logged within the last minute. Shorten reports of refused connections."""
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, ValueError) and "._start_serving(" in record.getMessage():
             return False  # a second after it could not accept, and the server has stopped meanwhile
@@ -268,7 +271,7 @@ class _OnceAMinute(logging.Filter):
 
 
 class WebServer(uvicorn.Server):
-    """A uvicorn server with a bounded number of connections.
+    """A uvicorn server with a bounded number of connections (see the module).
 
     Args:
         app: The ASGI application.
@@ -293,11 +296,11 @@ class WebServer(uvicorn.Server):
         await super().startup([*self._listening])
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop listening, and end the connections."""
+        """Stop listening, and close the connections."""
         await super().shutdown([*self._listening] or sockets)
 
     async def on_tick(self, counter: int) -> bool:
-        """Close late connections periodically."""
+        """Close connections that have been pending for too long, periodically. Return True if the server should exit."""
         if counter % _TICKS == 0:
             for each in self._listening:
                 each.end_late()

@@ -15,7 +15,7 @@ _GROUP = Path("/sys/fs/cgroup/memory.max")
 
 
 def most_bytes() -> int:
-    """Return the memory of the machine or of the control group, whichever is less; 0 if it is not reported."""
+    """Return the memory of the machine in bytes, or the limit of its control group if that is less; 0 if unknown."""
     most = 0
     with suppress(ValueError, OSError, AttributeError):
         most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -25,13 +25,13 @@ def most_bytes() -> int:
 
 
 def release_freed() -> None:
-    """Return memory that the allocator holds free to the system (Linux with glibc)."""
+    """Return memory that was freed, but is kept by the C allocator, to the operating system (Linux with glibc)."""
     with suppress(OSError, AttributeError):  # another C library than GNU's
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def status_bytes(field: str, pid: int | str = "self") -> int:
-    """Return a ``field`` of a process, such as VmHWM, in bytes; 0 if the system does not report it (not Linux)."""
+    """Return a ``field`` of ``/proc/PID/status`` of a process, such as VmHWM, in bytes; 0 if it is not available."""
     with suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith(field + ":"):
@@ -51,7 +51,9 @@ def cores() -> int:
 
 
 def _quota() -> float | None:
-    """Return the number of processors that the control group allows; None if there is no limit or no report of it."""
+    """Return the number of processors that the control group allows, possibly fractional; None if there is no known
+    limit.
+    """
     for path in _QUOTAS:
         try:
             quota, *period = path.read_text().split()
@@ -65,7 +67,7 @@ def _quota() -> float | None:
 
 @contextlib.contextmanager
 def without_collector() -> Iterator[None]:
-    """Disable the garbage collector in the block, for code that builds large lasting objects.
+    """Open a context without garbage collection, for code that builds large lasting objects.
 
     The collector would scan them again and again. It is disabled for all threads of the process.
     """
@@ -80,9 +82,9 @@ def without_collector() -> Iterator[None]:
 
 @contextlib.contextmanager
 def uncollected_objects() -> Iterator[None]:
-    """Exclude all objects that exist at the end of the block from garbage collection, also in forked processes.
+    """Open a context without garbage collection. At its end, exclude all existing objects from later collections.
 
-    Use it to build objects that live as long as the process. The collector is disabled in the block.
+    Use it to build objects that live as long as the process. Forked processes exclude them too.
     """
     with without_collector():
         yield

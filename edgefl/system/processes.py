@@ -73,7 +73,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def end_by_signal() -> None:
-    """Ask the kernel to terminate this process when its supervisor ends (Linux). Without a supervisor, do nothing."""
+    """Ask the kernel to send this process SIGTERM when its parent ends (Linux).
+
+    Do nothing unless a supervisor started it. If the supervisor has ended already, exit.
+    """
     parent = os.environ.get(PARENT)
     if not parent or sys.platform != "linux":
         return
@@ -84,7 +87,7 @@ def end_by_signal() -> None:
 
 @contextmanager
 def sign_of_life() -> Iterator[int]:
-    """Yield the reading end of a pipe, which never delivers a byte and closes when this process ends.
+    """Open a context with the reading end of a pipe, which never delivers a byte and closes when this process ends.
 
     Pass it as standard input to a process that calls :func:`end_with_input`.
     """
@@ -97,7 +100,7 @@ def sign_of_life() -> Iterator[int]:
 
 
 def end_with_input() -> None:
-    """Start a thread that ends this process when its standard input, a :func:`sign_of_life`, is closed."""
+    """Start a thread that ends this process when its standard input (:func:`sign_of_life`) is closed."""
     threading.Thread(target=_wait_for_end_of_input, name="parent", daemon=True).start()
 
 
@@ -113,8 +116,9 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 
 def start_module(module: str, end: socket.socket) -> subprocess.Popen[bytes]:
-    """Start ``module`` in a process of a new session, so that Ctrl-C does not reach it. Its argument is the descriptor
-    of ``end``.
+    """Start ``python -m module`` in a process of a new session, so that Ctrl-C does not reach it.
+
+    ``end``: socket that the process inherits; its descriptor is the only argument.
     """
     import subprocess
 
@@ -141,7 +145,7 @@ def child_path() -> str:
 
 @contextmanager
 def folder_last(folder: str) -> Iterator[None]:
-    """Keep ``folder`` at the end of ``sys.path`` while the block runs, so that it hides no installed module."""
+    """Open a context with ``folder`` at the end of ``sys.path``, so that it hides no installed module."""
     sys.path.append(folder)
     try:
         yield

@@ -9,7 +9,7 @@ import sys
 
 
 def user_folders() -> list[str]:
-    """Return the entries of ``sys.path`` that Python itself added: the folder of the script, or the working folder."""
+    """Return the entries of ``sys.path`` that Python itself added: the folder of the script, or the working folder ("")."""
     chosen = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     try:
         here = os.getcwd()
@@ -41,7 +41,9 @@ def prefer_installed_modules() -> None:
 
 
 def _requires(names: set[str], folder: str) -> bool:
-    """Return True if one of ``names`` is a module of a package that edgefl needs, directly or not."""
+    """Return True if one of ``names`` is a module of a package that edgefl needs, directly or not. ``folder`` is not
+    searched.
+    """
     # Imported here: a standard module among the names would be imported from the folder.
     from importlib.machinery import PathFinder
 

@@ -23,10 +23,10 @@ _BUDGET = "a memory budget is a size such as 48MiB or a share such as 50%"
 
 
 def parse_size(text: str) -> int:
-    """Return a size in bytes, rounded down.
+    """Return the bytes of a size such as ``64MiB`` (grammar in the module), rounded down.
 
     Raises:
-        ValueError: The text is no size, has no unit, or is more than 2^60 bytes.
+        ValueError: If the text is no size, has no unit, or is more than 2^60 bytes.
     """
     match = _SIZE.fullmatch(text.strip())
     if match and not match[2]:
@@ -54,7 +54,7 @@ def parse_budget(text: str) -> tuple[float, bool]:
     """Return a memory budget as (bytes, False), or as (share from 0 to 1, True) for a text such as ``50%``.
 
     Raises:
-        ValueError: The text is neither, or zero.
+        ValueError: If the text is neither a size nor a share, or is zero.
     """
     share = _SHARE.fullmatch(text.strip())
     try:
@@ -67,7 +67,7 @@ def parse_budget(text: str) -> tuple[float, bool]:
 
 
 def mib(count: float) -> str:
-    """Return the number of mebibytes without a unit, for columns whose title has it."""
+    """Return a number of bytes as text in MiB without the unit, such as ``"64.0"``, for columns whose title has it."""
     return f"{count / MIB:.1f}"
 
 
@@ -82,5 +82,5 @@ def mebibytes_up(count: float) -> str:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes as text, in KiB or MiB if it is large enough."""
+    """Return a number of bytes as text, such as ``"1.5 MiB"``; in KiB below 1 MiB."""
     return mebibytes(count) if count >= MIB else f"{count / KIB:.1f} KiB"

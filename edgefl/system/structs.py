@@ -11,11 +11,12 @@ _Struct = TypeVar("_Struct", bound=msgspec.Struct)
 
 
 def filled(kind: type[_Struct], /, *sources: object, **own: Any) -> _Struct:
-    """Return a struct of type ``kind``. Each field is taken from ``own``, else from the first source with such an
-    attribute.
+    """Return a struct of type ``kind`` whose fields are copied from other objects.
+
+    Each field is taken from ``own``, else from the first of ``sources`` with an attribute of that name.
 
     Raises:
-        TypeError: a field without default is missing.
+        TypeError: If a field without default is missing.
     """
     for name in kind.__struct_fields__:
         for source in sources:
@@ -25,5 +26,5 @@ def filled(kind: type[_Struct], /, *sources: object, **own: Any) -> _Struct:
 
 
 def digest_of(values: object) -> str:
-    """Return the SHA-256 of values that JSON can express, including dataclasses, independent of the order of keys."""
+    """Return the SHA-256 (hexadecimal) of ``values`` as JSON with sorted keys. Dataclasses and structs are allowed."""
     return hashlib.sha256(msgspec.json.encode(values, order="deterministic")).hexdigest()

@@ -18,12 +18,12 @@ PART = "web-"
 
 
 class OfferedTier(msgspec.Struct, frozen=True, kw_only=True):
-    """A tier to choose.
+    """A tier that a browser's user can choose.
 
     Attributes:
         name: name of the tier.
         prefix: prefix of the names of its devices.
-        memory_bytes: memory that a device of the tier reports; 0 for its own.
+        memory_bytes: memory in bytes that a device of the tier reports; 0 to report its real memory.
     """
 
     name: str
@@ -32,18 +32,18 @@ class OfferedTier(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WebOffer(msgspec.Struct, frozen=True, kw_only=True):
-    """Offer of a federation, from which the page makes a device's configuration.
+    """Facts about a federation from which the page makes a browser's configuration as a device.
 
     Attributes:
         federation: name of the federation.
         model: name of the model.
-        broker: WebSocket URL, or empty for the page's relay.
-        login: the broker needs user and password.
+        broker: WebSocket URL of the broker; empty for the page's relay.
+        login: True if the broker needs user and password.
         server_keys: public keys of servers.
         tiers: tiers to choose from.
-        samples: rows of a sample for browsers without data; 0 for none.
+        samples: rows of a sample file for browsers without data; 0 if there are none.
         photos: True if the model reads images.
-        classes: names of the classes; empty for numbers.
+        classes: names of the classes; empty if they only have numbers.
         mirrors: URLs of mirrors of the weights.
     """
 
@@ -60,7 +60,10 @@ class WebOffer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tiers_of(federation: Federation) -> tuple[OfferedTier, ...]:
-    """Return the tiers that browsers can choose, by name or by memory, in the order of the file."""
+    """Return the tiers that browsers can join, in the order of the file.
+
+    A tier that is defined by names of devices is left out, unless a pattern of these has a plain prefix.
+    """
     return tuple(offered for name, table in federation.tiers.items() for offered in _offered(name, table))
 
 
@@ -80,9 +83,9 @@ def offer_of(federation: Federation, dataset: Dataset | None, rows: int, **more:
 
     Args:
         federation: the federation.
-        dataset: its dataset, if this machine has it.
-        rows: rows of a sample.
-        **more: further fields of the offer.
+        dataset: its dataset; None if this machine does not have it.
+        rows: rows of a sample file (:func:`write_samples`).
+        **more: further fields of :class:`WebOffer`.
 
     Returns:
         The offer.
@@ -104,9 +107,9 @@ _NAME = "{}.npz"
 
 
 def write_samples(folder: Path, dataset: Dataset, seed: int) -> int:
-    """Write up to 16 files of equally many training samples.
+    """Write up to 16 sample files with equally many training samples each.
 
-    Devices of the run have the same rows, so the samples are for trying only and say nothing about accuracy.
+    Devices of the run have the same rows, so the samples are for trying only and give no measure of accuracy.
 
     Args:
         folder: folder of the files.
@@ -128,7 +131,9 @@ def write_samples(folder: Path, dataset: Dataset, seed: int) -> int:
 
 
 def sample_of(folder: Path, device: str) -> Path:
-    """Return the sample file of a device, the same in every call, because its data must not change within a round."""
+    """Return the path of a sample file in ``folder`` for ``device``. It is the same in every call, because the data of a
+    device must not change within a round.
+    """
     files = sorted(folder.glob(_NAME.format("*")), key=lambda path: int(path.stem))
     number = int.from_bytes(hashlib.sha256(device.encode()).digest()[:4], "big")
     return files[number % len(files)]

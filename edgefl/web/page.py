@@ -75,14 +75,21 @@ def secret_of(folder: Path) -> str:
 
 
 def address_of(host: str, port: int, secret: str, *, secure: bool) -> str:
-    """Return the page's URL for the QR code. The secret is in the fragment, which browsers do not send."""
+    """Return the page's URL for the QR code. The secret is in the fragment, which browsers do not send.
+
+    Args:
+        host: listening address. For one that means all interfaces, the URL has this machine's own address.
+        port: listening port.
+        secret: secret that admits browsers.
+        secure: True for https.
+    """
     found = own_address() if host in _EVERYWHERE else host
     place = f"[{found}]" if ":" in found else found
     return f"{'https' if secure else 'http'}://{place}:{port}/#{secret}"
 
 
 def own_address() -> str:
-    """Return this machine's address in the local network; its host name without a network."""
+    """Return this machine's IP address in the local network, or its host name if it has no network."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((_NOWHERE, 9))

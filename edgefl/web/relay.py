@@ -30,7 +30,7 @@ _FULL, _NO_BROKER, _REFUSED = 1013, 1011, 1008
 
 @dataclass
 class BrowserRelay:
-    """Relay of browsers to ``broker``; ``open`` is the number of connected browsers.
+    """Relay of browsers' WebSockets to ``broker``. ``open`` is the number of connected browsers.
 
     Raises:
         ConfigError: if the broker needs a client certificate, or is a WebSocket itself.
@@ -58,7 +58,12 @@ class BrowserRelay:
                 self._context.set_alpn_protocols([self.broker.alpn])
 
     async def serve(self, browser: WebSocket) -> None:
-        """Relay bytes until one side closes. Each side is read only as fast as the other can write."""
+        """Relay bytes between a browser and the broker until one side closes. Each side is read only as fast as the
+        other can write.
+
+        If too many browsers are connected, the oldest one that still owes its MQTT CONNECT is closed, or else this
+        one.
+        """
         is_full = self.open >= min(MOST_BROWSERS, most_connections() // 2)
         if PROTOCOL not in browser.scope["subprotocols"] or (is_full and not self._greeting):
             await browser.close(_FULL)
@@ -119,7 +124,9 @@ class BrowserRelay:
 
 
 def _connect_size(data: bytes) -> int:
-    """Return the size of the packet at the beginning of ``data``; 0 if its header is incomplete."""
+    """Return the size in bytes of the MQTT packet at the beginning of ``data``. It is 0 if the header is incomplete, and
+    above the limit if it is invalid.
+    """
     size = 0
     for place, digit in enumerate(data[1:5]):
         size += (digit & ~_MORE) << (7 * place)

@@ -42,12 +42,12 @@ def application(
     """Return the ASGI application of the page.
 
     Args:
-        offer: the offer to browsers.
+        offer: facts about the federation, for browsers.
         secret: secret in the scanned address.
         url: the scanned address.
         static: folder of the page's files.
-        samples: folder of the samples.
-        relay: relay to the broker; None if browsers reach the broker directly.
+        samples: folder of the sample files.
+        relay: relay to the broker; None if browsers connect to the broker directly.
     """
 
     def known(request: HTTPConnection) -> bool:
@@ -114,8 +114,8 @@ class _PageFiles(StaticFiles):
 class _Headers:
     """Middleware that adds security headers to all responses.
 
-    The page loads nothing from elsewhere, connects only to ``connects``, and is isolated from other origins, which
-    threads of WebAssembly need.
+    The page may load files from its own origin only and connect only to it and to ``connects`` (URLs). It is isolated
+    from other origins, which threads of WebAssembly need.
     """
 
     def __init__(self, app: ASGIApp, connects: list[str]) -> None:
@@ -143,6 +143,7 @@ class _Headers:
         await self._app(scope, receive, answered)
 
     def _of(self, host: str, scheme: str) -> dict[str, str]:
+        """Return the headers, by name, for a response to a request with this ``host`` and ``scheme``."""
         sockets = f"{'wss' if scheme == 'https' else 'ws'}://{host}" if _is_host(host) else ""
         connects = " ".join(filter(None, ["'self'", sockets, *map(_origin, self._connects)]))
         return {
@@ -210,7 +211,9 @@ def serve(settings: WebSettings) -> None:
 
 
 def _data(federation: Federation) -> Dataset | None:
-    """Return the dataset for samples, or None if this machine lacks it, as a server of devices with their own data may."""
+    """Return the dataset for sample files. Return None if it cannot be opened here, and write the reason to standard
+    error.
+    """
     try:
         return open_data(federation)
     except EdgeflError as error:

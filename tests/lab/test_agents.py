@@ -11,7 +11,7 @@ import pytest
 from edgefl.config import parse
 from edgefl.errors import ConfigError, EdgeflError
 from edgefl.lab import agents, broker
-from edgefl.lab.agents import command_of, dealt, parse_agents, with_agents
+from edgefl.lab.agents import command_of, deal_agents, parse_agents, with_agents
 from edgefl.lab.broker import free_port
 from edgefl.lab.lab import Lab, ServerEvent
 from edgefl.lab.processes import Supervisor
@@ -52,10 +52,10 @@ def test_agents_take_the_place_of_the_tiers_counts() -> None:
 
 def test_each_tier_has_several_kinds() -> None:
     devices = ["a-0", "a-1", "b-0", "b-1", "c-0", "c-1"]
-    found = dealt(devices, {"python": 2, "cpp": 2, "web": 2})
+    found = deal_agents(devices, {"python": 2, "cpp": 2, "web": 2})
     assert found == dict(zip(devices, ["python", "cpp", "web"] * 2, strict=True))
-    assert list(dealt(devices[:4], {"python": 1, "web": 3}).values()) == ["python", "web", "web", "web"]
-    assert dealt(devices, {}) == {}
+    assert list(deal_agents(devices[:4], {"python": 1, "web": 3}).values()) == ["python", "web", "web", "web"]
+    assert deal_agents(devices, {}) == {}
 
 
 def test_an_agent_that_is_not_built_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

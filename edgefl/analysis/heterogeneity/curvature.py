@@ -38,13 +38,19 @@ class CurvatureReport:
 
     @property
     def largest(self) -> float:
-        """Return the largest magnitude of an eigenvalue."""
+        """Largest magnitude of an eigenvalue of any examined user."""
         return max(max(map(abs, pair)) for pair in self.eigenvalues)
 
 
 @dataclass(frozen=True, eq=False)
 class ExaminedUser:
-    """User whose Hessian is examined: number, samples, and gradient (d,) at the weights of the losses."""
+    """User whose Hessian is examined.
+
+    Attributes:
+        number: number of the user.
+        shard: its samples.
+        gradient: gradient (d,) of its loss at the initial weights.
+    """
 
     number: int
     shard: Shard
@@ -57,9 +63,9 @@ Operator = Callable[[Tensor], Tensor]
 def curvature_report(
     losses: FlatLoss, users: Sequence[ExaminedUser], alpha: float, on_progress: Progress = lambda _: None
 ) -> CurvatureReport:
-    """Measure the curvature of users by Lanczos iterations.
+    """Measure the curvature of users' losses by Lanczos iterations.
 
-    Each eigenvalue takes 20 products; a step of gamma_H takes a product of every user.
+    An eigenvalue takes 20 Hessian-vector products of one user. A step of gamma_H takes one product of every user.
 
     Args:
         losses: the objective's loss and weights.
@@ -95,7 +101,9 @@ def curvature_report(
 
 
 def _hessian(losses: FlatLoss, user: ExaminedUser, at: Tensor) -> Operator:
-    """Return v -> H_i(at) v, on all the user's samples in one batch."""
+    """Return the operator v -> H_i(at) v for the Hessian of ``user`` at the point ``at``, on all its samples in one
+    batch.
+    """
     whole = ShardBatch(0, *user.shard)
     return lambda vector: losses.product(at, vector, whole)
 
@@ -111,10 +119,10 @@ def hessian_variance(losses: FlatLoss, parts: Sequence[ShardBatch]) -> float:
 
     Args:
         losses: the objective's loss and weights.
-        parts: the user's samples, in two batches at least.
+        parts: the user's samples, in at least two batches.
 
     Returns:
-        The estimate from :data:`PROBES` directions.
+        The mean over :data:`PROBES` random directions z.
     """
     at, rows = losses.start, sum(part.size for part in parts)
     generator = torch.Generator().manual_seed(0)
@@ -179,12 +187,16 @@ def extremes(product: Operator, like: Tensor) -> tuple[float, float]:
 
 
 def largest_magnitude(product: Operator, like: Tensor) -> float:
-    """Return the spectral norm: the larger magnitude of the two extreme eigenvalues."""
+    """Return the spectral norm of a symmetric operator: the larger magnitude of its two extreme eigenvalues.
+
+    ``product`` and ``like`` are as for :func:`extremes`.
+    """
     return max(map(abs, extremes(product, like)))
 
 
 class RunningSpread:
-    """Accumulator of the mean of vectors a_i, and of the mean of <a_i - abar, b_i - bbar> as ``value`` (Welford).
+    """Accumulator of pairs of vectors (a_i, b_i). ``mean`` is the pair of their means, ``value`` the mean of <a_i -
+    abar, b_i - bbar> (Welford).
 
     If b_i = a_i, ``value`` is the mean squared distance from the mean, exactly 0 for equal vectors.
     """
@@ -195,6 +207,7 @@ class RunningSpread:
         self._sum = 0.0
 
     def add(self, first: Tensor, second: Tensor | None = None) -> None:
+        """Add the pair (``first``, ``second``). Without ``second``, add ``first`` twice, as a_i and as b_i."""
         a = first.to(torch.float64)
         b = a if second is None else second.to(torch.float64)
         self.count += 1
@@ -211,15 +224,20 @@ class RunningSpread:
 
     @property
     def mean_norm2(self) -> float:
+        """Squared norm of the mean of the a_i; 0 before the first pair."""
         return 0.0 if self.mean is None else float(self.mean[0] @ self.mean[0])
 
 
 @dataclass(frozen=True, eq=False)
 class UserGradient:
-    """Gradients (d,) of a user at a point: on all its samples and on two disjoint halves of them.
+    """Gradients of a user's loss at a point, with estimates of their noise.
 
-    ``variance`` is s_i^2, the trace of the covariance of per-sample gradients; ``largest`` is the largest norm of a batch's
-    gradient.
+    Attributes:
+        mean: gradient (d,) on all samples of the user.
+        halves: gradients (d,) on two disjoint halves of the samples.
+        variance: s_i^2, the trace of the covariance of per-sample gradients.
+        largest: the largest norm of a batch's gradient.
+        samples: number of samples.
     """
 
     mean: Tensor
@@ -230,18 +248,18 @@ class UserGradient:
 
 
 def user_gradient(losses: FlatLoss, at: Tensor, parts: Sequence[ShardBatch]) -> UserGradient:
-    """Average the gradients of a user's batches.
+    """Compute the gradient of a user's loss at a point, and estimates of its noise, batch by batch.
 
-    For K batches of b_k samples, sum_k b_k ||g_k - gbar||^2 / (K - 1) is an unbiased estimate of s_i^2, and s_i^2 itself for
-    batches of one sample (with the divisor m - 1).
+    For K batches of b_k samples, sum_k b_k ||g_k - gbar||^2 / (K - 1) is an unbiased estimate of s_i^2, and s_i^2
+    itself for batches of one sample (with the divisor m - 1).
 
     Args:
         losses: the objective's loss.
         at: the point, flat (d,).
-        parts: the user's samples, in two batches at least.
+        parts: the user's samples, in at least two batches.
 
     Returns:
-        The mean gradient, that of both halves, and the estimates.
+        The gradient on all samples, the gradients on two halves, and the estimates.
     """
     sums = [torch.zeros_like(at, dtype=torch.float64) for _ in range(2)]
     rows, squares, largest = [0, 0], 0.0, 0.0
@@ -288,7 +306,7 @@ class GradientDissimilarity:
 
     @property
     def ratio(self) -> float | None:
-        """Return ``plug_in`` / ||gbar||^2, or None if the mean gradient is 0."""
+        """``plug_in`` / ||gbar||^2, or None if the mean gradient is 0."""
         return self.plug_in / self.mean_norm2 if self.mean_norm2 else None
 
 
@@ -309,6 +327,7 @@ class GradientAccumulator:
         self._norms.append(float(found.mean.norm()))
 
     def report(self) -> GradientDissimilarity:
+        """Return the report on the users that were added so far."""
         count = max(len(self._norms), 1)
         return GradientDissimilarity(
             plug_in=self._whole.value,
@@ -323,7 +342,14 @@ class GradientAccumulator:
 
 @dataclass(frozen=True)
 class AdaptationSummary:
-    """Summary over users after an inner step: kappa of each user (n,), and gamma_f2 = (1/n) sum ||grad F_i - grad F||^2."""
+    """Summary over users after an inner step.
+
+    Attributes:
+        kappas: kappa of each user (:class:`AdaptedUser`), (n,).
+        gamma_f2: (1/n) sum ||grad F_i - grad F||^2.
+        mean_norm2: ||grad F||^2, the squared norm of the mean meta-gradient.
+        largest: the largest norm of an outer gradient.
+    """
 
     kappas: tuple[float, ...]
     gamma_f2: float
@@ -337,8 +363,8 @@ class AdaptedUser:
     """Meta-gradient of one user after an inner step.
 
     Attributes:
-        kappa: alpha ||H_i(w) g|| / ||g|| with g = grad f_i(w - alpha grad f_i(w)): the relative error of FO, which omits the
-            Hessian.
+        kappa: alpha ||H_i(w) g|| / ||g|| with g = grad f_i(w - alpha grad f_i(w)): the relative error of the
+            first-order estimator (FO), which omits the Hessian.
         meta: (I - alpha H_i(w)) g, which is grad F_i(w) (eq. 5).
         norm: ||g||.
     """

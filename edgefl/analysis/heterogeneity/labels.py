@@ -35,16 +35,16 @@ class LabelReport:
 
     @property
     def mean_tv2(self) -> float:
-        """Return (1/n) sum TV_i^2: gamma_G^2 <= 4 B^2 times it, gamma_H^2 <= 4 L^2 times it (eq. 14).
+        """(1/n) sum TV_i^2. gamma_G^2 is at most 4 B^2 times it, gamma_H^2 at most 4 L^2 times it (eq. 14).
 
-        B and L bound the gradient and Hessian of every single sample. A report has only the largest norms of batch gradients
-        and user Hessians, with which the products are estimates instead of bounds.
+        B and L bound the gradient and Hessian of every single sample. A report has only the largest norms of batch
+        gradients and user Hessians, with which the products are estimates instead of bounds.
         """
         return float((self.tv**2).mean())
 
     @property
     def mean_pairwise(self) -> float:
-        """Return the mean over all n^2 ordered pairs, each user paired with itself too."""
+        """Mean total variation over all n^2 ordered pairs of users, each user paired with itself too."""
         return float(self.pairwise.mean())
 
 
@@ -104,7 +104,9 @@ def mean_pairwise(frequencies: Array) -> float:
 
 
 def total_variation(first: Array, second: Array) -> Array:
-    """Return 1/2 sum |q1 - q2| over the last dimension."""
+    """Return the total variation 1/2 sum |q1 - q2| between the distributions in the last dimension of ``first`` and
+    ``second``.
+    """
     return np.asarray(0.5 * np.abs(first - second).sum(axis=-1))
 
 
@@ -118,7 +120,15 @@ def majority_levels(counts: Array) -> tuple[float, float]:
 
 
 def group_users(counts: Array) -> dict[tuple[int, ...], list[int]]:
-    """Return the numbers of the users by the tuple of classes that they hold, in order of the first user of each group."""
+    """Group users by the classes of which they have samples.
+
+    Args:
+        counts: samples per user and class, (n, classes).
+
+    Returns:
+        The numbers of the users, by the ascending tuple of their classes. Groups are in order of their first
+        user.
+    """
     groups: dict[tuple[int, ...], list[int]] = {}
     for user, row in enumerate(counts):
         groups.setdefault(tuple(int(label) for label in np.flatnonzero(row)), []).append(user)
@@ -131,7 +141,13 @@ DIRECTIONS, ROWS, ALL_ROWS, MATCHED = 64, 64, 4096, 64
 
 @dataclass(frozen=True, eq=False)
 class WassersteinDistances:
-    """W1(p_i, p) of each user (n,): mean over single features, mean over random directions, and by exact matching."""
+    """1-Wasserstein distance of each user's inputs from the mixture of all users, estimated in three ways.
+
+    Attributes:
+        per_feature: mean over the single features, (n,).
+        sliced: mean over random directions, (n,).
+        matched: cost of an exact matching of samples, (n,).
+    """
 
     per_feature: Array
     sliced: Array
@@ -140,9 +156,13 @@ class WassersteinDistances:
 
 @dataclass(frozen=True, eq=False)
 class FeatureReport:
-    """Distances of the users' own samples (``found``), and after a shuffle of samples across users (``chance``).
+    """Distances between users' inputs. Only the excess of ``found`` over ``chance`` is heterogeneity.
 
-    Only the excess over ``chance`` is heterogeneity.
+    Attributes:
+        found: distances of the users' own samples.
+        chance: the same after a shuffle of samples across users.
+        features: number of features of a sample.
+        rows: number of samples that were drawn of all users together.
     """
 
     found: WassersteinDistances
@@ -154,9 +174,10 @@ class FeatureReport:
 def feature_report(users: Sequence[Array], *, seed: int = 0) -> FeatureReport:
     """Measure the dissimilarity of users' inputs.
 
-    The mean over features is exact one-dimensional W1; that over random unit directions (sliced W1) is a lower bound of W1
-    in all dimensions. Matching equally many samples of a user and of all others is an upper bound, which decreases slowly
-    with the number of samples. All three are positive for equal users, hence the same measurement after a shuffle.
+    The mean over features is exact one-dimensional W1; the mean over random unit directions (sliced W1) is a lower
+    bound of W1 in all dimensions. Matching equally many samples of a user and of all others is an upper bound, which
+    decreases slowly with the number of samples. All three are positive for equal users, hence the same measurement
+    after a shuffle.
 
     Args:
         users: the users' inputs, (m_i, features) each, of which at most :data:`ROWS` are drawn at random.
@@ -197,14 +218,14 @@ def _distances(x: Array, owner: Array, unit: Array, partners: np.random.SeedSequ
 
 
 def wasserstein_1d(values: Array, owner: Array) -> Array:
-    """Compute the exact W1 between each user's values and the equally weighted mixture of all users, column by column.
+    """Compute, for each column, the exact W1 between a user's values and the equally weighted mixture of all users.
 
     Args:
         values: the values, (N, k).
-        owner: each value's user, 0 to n - 1, (N,).
+        owner: number of the user that has the row, 0 to n - 1, (N,).
 
     Returns:
-        The integral of |F_i - F| over the line, (n, k).
+        The integral of |F_i - F| over the line, by user and column, (n, k).
     """
     users = int(owner.max()) + 1
     mass = 1.0 / np.bincount(owner, minlength=users)
@@ -223,7 +244,9 @@ def wasserstein_1d(values: Array, owner: Array) -> Array:
 
 
 def _match_distance(rng: np.random.Generator, x: Array, mine: Array, users: int) -> float:
-    """Return W1 by the best one-to-one matching of a user's samples with equally many samples of other users."""
+    """Return W1 between one user (rows ``mine`` of ``x``) and all ``users``, by the best matching with as many samples
+    of other users.
+    """
     own = x[mine][:MATCHED]
     others = x[~mine]
     if not len(others):

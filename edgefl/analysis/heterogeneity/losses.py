@@ -26,7 +26,7 @@ REACH = 1e-2
 
 
 class Shard(NamedTuple):
-    """A user's samples x (m, *sample), labels y (m, *label), and further inputs by name."""
+    """A user's samples x (m, *sample), labels y (m, *label), and further inputs by name (``others``)."""
 
     x: Tensor
     y: Tensor
@@ -60,11 +60,11 @@ class DatasetShards(Sequence[Shard]):
 
 
 def shuffle_rows(rows: Sequence[Array], *, most: int = 0, seed: int = 0) -> list[Array]:
-    """Return each user's rows in random order.
+    """Return each user's rows in random order, cut to ``most``.
 
     Args:
-        rows: each user's rows, int64 (m_i,).
-        most: number of rows per user at most; 0 for all.
+        rows: each user's rows of the dataset, int64 (m_i,).
+        most: largest number of rows per user; 0 for all.
         seed: seed of the order.
 
     Returns:
@@ -77,7 +77,9 @@ def shuffle_rows(rows: Sequence[Array], *, most: int = 0, seed: int = 0) -> list
 
 @dataclass(frozen=True, eq=False)
 class ShardBatch:
-    """Batch of a shard's samples. Its ``number`` within the shard seeds the noise of dropout layers."""
+    """Batch of a shard's samples: x, y, and further inputs by name (``others``). Its ``number`` within the shard seeds
+    the noise of dropout layers.
+    """
 
     number: int
     x: Tensor
@@ -90,14 +92,14 @@ class ShardBatch:
 
 
 def batches(shard: Shard, user: int) -> list[ShardBatch]:
-    """Cut a shard into at least two parts of nearly equal size.
+    """Divide a shard into at least two batches of nearly equal size.
 
     Args:
         shard: the user's samples.
         user: number of the user, for the error.
 
     Returns:
-        The parts, of at most 128 samples.
+        The batches, of at most 128 samples.
 
     Raises:
         DataError: if the user has fewer than two samples.
@@ -140,14 +142,14 @@ class FlatLoss:
         return self._flat(self.weights)
 
     def gradient(self, at: Tensor, batch: ShardBatch) -> Tensor:
-        """Return the gradient of the batch's mean loss at ``at``, flat (d,)."""
+        """Return the gradient (d,) of the batch's mean loss at the point ``at`` (d,)."""
         return self._flat(gradient(self.objective, self._all(at), self._batch_tensors(batch))[2])
 
     def product(self, at: Tensor, vector: Tensor, batch: ShardBatch) -> Tensor:
-        """Return the Hessian of the batch's mean loss at ``at``, times ``vector`` (d,).
+        """Return the Hessian-vector product (d,) of the batch's mean loss at the point ``at`` (d,) with ``vector`` (d,).
 
-        It is exact. Layers without second derivatives (recurrent ones) get the central difference of gradients, which has
-        about three right digits in float32 (per_fedavg.md 2.8).
+        It is exact. Layers without second derivatives (recurrent ones) get the central difference of gradients, which
+        has about three right digits in float32 (per_fedavg.md 2.8).
         """
         there, inputs, direction = self._all(at), self._batch_tensors(batch), self._split_flat(vector)
         try:
@@ -157,7 +159,7 @@ class FlatLoss:
             return self._flat(difference_hvp(self.objective, there, inputs, direction, h))
 
     def mean(self, of: Callable[[ShardBatch], Tensor], parts: Sequence[ShardBatch]) -> Tensor:
-        """Return the mean of ``of`` over all samples of ``parts``; ``of`` returns the mean over a batch."""
+        """Return the mean of a vector (d,) over all samples of ``parts``. ``of`` returns its mean over one batch."""
         total = sum(part.size for part in parts)
         result = torch.zeros_like(self.start)
         for part in parts:
@@ -169,7 +171,7 @@ class FlatLoss:
         return {**prefixed("batch.0", parts), **dict(self._noise(batch))}
 
     def _noise(self, batch: ShardBatch) -> Iterator[tuple[str, Tensor]]:
-        """Yield the noise of a batch: equal at every point, so that points can be compared."""
+        """Yield (input name, noise) of a batch. The noise is equal at every point, so that points can be compared."""
         generator = torch.Generator().manual_seed(batch.number)
         for name, spec in self._drawn(batch.size):
             yield f"noise.{name}", torch.rand(spec.shape, generator=generator, dtype=spec.dtype)

@@ -39,7 +39,17 @@ CURVED, CURVED_ROWS = 5, 256
 
 @dataclass(frozen=True, eq=False)
 class HeterogeneityReport:
-    """Measurements of heterogeneity, with their training setting."""
+    """Measurements of the heterogeneity of users.
+
+    Attributes:
+        setting: the training setting.
+        counts: samples per user and class, (n, classes).
+        labels: dissimilarity of labels.
+        features: dissimilarity of inputs.
+        gradients: dissimilarity of gradients.
+        adaptation: meta-gradients after an inner step.
+        curvature: curvature of some users' losses.
+    """
 
     setting: theory.TrainingSetting
     counts: Array
@@ -64,16 +74,17 @@ class HeterogeneityReport:
 
     @property
     def alpha_lambda(self) -> tuple[float, ...]:
-        """Return alpha times the largest eigenvalue of the Hessian of each examined user."""
+        """The inner step size alpha times the largest eigenvalue of the Hessian, for each examined user."""
         return tuple(self.setting.alpha * high for _, high in self.curvature.eigenvalues)
 
     @property
     def kappa(self) -> float:
-        """Return the mean kappa over the users."""
+        """Mean kappa over the users: the relative error of the first-order estimator (FO)."""
         return float(np.mean(self.adaptation.kappas))
 
     def label_bound(self, most: float) -> float:
-        """Return 4 ``most``^2 mean TV^2 (eq. 14), an estimate of gamma_G^2 for B, or of gamma_H^2 for L, as ``most``.
+        """Return 4 ``most``^2 mean TV^2 (eq. 14): an estimate of gamma_G^2 if ``most`` is B, of gamma_H^2 if ``most`` is
+        L.
 
         It is no bound, because single samples have larger gradients than the batches that B is measured on.
         """
@@ -90,14 +101,15 @@ def examine(
     seed: int = 0,
     on_progress: Progress = lambda _: None,
 ) -> HeterogeneityReport:
-    """Measure the heterogeneity of users.
+    """Measure the heterogeneity of users at the model in ``losses``.
 
     Args:
         losses: the objective's loss and weights.
         shards: the users' samples, in random order.
-        counts: labels of all samples per user, (n, classes).
+        counts: samples per user and class, (n, classes).
         setting: the training setting.
-        curved: number of users, evenly spaced, with an examined Hessian; 0 for all. Each is examined on 256 samples.
+        curved: number of users, evenly spaced, with an examined Hessian; 0 for all. Each is examined on 256
+            samples.
         seed: seed of the draws.
         on_progress: receives the name of each step.
 
@@ -134,7 +146,12 @@ def examine(
 
 
 def reading(kappa: float, alpha_lambda: float) -> str:
-    """Return a sentence that advises between the estimators FO, HF and EXACT."""
+    """Return a sentence that recommends the estimator FO, HF or EXACT of Per-FedAvg.
+
+    Args:
+        kappa: mean relative error of FO.
+        alpha_lambda: inner step size times the largest eigenvalue of a Hessian.
+    """
     if alpha_lambda > 1:
         return (
             f"FO unsafe: alpha * lambda_max = {alpha_lambda:.3g} > 1, along that direction FO climbs; take HF or EXACT, or "

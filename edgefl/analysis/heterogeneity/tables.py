@@ -20,7 +20,10 @@ _GROUPS = 12
 
 
 def tables(report: HeterogeneityReport) -> dict[str, list[Row]]:
-    """Return the rows of each section of the report by its title. A row has a quantity, its value, and a reference value."""
+    """Return the tables of the report by section: labels, inputs, gradients, curvature, theory.
+
+    A row has three columns: the quantity, its value, and a reference value or a remark.
+    """
     return {
         "labels": _labels(report),
         "inputs": _inputs(report),
@@ -31,7 +34,10 @@ def tables(report: HeterogeneityReport) -> dict[str, list[Row]]:
 
 
 def groups(report: HeterogeneityReport) -> list[Row]:
-    """Return a row per group of users that hold the same classes, or [] if there are more than 12 groups."""
+    """Return a row per group of users that have samples of the same classes; [] if there are more than 12 groups.
+
+    The keys are ``classes``, ``users``, ``samples each``, ``TV`` and ``kappa``.
+    """
     by_classes = group_users(report.counts)
     if len(by_classes) > _GROUPS:
         return []

@@ -14,7 +14,17 @@ from edgefl.errors import ConfigError
 
 @dataclass(frozen=True)
 class LossConstants:
-    """Constants of the users' losses in assumptions A1 to A5: B, L, rho, sigma_g, sigma_h, gamma_G^2, gamma_H^2."""
+    """Constants of the users' losses in assumptions A1 to A5 of Per-FedAvg's theory.
+
+    Attributes:
+        B: bound on the norm of a gradient.
+        L: bound on the norm of a Hessian.
+        rho: Lipschitz constant of the Hessian.
+        sigma_g: standard deviation of per-sample gradients.
+        sigma_h: standard deviation of per-sample Hessians.
+        gamma_g2: gamma_G^2, mean squared distance of the users' gradients from their mean.
+        gamma_h2: gamma_H^2, mean squared distance of the users' Hessians from their mean.
+    """
 
     B: float
     L: float
@@ -27,9 +37,18 @@ class LossConstants:
 
 @dataclass(frozen=True)
 class TrainingSetting:
-    """Constants of training: step sizes, number tau of local steps, and batch sizes.
+    """Constants of training with Per-FedAvg.
 
-    ``inner`` (D), ``outer`` (D') and ``hessian`` (D'') are numbers of samples.
+    Attributes:
+        alpha: step size of the inner step (adaptation).
+        beta: local step size.
+        tau: number of local steps.
+        inner: batch size D of the inner gradient, in samples.
+        outer: batch size D' of the outer gradient.
+        hessian: batch size D'' of the Hessian.
+        delta: step of the Hessian-free difference.
+        fraction: fraction r of the users that a round selects.
+        users: number n of users.
 
     Raises:
         ConfigError: if a value is out of range.
@@ -141,12 +160,12 @@ class Estimator(Enum):
     HF = "HF"
 
     def bias(self, of: LossConstants, setting: TrainingSetting) -> float:
-        """Return the bound on ||E[G] - grad F_i||."""
+        """Return the estimator's bound on its bias ||E[G] - grad F_i||."""
         bounds = {Estimator.EXACT: bias, Estimator.FO: m_fo, Estimator.HF: m_hf}
         return bounds[self](of, setting)
 
     def error(self, of: LossConstants, setting: TrainingSetting) -> float:
-        """Return the bound on E||G - grad F_i||^2."""
+        """Return the estimator's bound on its mean squared error E||G - grad F_i||^2."""
         bounds = {Estimator.EXACT: sigma_f2, Estimator.FO: s_fo2, Estimator.HF: s_hf2}
         return bounds[self](of, setting)
 
@@ -155,9 +174,10 @@ EXACT, FO, HF = Estimator
 
 
 def sampling_factor(fraction: float, users: int) -> float:
-    """Return (1 - r) / (r (n - 1)).
+    """Return (1 - r) / (r (n - 1)) for the fraction r and n users; 0 for one user.
 
-    It is the variance of the mean of r n of n fixed numbers, drawn without replacement, over the variance of the numbers.
+    It is the variance of the mean of r n of n fixed numbers, drawn without replacement, over the variance of the
+    numbers.
     """
     return 0.0 if users == 1 else (1 - fraction) / (fraction * (users - 1))
 
@@ -197,7 +217,9 @@ def bound(
 def drift(
     of: LossConstants, setting: TrainingSetting, step: int, by: Estimator = EXACT
 ) -> tuple[float, float]:
-    """Return bounds on the mean distance of users from their mean after ``step`` local steps, and on its square (F.2)::
+    """Return bounds on the distance of users' models from their mean after ``step`` local steps (F.2).
+
+    The pair is (mean distance, mean squared distance)::
 
         4 beta t (sigma_F + gamma_F)        35 beta^2 t tau (2 sigma_F^2 + gamma_F^2)
 

@@ -1,6 +1,6 @@
 """Metrics of every user before and after a few steps on the user's own data (per_fedavg.md 2.6).
 
-An AdaptableModel computes the steps for each user::
+An adapter computes the steps for each user::
 
     users = [User.of(0, train=(x, y), test=(x, y))]
     setting, adapter = EvaluationSetting(alpha=0.03), AdaptableModel(algorithm, weights)
@@ -111,9 +111,9 @@ class User:
 
 @dataclass(frozen=True, eq=False)
 class AdaptableModel:
-    """Model to adapt for single users.
+    """Model of a tier, to be adapted to single users.
 
-    Steps return new tensors and leave ``weights`` unchanged.
+    An adaptation step returns new tensors and leaves ``weights`` unchanged.
 
     Attributes:
         algorithm: algorithm with the functions ``personalize`` and ``evaluate``.
@@ -121,7 +121,7 @@ class AdaptableModel:
         prefix: forward passes of frozen chunks before the trained part.
 
     Raises:
-        ConfigError: if the algorithm has no function to personalize.
+        ConfigError: if the algorithm has no function ``personalize``.
     """
 
     algorithm: Algorithm
@@ -142,7 +142,10 @@ class AdaptableModel:
         return self.algorithm.personalize
 
     def rows(self, user: User, at: Array) -> Rows:
-        """Return the samples ``at``, int64 (m,), of a user by part of a batch, passed through the frozen chunks."""
+        """Return samples of a user as parts of a batch, by name: ``x``, ``y``, and further inputs.
+
+        ``at``: indices of the samples, int64 (m,). ``x`` is the output of the frozen chunks, if the model has any.
+        """
         rows = torch.from_numpy(at)
         x, others = user.x[rows], {name: each[rows] for name, each in user.others.items()}
         others |= {SAMPLE: x}
@@ -152,15 +155,15 @@ class AdaptableModel:
 
 
 def evaluate_user(adapter: AdaptableModel, user: User, setting: EvaluationSetting) -> UserReport:
-    """Evaluate one user along the curve of steps.
+    """Evaluate one user before and after adaptation steps on its own samples.
 
     Args:
         adapter: the model to adapt.
         user: the user.
-        setting: the protocol.
+        setting: the protocol, with the numbers of steps after which metrics are taken.
 
     Returns:
-        The user's metrics.
+        The user's metrics by number of steps.
 
     Raises:
         DataError: if the protocol cannot split the user's samples.
@@ -194,7 +197,9 @@ def evaluate_user(adapter: AdaptableModel, user: User, setting: EvaluationSettin
 
 @dataclass(frozen=True, eq=False)
 class _SupportBatches:
-    """Inputs of the adaptation steps of a user: batches of its ``support``, noise and scalars."""
+    """Inputs of a user's adaptation steps: batches of its ``support`` samples, noise, and the scalars of ``setting`` and
+    ``adapter``.
+    """
 
     adapter: AdaptableModel
     user: int
@@ -202,7 +207,9 @@ class _SupportBatches:
     setting: EvaluationSetting
 
     def feeds(self, weights: Tensors, step: int) -> Tensors:
-        """Return the inputs of step number ``step`` (from 0) by port, with ``weights``.
+        """Return all inputs of adaptation step number ``step`` (from 0), by the names of the function's inputs.
+
+        They include ``weights``, a batch of the support samples, noise and scalars.
 
         Raises:
             ConfigError: if a scalar has no value, or the noise has another batch size.
@@ -226,9 +233,9 @@ class _SupportBatches:
         return {name: inputs[name] for name in ports}
 
     def _positions(self, step: int) -> Array:
-        """Return the positions of the batch in the support.
+        """Return the indices of the support samples in the batch of step number ``step``.
 
-        Fewer than a batch for a small support, unless noise fixes the size.
+        A support smaller than a batch is used whole. If noise fixes the batch size, its samples repeat instead.
         """
         ports, wanted = self.adapter.step.inputs, self.setting.batch
         fixed = any(role_of(name) == "noise" and spec.shape for name, spec in ports.items())
@@ -255,7 +262,14 @@ class _SupportBatches:
 
 
 def _evaluate_rows(evaluate: Function, weights: Tensors, judged: Rows, steps: int) -> AdaptationPoint:
-    """Return the mean metrics over all rows of ``judged`` after ``steps`` steps, computed in groups of nearly equal size."""
+    """Return the mean metrics over all rows of ``judged``, computed in groups of nearly equal size.
+
+    Args:
+        evaluate: function that computes metrics of a batch.
+        weights: weights after the steps, by name.
+        judged: samples to evaluate on, as parts of a batch.
+        steps: number of adaptation steps, for the result.
+    """
     count, sums = len(judged["y"]), dict[str, Array]()
     own = {name: tensor for name, tensor in weights.items() if name in evaluate.inputs}
     dtype = next((tensor.dtype for tensor in own.values() if tensor.is_floating_point()), torch.float32)

@@ -38,10 +38,17 @@ FIRST_ROUND = 1
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """Results of a finished run or simulation in ``folder``, with its dataset.
+    """Results of a finished run or simulation.
 
-    A user is a device with the submodel of its tier. Its train shard is the device's file, or in a simulation its rows of
-    the dataset. Its test shard holds rows of the test set with the same class proportions, disjoint between users.
+    A user is a device with the submodel of its tier. Its train shard is the device's file, or in a simulation its
+    rows of the dataset. Its test shard holds rows of the test set with the same class proportions, disjoint between
+    users.
+
+    Attributes:
+        folder: folder of the run.
+        federation: its configuration.
+        dataset: its dataset.
+        weights: its final model, by global name.
     """
 
     folder: Path
@@ -80,7 +87,7 @@ class FinishedRun:
 
     @cached_property
     def users(self) -> tuple[User, ...]:
-        """Return the devices as users, in the order of the federation file; ``group`` is the tier."""
+        """Devices as users, in the order of the federation file; ``group`` is the tier."""
         names = device_names(self.federation)
         parts = partition(self.federation, self.dataset, len(names), warn=lambda _: None)
         rows = held_out(self.federation, self.dataset, parts)
@@ -103,7 +110,14 @@ class FinishedRun:
         )
 
     def _train(self, name: str, part: Array) -> Mapping[str, Array]:
-        """Return a device's training samples in the model's layout: ``x``, ``y``, and further inputs by name."""
+        """Return the training samples of device ``name`` as the model reads them: ``x``, ``y``, and further inputs by
+        name.
+
+        ``part``: indices of its samples in the dataset.
+
+        Raises:
+            DataError: if the file of the device has other labels than these samples.
+        """
         if not (self.folder / DEVICES).is_dir():  # a simulation's clients read the dataset
             return self.dataset.train_batch(part)
         own = archive(self.folder / DEVICES / name / "data.npz")
@@ -132,11 +146,12 @@ class FinishedRun:
 
     @cached_property
     def adapters(self) -> Mapping[str, AdaptableModel]:
+        """Model to adapt, by tier. Tiers without devices are left out."""
         return {tier: self.adapter(tier) for tier, table in self.federation.tiers.items() if table.count}
 
     @property
     def alpha(self) -> float:
-        """Return the step size of the adaptation, which is the same in all tiers."""
+        """Step size of the adaptation, which is the same in all tiers."""
         return next(iter(self.adapters.values())).algorithm.hyper[ALPHA]
 
     def report(self, setting: EvaluationSetting) -> PersonalReport:
@@ -153,11 +168,11 @@ class FinishedRun:
 
 
 def _configuration(folder: Path) -> Path:
-    """Return a simulation's file if the folder has one, else a run's."""
+    """Return the path of the federation file in ``folder``: that of a simulation if it exists, else that of a run."""
     simulation = folder / SIMULATION_CONFIG
     return simulation if simulation.is_file() else folder / RUN_CONFIG
 
 
 def tier_name(device: str) -> str:
-    """Return the tier in the name of a device of ``edgefl run``."""
+    """Return the tier in a device's name of the form ``tier-number``, as ``edgefl run`` makes them."""
     return device.rpartition("-")[0]

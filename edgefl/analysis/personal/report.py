@@ -51,21 +51,21 @@ class UserReport:
     curve: tuple[AdaptationPoint, ...]
 
     def after(self, steps: int) -> AdaptationPoint:
-        """Return the metrics after ``steps`` steps."""
+        """Return the metrics after ``steps`` steps, which must be one of the numbers of steps in ``curve``."""
         return next(point for point in self.curve if point.steps == steps)
 
     @property
     def metric(self) -> str:
-        """Return the name of the headline metric: a metric of the task, or the loss."""
+        """Name of the headline metric: the first metric of the task, or ``loss`` if it has none."""
         return self.curve[0].metric
 
     @property
     def before(self) -> float:
-        """Return :attr:`metric` before any step."""
+        """Value of :attr:`metric` before any step."""
         return self.curve[0].value(self.metric)
 
     def value(self, steps: int) -> float:
-        """Return :attr:`metric` after ``steps``."""
+        """Return the value of :attr:`metric` after ``steps`` steps."""
         return self.after(steps).value(self.metric)
 
 
@@ -73,8 +73,13 @@ class UserReport:
 class EvaluationSetting:
     """Protocol of an evaluation, the same for all compared methods.
 
-    ``steps`` are the numbers of steps at which users are evaluated; ``headline`` is the number whose metrics are reported
-    first. It and 0 are added to the curve.
+    Attributes:
+        alpha: step size of the adaptation.
+        steps: numbers of steps at which users are evaluated.
+        batch: samples per step.
+        protocol: split of a user's samples into support (adapted to) and query (judged).
+        seed: seed of splits and batches.
+        headline: number of steps whose metrics are reported first.
 
     Raises:
         ConfigError: if a value is out of range.
@@ -102,12 +107,13 @@ class EvaluationSetting:
 
     @property
     def curve(self) -> tuple[int, ...]:
+        """All evaluated numbers of steps, ascending: ``steps``, ``headline`` and 0."""
         return tuple(sorted({0, self.headline, *self.steps}))
 
 
 @dataclass(frozen=True)
 class PersonalReport:
-    """Numbers over all users under one protocol, by the ``metric`` of their task. Users weigh equally unless noted.
+    """Metrics over all users under one protocol, by the ``metric`` of their task. Users have equal weight unless noted.
 
     Attributes:
         protocol: split of a user's samples.
@@ -119,17 +125,16 @@ class PersonalReport:
         seed: seed of the batches.
         metric: name of the metric.
         mean: the headline, after ``steps`` steps.
-        before: the mean without a step.
+        before: the mean before any step.
         std: standard deviation over the population of users.
         worst_decile: mean of the worst tenth of the users, at least one.
         weighted: mean weighted by samples.
-        majority: mean accuracy of each user's own commonest class, the level of a method that learned nothing; None for
-            other metrics.
+        majority: mean accuracy of always predicting the user's most frequent class; None for other metrics.
         majority_weighted: the same, weighted by samples.
-        groups: means of the groups of users.
+        groups: means of the groups of users, by group.
         curve: means by number of steps.
         users: the users' reports.
-        left_out: users that could not be evaluated, with the reason.
+        left_out: reasons by the name of each user that could not be evaluated.
     """
 
     protocol: support.Protocol
@@ -156,12 +161,12 @@ class PersonalReport:
 def summarize(
     setting: EvaluationSetting, users: Sequence[UserReport], left_out: Mapping[str, str] | None = None
 ) -> PersonalReport:
-    """Return the report on users.
+    """Return the report over all users.
 
     Args:
         setting: the protocol.
         users: the users' reports.
-        left_out: reasons by the name of each user left out.
+        left_out: reasons by the name of each user that could not be evaluated.
 
     Returns:
         The means, deviations and curve.
@@ -204,15 +209,17 @@ def summarize(
 
 
 def mean(values: Sequence[float], weights: Sequence[float] | None = None) -> float:
-    """Return the mean, weighted if ``weights`` are given; rounded exactly, so that it does not depend on the order."""
+    """Return the mean of ``values``, weighted if ``weights`` are given. It is rounded once, so it does not depend on the
+    order.
+    """
     shares = [1.0] * len(values) if weights is None else weights
     return math.fsum(value * share for value, share in zip(values, shares, strict=True)) / math.fsum(shares)
 
 
 def worst_decile(values: Sequence[float], *, more_is_better: bool = True) -> float:
-    """Return the mean of the worst tenth of ``values``, rounded up to whole values.
+    """Return the mean of the worst tenth of ``values``. The number of values in the tenth is rounded up.
 
-    ``more_is_better``: the lowest values are the worst; false for a loss.
+    ``more_is_better``: True if the lowest values are the worst; False for a loss.
     """
     return mean(sorted(values, reverse=not more_is_better)[: math.ceil(len(values) * DECILE - 1e-9)])
 
@@ -256,7 +263,10 @@ def page(title: str, reports: Sequence[PersonalReport]) -> str:
 
 
 def summary(reports: Sequence[PersonalReport]) -> list[dict[str, str]]:
-    """Return a row per number by column, with one column per report; the reports differ in their protocols."""
+    """Return the rows of a table that compares reports under different protocols.
+
+    A row has the name of a number under the metric's name, and its values under the protocols' names.
+    """
     columns = {report.protocol + (" (leaks)" if report.leaks else ""): _numbers(report) for report in reports}
     names = next(iter(columns.values()))
     return [

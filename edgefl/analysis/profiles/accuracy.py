@@ -24,7 +24,13 @@ _METRICS = (
 
 @dataclass(frozen=True)
 class TierAccuracy:
-    """Accuracy of each tier (0 to 1), with the axis label and the explanation of a chart of them."""
+    """Accuracy of the tiers of a run, for a chart.
+
+    Attributes:
+        by_tier: accuracy from 0 to 1, by tier.
+        axis: label of the axis.
+        note: explanation below the chart.
+    """
 
     by_tier: Mapping[str, float]
     axis: str = "accuracy on the test set"
@@ -96,7 +102,7 @@ def check_same_model(run: Path, manifest: Manifest) -> None:
 
 
 def _model_of(manifest: Manifest) -> tuple[str, str]:
-    """Return (name of the model, description of its samples and classes)."""
+    """Return (name of the model, description of its samples and classes) of a bundle."""
     data = manifest.data
     return manifest.model, f"samples of shape {tuple(data.shape)} in {data.classes} classes"
 
@@ -110,7 +116,7 @@ def _manifests(run: Path) -> Iterator[Manifest]:
 
 
 def _configured_model(run: Path) -> list[str]:
-    """Return a list of the model's name in the run's file, or [] if it cannot be read."""
+    """Return a list with the name of the model in the run's configuration, or [] if it cannot be read."""
     try:
         return [str(tomllib.loads((run / _CONFIG).read_text(encoding="utf-8-sig"))["model"]["name"])]
     except (OSError, KeyError, TypeError, tomllib.TOMLDecodeError, UnicodeDecodeError):
@@ -161,7 +167,11 @@ def tier_accuracy(run: Path) -> dict[str, float]:
 
 
 def _batch(run: Path) -> int:
-    """Return the samples of a step, equal in all tiers of a run."""
+    """Return the number of samples of a training step, which is equal in all tiers of a run.
+
+    Raises:
+        DataError: if the run has no bundle.
+    """
     for manifest in _manifests(run):
         return manifest.batch
     raise DataError(

@@ -19,7 +19,10 @@ PARTS = ("forward", "backward", "update")
 
 
 def name_of(profile: BundleProfile, beside: Sequence[BundleProfile] = ()) -> str:
-    """Return a name of a profile: tier and exchange, and those fields that differ among the profiles ``beside``."""
+    """Return a display name of a profile: its tier, its exchange if it has one, and distinguishing fields.
+
+    A field (model, program, engine or batch) is named if it differs among the profiles ``beside``.
+    """
     parts = [profile.tier, *([profile.exchange] if profile.exchange else [])]
     for field in ("model", "program", "engine", "batch"):
         if len({getattr(other, field) for other in beside}) > 1:
@@ -37,11 +40,11 @@ def names_of(profiles: Sequence[BundleProfile]) -> list[str]:
 
 
 def summary(profiles: Sequence[BundleProfile], names: Sequence[str] = ()) -> Rows:
-    """Return a row per bundle: a step's time, and the most memory of all its graphs by each measure.
+    """Return a row of texts per bundle: the time of a step, and the largest memory of its graphs by each measure.
 
     Args:
         profiles: the bundles' profiles.
-        names: names of the profiles; by default :func:`names_of`.
+        names: names of the profiles, in order; by default :func:`names_of`.
 
     Returns:
         The rows, by column.
@@ -67,7 +70,7 @@ def summary(profiles: Sequence[BundleProfile], names: Sequence[str] = ()) -> Row
 
 
 def graphs(profile: BundleProfile) -> Rows:
-    """Return a row per graph of one bundle."""
+    """Return a row of texts by column per graph of one bundle: times, energy, memory, operations and size."""
     return [
         {
             "graph": graph.name,
@@ -88,7 +91,7 @@ def graphs(profile: BundleProfile) -> Rows:
 
 
 def parts(profile: BundleProfile) -> Rows:
-    """Return a row per part of each training graph, with median and 90th percentile of its time."""
+    """Return a row of texts by column per part of each training graph, with median and 90th percentile of its time."""
     return [
         {
             "graph": graph.name,
@@ -104,7 +107,10 @@ def parts(profile: BundleProfile) -> Rows:
 
 
 def costliest(profile: BundleProfile) -> Rows:
-    """Return a row per op of the training steps that take most time; of all graphs if the bundle has no training step."""
+    """Return a row of texts by column per op that takes most time in the training steps, slowest first.
+
+    If the bundle has no training step, the ops of all its graphs are compared.
+    """
     shown = profile.steps or profile.graphs
     pairs = sorted(((op, graph) for graph in shown for op in graph.ops), key=lambda pair: -pair[0].ms)
     return [
@@ -123,7 +129,9 @@ def costliest(profile: BundleProfile) -> Rows:
 
 
 def chunks(profile: BundleProfile) -> Rows:
-    """Return a row per chunk of the multi-step forward pass, with its I/O."""
+    """Return a row of texts by column per chunk of the multi-step forward pass: time to load and run it, bytes read and
+    written.
+    """
     return [
         {
             "chunk": f"{number} of {len(profile.io)}",
@@ -184,7 +192,9 @@ def _moved(size: int, took: float) -> str:
 
 
 def _part(profile: BundleProfile, field: str) -> str:
-    """Return a part's time in the slowest step, as :attr:`BundleProfile.step_ms`."""
+    """Return the time of a part in the slowest training step as text, or "-" if it is unknown. ``field`` names the
+    attribute.
+    """
     slowest = profile.slowest
     return "-" if slowest is None or slowest.split is None else ms(getattr(slowest.split, field))
 
@@ -270,7 +280,9 @@ def _bundle(name: str, profile: BundleProfile) -> str:
 
 
 def _memory(name: str, profile: BundleProfile) -> str:
-    """Draw memory over the idle process, with a colour per stage of the round. Less than the idle process is 0."""
+    """Draw memory above the idle process over time, with a colour per stage of the round. Less than the idle process is
+    0.
+    """
     series: dict[str, list[Point]] = {}
     moments = [
         (moment.t_ms, max(0, moment.rss_bytes - profile.idle_bytes) / MIB)
@@ -313,7 +325,9 @@ def _times(name: str, profile: BundleProfile) -> str:
 
 
 def _beside(profiles: Sequence[BundleProfile], names: Sequence[str], accuracy: TierAccuracy | None) -> str:
-    """Draw each tier's memory against its accuracy, or without a run against its share of trained parameters."""
+    """Draw the memory of each tier against its accuracy. If no accuracy is known, use its share of trained parameters
+    instead.
+    """
     known = accuracy.by_tier if accuracy else {}
     if accuracy and any(profile.tier in known for profile in profiles):
         heights = [known.get(profile.tier) for profile in profiles]

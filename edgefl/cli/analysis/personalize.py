@@ -96,7 +96,7 @@ def numbers(text: str) -> tuple[int, ...]:
     """Return the whole numbers in a text such as ``0,1,5``.
 
     Raises:
-        ConfigError: the text has another form.
+        ConfigError: if the text has another form.
     """
     from edgefl.errors import ConfigError
 
@@ -109,7 +109,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def _curve(metric: str, made: list[PersonalReport]) -> list[dict[str, object]]:
-    """Return a row of a table for each number of steps, with a column for each protocol."""
+    """Return a table row for each number of steps, with the value of ``metric`` in a column for each report's protocol."""
     return [
         {"steps": point.steps}
         | {report.protocol: metric_value(metric, report.curve[place].value(metric), 2) for report in made}

@@ -37,7 +37,11 @@ _KINDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
 
 
 def combination_rows() -> list[dict[str, Any]]:
-    """Return a row for each algorithm and each codec: what it can be combined with, with default options."""
+    """Return a row for each algorithm and each codec, with lists of the options that it can be combined with.
+
+    The keys are ``what`` (``algorithm`` or ``codec``), ``name``, ``kinds``, ``engines``, and for an algorithm also
+    ``codecs``, ``optimizers``, ``modes`` and ``exchanges``. Options have their defaults.
+    """
     submodels = _submodels()
     return [
         *(_algorithm_row(name, submodels) for name in ALGORITHMS),
@@ -46,7 +50,9 @@ def combination_rows() -> list[dict[str, Any]]:
 
 
 def _submodels() -> dict[str, list[Submodel]]:
-    """Return small submodels by kind: of a plain model, and of one with early exits, which some algorithms need."""
+    """Return small submodels by label of their kind: of a plain model, and of one with early exits, which some
+    algorithms need.
+    """
     plain = build_model("mlp", size=8, hidden=[4, 4])
     specs: tuple[ModelSpec, ...] = (plain, with_exits(plain))
     return {

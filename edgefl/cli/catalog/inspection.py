@@ -97,14 +97,16 @@ def ls(
 
 
 def _combinations(rows: list[dict[str, Any]], name: str | None, as_json: bool) -> None:
-    """Print the combinations of all algorithms and codecs, or of the one called ``name``."""
+    """Print the combinations of all algorithms and codecs, or of the one called ``name``, as a list or with ``as_json``
+    as JSON.
+    """
     from edgefl.facts.combinations import table
 
     if name is not None:
         known = list(dict.fromkeys(str(row["name"]) for row in rows))
         rows = [row for row in rows if row["name"] == name]
         if not rows:
-            raise _absent("combinations", name, known)
+            raise _unknown_name("combinations", name, known)
     if as_json:
         print_json(rows)
         return
@@ -117,20 +119,22 @@ def _combinations(rows: list[dict[str, Any]], name: str | None, as_json: bool) -
         print_table(f"{row['what']} {row['name']}", lines)
 
 
-def _absent(what: str, name: str, known: Collection[str]) -> ConfigError:
+def _unknown_name(what: str, name: str, known: Collection[str]) -> ConfigError:
     there = f"there are: {', '.join(known)}{suggest(name, known)}"
     return ConfigError(f"`edgefl ls {what}` has no {name!r}; {there}", name=name)
 
 
 def _with_defaults(options: Any) -> dict[str, list[str]]:
-    """Return a row ``options`` with the options that have defaults, as NAME=DEFAULT; {} if there are none."""
+    """Return a table row with the key ``options``: texts NAME=DEFAULT of options that have defaults. Return {} without
+    options.
+    """
     if not isinstance(options, dict):
         return {}
     return {"options": [f"{name}={msgspec.json.encode(value).decode()}" for name, value in options.items()]}
 
 
 def algorithm_table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the algorithms' rows with columns that fit a terminal, without options (:func:`_one` prints them)."""
+    """Return the rows of algorithms with columns that fit a terminal, without options (:func:`_one` prints these)."""
     return [
         {
             "name": row["name"],
@@ -145,14 +149,19 @@ def algorithm_table(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _one(rows: list[dict[str, Any]], name: str, what: str) -> list[dict[str, Any]]:
-    """Return all facts and options of the row called ``name`` as rows of a table.
+    """Return all facts and options of the row called ``name`` as table rows with the columns ``key`` and ``value``.
+
+    Args:
+        rows: all rows of the catalog.
+        name: name to find.
+        what: name of the catalog, for the error.
 
     Raises:
-        ConfigError: no row has that name.
+        ConfigError: if no row has that name.
     """
     known = {str(row["name"]): row for row in rows if "name" in row}
     if name not in known:
-        raise _absent(what, name, known)
+        raise _unknown_name(what, name, known)
     row = {key: value for key, value in known[name].items() if key not in ("options", *_MARKS)}
     options = known[name].get("options") or {}
     lines = [{"key": key, "value": value} for key, value in row.items()]
@@ -165,7 +174,7 @@ def _one(rows: list[dict[str, Any]], name: str, what: str) -> list[dict[str, Any
 
 
 def _mark(option: str, row: dict[str, Any]) -> str:
-    """Return a text that names the functions of an algorithm that an option affects; "" if the row has no graphs."""
+    """Return a text that names the functions of an algorithm that ``option`` affects; "" if the row is not an algorithm."""
     if "scalars" not in row:
         return ""
     return next((f", {text}" for key, text in _MARKS.items() if option in row[key]), ", compiled in")
@@ -222,7 +231,7 @@ def _show(bundle: Bundle) -> None:
 
 
 def _update(manifest: Manifest) -> str:
-    """Return a text about an update: the codec, its tensors or encoded arrays, and their size."""
+    """Return a line about an update: the codec, its tensors or encoded arrays, and their size."""
     ports = manifest.graph(manifest.finish).outputs_of("update")
     arrays = [f"{port.label} {math.prod(port.shape):,} x {port.dtype}" for port in ports]
     contents = f"{len(ports)} tensors" if manifest.codec == "dense" else ", ".join(arrays)
@@ -282,7 +291,7 @@ def validate(
     if path is None:
         raise typer.BadParameter("give a federation file, or --template")
     loaded = checked(path)
-    updates, traffic = _built(loaded) if build else ({}, None)
+    updates, traffic = _build_model(loaded) if build else ({}, None)
     if broker_profile is not None:
         _refuse_what_breaks(loaded, broker_profile.value, traffic)
     rows = as_rows(updates)
@@ -300,7 +309,10 @@ def validate(
 
 
 def _refuse_what_breaks(federation: Federation, profile: str, traffic: tuple[int, int] | None) -> None:
-    """Raise ConfigError with every limit of the hosted broker ``profile`` that the federation exceeds."""
+    """Raise ConfigError with every limit of the hosted broker ``profile`` that the federation exceeds.
+
+    ``traffic``: (bytes of a round's announcement, number of its messages); None if unknown.
+    """
     from edgefl_server.access.limits import HOSTED, Traffic, find_exceeded_limits
 
     hosted = HOSTED[profile]
@@ -318,11 +330,15 @@ def _refuse_what_breaks(federation: Federation, profile: str, traffic: tuple[int
         raise ConfigError(f"{hosted.name} ({hosted.source}) would not take this federation:\n{listed}")
 
 
-def _built(federation: Federation) -> tuple[dict[str, UpdateSize], tuple[int, int]]:
-    """Build the model and tiers. Return the size of an update by tier, and (bytes of a round's announcement, messages).
+def _build_model(federation: Federation) -> tuple[dict[str, UpdateSize], tuple[int, int]]:
+    """Build the model and its tiers, and print warnings to standard error.
+
+    Returns:
+        (size of an update by tier, (bytes of a round's announcement, number of its messages)).
 
     Raises:
-        ConfigError, ModelError: the model cannot be built for the data, or cut or trained as the tiers say.
+        ConfigError: if the model does not fit the data, or cannot be trained as the tiers say.
+        ModelError: if the model cannot be built or cut.
     """
     from edgefl.setup.data import open_data
     from edgefl.setup.model import federation_model, submodel_of, submodel_warnings
@@ -340,7 +356,10 @@ def _built(federation: Federation) -> tuple[dict[str, UpdateSize], tuple[int, in
 
 
 def as_rows(updates: Mapping[str, UpdateSize]) -> list[dict[str, Any]]:
-    """Return a row for each part of each tier's update, and one for the total with names, shapes and padding."""
+    """Return the sizes of updates as table rows: one for each part of a tier's update, and one for its total.
+
+    The total includes names, shapes and padding. Sizes are in bytes, ``ratio`` is relative to float32.
+    """
     rows: list[dict[str, Any]] = []
     for tier, update in updates.items():
         for part in update.parts:
@@ -373,7 +392,7 @@ def as_rows(updates: Mapping[str, UpdateSize]) -> list[dict[str, Any]]:
 
 
 def for_people(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows for a terminal: text for numbers, and sizes with units."""
+    """Return the rows of :func:`as_rows` for a terminal: sizes with units instead of bytes."""
     lines = [
         {**row, "bits": round(row["bits"], 2), "size": size(row["bytes"]), "smaller": f"{row['ratio']:.1f}x"}
         for row in rows

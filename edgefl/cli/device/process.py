@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the process of `edgefl device`: arguments of :class:`edgefl.Agent`, and ``as_json`` for its output."""
+    """Settings of the process of `edgefl device`: the arguments of :class:`edgefl.Agent`.
+
+    ``as_json``: True to print events as JSON lines.
+    """
 
     federation: str
     device: str
@@ -48,7 +51,7 @@ class DeviceSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load() -> None:
-    """Import the modules of a device in a process that does nothing else, and exclude them from garbage collection."""
+    """Import the modules of a device before its settings are known. They are excluded from garbage collection."""
     # paho reads proxies by it, and only where a package for them is installed; it brings all that speaks HTTP and e-mail,
     # 2.4 MB of an idle device.
     on_first_use("urllib.request")
@@ -58,7 +61,7 @@ def load() -> None:
 
 
 def run(settings: DeviceSettings, _loaded: None = None) -> None:
-    """Run the agent until it is done or SIGTERM or SIGINT arrives. Raises like :meth:`edgefl.Agent.run`."""
+    """Run the agent until it is done, or SIGTERM or SIGINT arrives. Raises the errors of :meth:`edgefl.Agent.run`."""
     from edgefl.api.device import Agent, DeviceLimits, Trust
 
     os.umask(0o077)  # the store, and all that lies in it
@@ -73,7 +76,7 @@ def run(settings: DeviceSettings, _loaded: None = None) -> None:
 
 
 def _fields_of(kind: type[Any], arguments: dict[str, Any]) -> dict[str, Any]:
-    """Remove the arguments that are fields of the dataclass ``kind`` from ``arguments``, and return them."""
+    """Remove the entries of ``arguments`` that are fields of the dataclass ``kind``. Return them by name."""
     return {each.name: arguments.pop(each.name) for each in fields(kind) if each.name in arguments}
 
 

@@ -136,7 +136,7 @@ def _whole(path: str) -> str:
 
 
 def _say(host: str, port: int, websocket_port: int) -> None:
-    """Print the address of a broker without passwords, and who can connect."""
+    """Print the address of a broker without passwords. Only this machine can connect to it."""
     from edgefl.wire.mqtt.address import Address
 
     also = f" and ws://{Address(host, websocket_port)}" if websocket_port else ""
@@ -250,7 +250,7 @@ def mirror(
 
 
 class _EventPrinter:
-    """Log that prints each text as an event of one kind."""
+    """Log that prints each text, or with ``as_json`` a JSON object with the text and ``event``, the name of the event."""
 
     def __init__(self, event: str, as_json: bool) -> None:
         self._event, self._as_json = event, as_json

@@ -19,12 +19,13 @@ NO_STEP = "online, no step reported yet"
 
 
 def line(event: events.Event, now: float, repeats: Repeats | None = None) -> str | None:
-    """Return an event as ``10:07:31  round 3 opened ...``, or None for an event that is not logged.
+    """Return an event of the server as a line such as ``10:07:31  round 3 opened ...``, or None for an event that is not
+    logged.
 
     Args:
         event: the event.
-        now: seconds since the epoch.
-        repeats: texts of earlier rounds, which are shortened; None prints all in full.
+        now: time of the line, seconds since the epoch.
+        repeats: memory of earlier texts, which are shortened; None to print all in full.
     """
     if repeats is not None:
         event = _shorten(event, repeats)
@@ -45,7 +46,7 @@ def _shorten(event: events.Event, repeats: Repeats) -> events.Event:
 
 
 def text_of(event: events.Event) -> str | None:  # noqa: PLR0911 - a case for each event
-    """Return the event as a sentence, or None if only a table shows it."""
+    """Return an event of the server as a sentence, or None for an event that is shown only in a table."""
     match event:
         case events.Started():
             over = event.next_round > event.rounds
@@ -95,7 +96,7 @@ def text_of(event: events.Event) -> str | None:  # noqa: PLR0911 - a case for ea
         case events.DeviceFailed():
             return f"{event.device} failed in round {event.round} and tries again: {event.text}"
         case events.Awaiting():
-            devices = ", ".join(map(awaited, event.devices)) or "devices that are ready"
+            devices = ", ".join(map(device_text, event.devices)) or "devices that are ready"
             return f"round {event.round} waits until {clock(event.until)} for {devices}"
         case events.RoundOpened():
             devices = _count_text(len(event.devices), "device")
@@ -160,8 +161,8 @@ def text_of(event: events.Event) -> str | None:  # noqa: PLR0911 - a case for ea
     return None
 
 
-def awaited(device: events.AwaitedDevice) -> str:
-    """Return a device and its last report of this round, such as ``weak-1 (train 3/10 at 10:07:31)``."""
+def device_text(device: events.AwaitedDevice) -> str:
+    """Return the name of a device with its last report in this round, such as ``weak-1 (train 3/10 at 10:07:31)``."""
     if not device.online:
         return f"{device.device} (offline since {clock(device.since)})"
     return (
@@ -182,18 +183,18 @@ def _count_text(count: int, noun: str) -> str:
 
 
 class Repeats:
-    """Memory of printed texts by kind and device, to shorten repetitions in later rounds."""
+    """Memory of printed texts by kind of event and device. It shortens texts that are repeated in later rounds."""
 
     def __init__(self) -> None:
         self._last: dict[tuple[str, str], tuple[str, int]] = {}
 
     def shorten(self, kind: str, device: str, number: int, text: str) -> str:
-        """Return ``text``, or a reference to the round in which it was printed in full.
+        """Return ``text`` if it is new, or ``as in round N`` if the last text was equal, printed in full in round N.
 
         Args:
             kind: name of the event.
             device: device of the event, "" for a whole round.
-            number: round of the event; 0 for none.
+            number: round of the event; 0 for none, which is never shortened.
             text: text of the event. Its own round number does not count as a difference.
         """
         if not number or not text:

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
 
 
 class RunView:
-    """View of a run: the newest state of each device and round.
+    """RunView of a run: the newest state of each device and round. Use it as a context.
 
     Args:
+        federation: the federation.
+        devices: names of the devices.
+        updates: sizes of an update by tier.
         live: True draws a table on a terminal, and prints lines elsewhere. False leaves standard output to a
             program, and prints lines on standard error.
-        updates: sizes of an update by tier.
     """
 
     def __init__(
@@ -67,12 +69,15 @@ class RunView:
             self._live.stop()
 
     def take(self, item: ServerEvent | Restart) -> dict[str, Any] | None:
-        """Add an event to the view and draw it. Return the round's row if it closed a round, else None."""
+        """Add an event to the view and draw it.
+
+        Return the round's figures by name if the event closed a round for the first time, else None.
+        """
         closed = None
         if isinstance(item, Restart):
             self._notes.append(f"{item.name} was started again")
         else:
-            closed = self._said(item.event)
+            closed = self._apply_event(item.event)
         if self._live:
             self._live.update(self._draw())
         elif self._lines:
@@ -80,8 +85,10 @@ class RunView:
         return closed
 
     def _say_plainly(self, lines: Console, closed: dict[str, Any] | None) -> None:
-        """Print lines if there is no terminal: each stage of the start, each round, and the devices that a round waits
-        for.
+        """Print lines on ``lines`` instead of a table: stages of the start, each round, and the devices that a round
+        waits for.
+
+        ``closed``: figures of a round that has just closed, or None.
         """
         if closed is not None:
             lines.print(self._round_line(closed))
@@ -94,7 +101,8 @@ class RunView:
             lines.print(stage, style="dim")
             self._said_stage = stage
 
-    def _said(self, event: dict[str, Any]) -> dict[str, Any] | None:
+    def _apply_event(self, event: dict[str, Any]) -> dict[str, Any] | None:
+        """Update the state of the view. Return the figures of a round that has just closed, or None."""
         self._waits = event.get("event") == "awaiting"
         match event.get("event"):
             case "deviceseen":
@@ -152,7 +160,9 @@ class RunView:
         return _round_line(row, text, self._coded)
 
     def conclude(self, folder: Path) -> None:
-        """Print the results of the run: final metric, warnings, bytes sent, path of the model, and next commands."""
+        """Print the results of the run in ``folder``: final metric, warnings, bytes sent, path of the model, and next
+        commands.
+        """
         if score := headline_metric(self._final):
             console.print(f"final {score}", style="bold green")
         if caveat := self._final.get("text"):
@@ -189,7 +199,7 @@ _KEPT = (
 
 
 def _figures(event: dict[str, Any]) -> dict[str, Any]:
-    """Return the figures of an event that are present, so that a message without one does not erase the last value."""
+    """Return the known figures in an event, by name. Zeros are left out, so that they do not erase earlier values."""
     return {key: event[key] for key in _KEPT if event.get(key) not in (None, 0, 0.0)}
 
 
@@ -257,5 +267,5 @@ def _round_line(row: dict[str, Any], text: str, coded: bool) -> str:
 
 
 def _smaller(coded: int, float32: int) -> str:
-    """Return a text such as `` (3.9x smaller than float32)``; "" if no update was sent."""
+    """Return a text such as `` (3.9x smaller than float32)``; "" if no update was sent. Arguments are bytes."""
     return f" ({float32 / coded:.1f}x smaller than float32)" if coded else ""

@@ -219,7 +219,7 @@ def run(
 
 
 def _browsers(page: WebOptions, prepared: PreparedRun, as_json: bool) -> AbstractContextManager[None]:
-    """Return a context that serves the page for browsers if --web is given."""
+    """Return a context that serves the page for browsers if --web is given, else an empty context."""
     if not page.listen:
         return nullcontext()
     lab = prepared.lab

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings of the process of `edgefl server`: arguments of :class:`edgefl.Server`, and ``as_json`` for its output.
+    """Settings of the process of `edgefl server`: the arguments of :class:`edgefl.Server`.
 
     ``given``: keys that replace those of the federation file, unless they are empty. ``web``: the fields of
-    :class:`edgefl.cli.federation.web.WebOptions`.
+    :class:`edgefl.cli.federation.web.WebOptions`. ``as_json``: True to print events as JSON lines.
     """
 
     config: str
@@ -46,7 +46,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load() -> Process:
-    """Import the modules of a server, and return a process that imports torch at the same time, which takes seconds."""
+    """Import the modules of a server before its settings are known.
+
+    Return a process that imports torch at the same time, which takes seconds.
+    """
     process = Process()
     on_first_use("urllib.request")  # of paho: see edgefl.cli.device.process
     not_here("coverage", "scipy")  # numba would take 18 MB for them
@@ -56,7 +59,11 @@ def load() -> Process:
 
 
 def run(settings: ServerSettings, process: Process) -> None:
-    """Run the server until all rounds are over or SIGTERM or SIGINT arrives. Raises like :class:`edgefl.Server`."""
+    """Run the server until all rounds are over, or SIGTERM or SIGINT arrives. Raises the errors of
+    :class:`edgefl.Server`.
+
+    ``process``: process with torch, from :func:`load`.
+    """
     from edgefl.api.serve import Server
     from edgefl.config import load as load_federation
     from edgefl.wire.mqtt.address import Address
@@ -93,7 +100,7 @@ def run(settings: ServerSettings, process: Process) -> None:
 
 
 def _page(settings: ServerSettings) -> AbstractContextManager[None]:
-    """Return a context that serves the dashboard if --dashboard is given."""
+    """Return a context that serves the dashboard if --dashboard is given, else an empty context."""
     if not settings.dashboard:
         return nullcontext()
     from edgefl.cli.federation.web import page_beside
@@ -102,7 +109,7 @@ def _page(settings: ServerSettings) -> AbstractContextManager[None]:
 
 
 def _web(settings: ServerSettings, federation: Federation) -> AbstractContextManager[None]:
-    """Return a context that serves the page for browsers if --web is given."""
+    """Return a context that serves the page for browsers if --web is given, else an empty context."""
     if not any(settings.web):
         return nullcontext()
     from edgefl.api.serve import reached_at
@@ -123,7 +130,7 @@ settings_type = ServerSettings
 
 
 def say_start(config: Path, folder: Path, *, as_json: bool) -> None:
-    """Print that the server starts, before slow imports. Prints nothing for ``as_json``."""
+    """Print that the server starts, before slow imports. Print nothing if ``as_json``."""
     if not as_json:
         _print(
             f"{clock(time.time())}  starting: {config}, folder {folder}; loading torch and the compiler takes a while"

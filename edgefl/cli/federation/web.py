@@ -56,7 +56,14 @@ WebBroker = Annotated[
 
 @dataclass(frozen=True)
 class WebOptions:
-    """Options of the page for browsers. ``listen``: address of the page, "" for no page."""
+    """Options of the page for browsers.
+
+    Attributes:
+        listen: listening address of the page, HOST:PORT; "" for no page.
+        cert_file: certificate (PEM) for https; "" for http.
+        key_file: its private key (PEM).
+        broker: WebSocket URL of the broker for browsers; "" to relay them.
+    """
 
     listen: str = ""
     cert_file: str = ""
@@ -64,11 +71,11 @@ class WebOptions:
     broker: str = ""
 
     def check(self) -> None:
-        """Check the options before anything is started.
+        """Check the options before anything is started. The address is tried by listening on it for a moment.
 
         Raises:
-            ConfigError: the page is not built, its address is in use, or certificate or broker's URL cannot be
-                used.
+            ConfigError: if the page is not built, its address is in use, or certificate or broker's URL cannot be
+                used. If ``listen`` is "", only other options that are set are an error.
         """
         from edgefl.errors import ConfigError
 
@@ -94,10 +101,9 @@ class WebOptions:
 def web_beside(
     options: WebOptions, folder: Path, federation: Federation, broker: Address, server_key: str, *, code: bool
 ) -> Iterator[None]:
-    """Serve the page for browsers during the block in a process of its own, and print its address. Does nothing without
-    --web.
+    """Open a context in which a child process serves the page for browsers, and print its address.
 
-    Its output is in ``logs/web.log``.
+    Without --web, nothing is started. The process's output is in ``logs/web.log`` of ``folder``.
 
     Args:
         options: options of the page.
@@ -105,7 +111,7 @@ def web_beside(
         federation: the federation.
         broker: address of the broker.
         server_key: public key of the server.
-        code: print a QR code of the address too.
+        code: True to print a QR code of the address too.
     """
     if not options.listen:
         yield
@@ -131,9 +137,17 @@ def web_beside(
 def page_process(
     arguments: Sequence[str], log_file: Path, title: str, settings: bytes, **environment: str
 ) -> Iterator[None]:
-    """Run ``python -m ARGUMENTS`` during the block, with ``settings`` on its standard input.
+    """Open a context in which ``python -m ARGUMENTS`` runs, with ``settings`` on its standard input.
 
-    If it fails before the block ends, the last line printed names its log. Nothing is printed if a signal ended it.
+    If it fails before the block ends, a warning with the path of its log is printed at the end, unless a signal ended
+    it.
+
+    Args:
+        arguments: module and its arguments.
+        log_file: file that gets its output.
+        title: name of the page in the warning.
+        settings: bytes for its standard input.
+        **environment: additional environment variables.
     """
     log_file.parent.mkdir(exist_ok=True)
     command, own = module_command(*arguments), {PARENT: str(os.getpid()), **environment}
@@ -221,7 +235,7 @@ _PLACES = {DASHBOARD_FLAG: DASHBOARD_DEFAULT, FLAG: DEFAULT}
 
 
 def with_place(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments of a command line with a default address after ``--dashboard`` and ``--web`` that lack one."""
+    """Return ``arguments`` with a default address inserted after ``--dashboard`` and ``--web`` that lack one."""
     found: list[str] = []
     for at, word in enumerate(arguments):
         found.append(word)
@@ -233,13 +247,17 @@ def with_place(arguments: Sequence[str]) -> list[str]:
 
 @contextmanager
 def page_beside(listen: str, folder: Path, database: str = "") -> Iterator[None]:
-    """Serve the dashboard of ``folder`` at ``listen`` during the block in a process of its own. Does nothing if that is
-    "".
+    """Open a context in which a child process serves the dashboard of ``folder`` at ``listen``.
 
-    Its output is in ``logs/dashboard.log``.
+    If ``listen`` is "", nothing is started. The process's output is in ``logs/dashboard.log`` of ``folder``.
+
+    Args:
+        listen: listening address, HOST:PORT.
+        folder: folder of the run.
+        database: URL of the run's database; "" if it is in the folder.
 
     Raises:
-        ConfigError: the address cannot be listened on. Raised before anything is started.
+        ConfigError: if the address cannot be listened on. Raised before anything is started.
     """
     if not listen:
         yield

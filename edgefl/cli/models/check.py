@@ -105,7 +105,11 @@ def check(
 
 
 def _place_of(data: str) -> dict[str, object]:
-    """Return the setting for ``data`` as the name of a dataset. DataError if it is a path that does not exist."""
+    """Return the setting by key that selects ``data``, the name of a dataset.
+
+    Raises:
+        DataError: if it looks like a path.
+    """
     if Path(data).suffix or len(Path(data).parts) > 1:
         existing(Path(data))
     return {"data.name": data}
@@ -116,8 +120,10 @@ _LAYOUT = {"sample": "sample_shape", "classes": "classes"}
 
 
 def _layout(options: dict[str, Any]) -> dict[str, Any]:
-    """Remove ``sample_shape`` and ``classes`` from ``options``, and return them as arguments. ConfigError if one is
-    missing.
+    """Remove ``sample_shape`` and ``classes`` from ``options``, and return them as keyword arguments.
+
+    Raises:
+        ConfigError: if one is missing.
     """
     if missing := [name for name in _LAYOUT.values() if name not in options]:
         raise ConfigError(

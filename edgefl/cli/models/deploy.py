@@ -188,7 +188,11 @@ def deploy(
 def _check(
     config: Path | None, weights: Path, tier: str | None, kind: str | None, options: dict[str, Any]
 ) -> None:
-    """Raise ConfigError for a kind or option that is in no catalog, and for a tier that the federation file lacks."""
+    """Check names before torch is loaded.
+
+    Raises:
+        ConfigError: for an unknown kind or option, and for a tier that the federation file lacks.
+    """
     from edgefl.config.names import name_problems
     from edgefl.config.reading import checked
     from edgefl.wire.text import suggest

@@ -140,8 +140,8 @@ def export(
     with reporting(total=what.graphs) as report:
         bundles = what.bundles(report, processes_for(what.process_bytes))
         rows = [_facts(written(bundle, out)) for bundle in bundles]
-    _tell_cache(rows)
-    rows = [{key: value for key, value in row.items() if key in _telling(rows)} for row in rows]
+    _print_cache_summary(rows)
+    rows = [{key: value for key, value in row.items() if key in _columns_to_show(rows)} for row in rows]
     if as_json:
         print_json(rows)
     else:
@@ -152,7 +152,7 @@ def export(
 
 
 def _facts(exported: Exported) -> dict[str, Any]:
-    """Return the table row of a written bundle."""
+    """Return the table row of a written bundle, by column."""
     path, manifest = exported.path, exported.bundle.manifest
     assert path is not None
     return {
@@ -166,13 +166,13 @@ def _facts(exported: Exported) -> dict[str, Any]:
     }
 
 
-def _telling(rows: list[dict[str, Any]]) -> set[str]:
+def _columns_to_show(rows: list[dict[str, Any]]) -> set[str]:
     """Return the columns to show: those that differ between rows, and those that are always shown."""
     always = {"tier", "file", "bytes", "digest", "compiled"}
     return always | {key for key in ("exchange", "format") if len({row[key] for row in rows}) > 1}
 
 
-def _tell_cache(rows: list[dict[str, Any]]) -> None:
+def _print_cache_summary(rows: list[dict[str, Any]]) -> None:
     from edgefl_export.compiler.cache import BundleCache, cache_summary
 
     compiled, cache = sum(row["compiled"] for row in rows), BundleCache.of_user()
@@ -193,14 +193,15 @@ def _export_fitting(
     file: Path,
     as_json: bool,
 ) -> None:
-    """Export the submodel that is recommended for the device in ``file``, one bundle for each format. The tier has its
-    name.
+    """Export the submodel that is recommended for the device in ``file``, one bundle for each format in ``forms``.
+
+    The tier has the name of the file without its suffix.
     """
     from edgefl.api.compile import compile
     from edgefl.api.export import written
     from edgefl.api.federation import load_federation
     from edgefl.api.training import CompileOptions, Training
-    from edgefl.cli.models.plan import overrides, planned, read_device, suited
+    from edgefl.cli.models.plan import fit_submodels, overrides, read_device, with_fitting_algorithm
     from edgefl.config import without_devices
     from edgefl.contract.choice import SubmodelChoice
     from edgefl.setup.model import model_with_samples
@@ -213,9 +214,9 @@ def _export_fitting(
     federation = without_devices(load_federation(config, {**named, **overrides(wishes)}))
     spec, dataset = model_with_samples(federation)
     with reporting() as tell:
-        made = planned(federation, spec, wishes, tell)
+        made = fit_submodels(federation, spec, wishes, tell)
         best = made.recommended()
-        training = Training.of(suited(federation, Size(best.kind, best.options).of(spec)))
+        training = Training.of(with_fitting_algorithm(federation, Size(best.kind, best.options).of(spec)))
         rows = []
         for form in forms:
             bundle = compile(
@@ -233,8 +234,8 @@ def _export_fitting(
                 progress=tell,
             )
             rows.append(_facts(written(bundle, out)))
-    _tell_cache(rows)
-    rows = [{key: value for key, value in row.items() if key in _telling(rows)} for row in rows]
+    _print_cache_summary(rows)
+    rows = [{key: value for key, value in row.items() if key in _columns_to_show(rows)} for row in rows]
     errors.print(f"chosen: {made.reason()}")
     facts = {
         "kind": best.kind,

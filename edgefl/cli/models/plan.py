@@ -91,7 +91,7 @@ def plan(
         round_seconds=round_seconds,
         batch=batch or 0,
         steps=steps or 0,
-        kinds=listed(kind or ()),
+        kinds=split_commas(kind or ()),
         gamma=list(gammas(gamma or ())),
     )
     wishes = wishes.or_else(read_device(device_file) if device_file else DeviceFile())
@@ -108,7 +108,7 @@ def plan(
 
             load_export() if ":" in named else without_dynamo()
             federation, spec = _model(config, settings | overrides(wishes))
-        made = planned(federation, spec, wishes, say)
+        made = fit_submodels(federation, spec, wishes, say)
     if as_json:
         print_json(as_object(spec.name, made))
     else:
@@ -116,7 +116,10 @@ def plan(
 
 
 def _model(config: Path | None, settings: dict[str, object]) -> tuple[Federation, ModelSpec]:
-    """Return the federation and its model, fitted to its data; without data the model has its own default input."""
+    """Return (federation, its model) for a federation file and settings that replace its keys.
+
+    The model is fitted to the data; without data it has its own default input.
+    """
     from edgefl.config import load, without_devices
     from edgefl.setup.model import model_with_samples
 
@@ -125,10 +128,11 @@ def _model(config: Path | None, settings: dict[str, object]) -> tuple[Federation
 
 
 def as_object(model: str, made: Fit) -> dict[str, Any]:
-    """Return the object that ``--json`` prints.
+    """Return the object that ``--json`` prints: ``model``, ``recommended``, ``reason``, ``submodels``, ``too_large``,
+    ``left_out``.
 
     Raises:
-        ModelError: no submodel fits.
+        ModelError: if no submodel fits.
     """
     return {
         "model": model,
@@ -158,7 +162,7 @@ def _show(model: str, made: Fit) -> None:
 
 
 def _left_out(made: Fit) -> list[str]:
-    """Return a line for each kind and reason for which submodels were left out."""
+    """Return a line of text for each (kind, reason) for which submodels were left out."""
     sizes: dict[tuple[str, str], list[str]] = {}
     for left, error in made.left_out:
         sizes.setdefault((left.kind, error.message), []).append(left.label)
@@ -169,7 +173,7 @@ def _left_out(made: Fit) -> list[str]:
 
 
 def _row(offer: SubmodelOffer, best: bool) -> dict[str, Any]:
-    """Return the columns that fit 80 characters; ``--json`` prints all."""
+    """Return the columns that fit 80 characters; ``--json`` prints all. ``best``: True for the recommended submodel."""
     timed = offer.transfer_s is not None or offer.compute_s is not None
     return {
         "submodel": f"{offer.kind}, {offer.size}" + (" *" if best else " (dead)" if offer.dead else ""),
@@ -185,7 +189,17 @@ def _row(offer: SubmodelOffer, best: bool) -> dict[str, Any]:
 class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keys of a device file. Omitted keys are unknown, or have the algorithm's defaults (``batch``, ``steps``).
 
-    ``memory`` is a size above the idle process, like 64MiB; links are 1MB/s or 8Mbit/s; ``compute`` is in GMAC/s.
+    Attributes:
+        memory: memory for training above the idle process, like 64MiB.
+        downlink: rate like 1MB/s or 8Mbit/s.
+        uplink: rate like the downlink's.
+        compute: speed in training, in GMAC/s.
+        round_seconds: longest round.
+        batch: samples per local step.
+        steps: local steps per round.
+        samples: number of samples of the device.
+        kinds: kinds of submodels to consider; empty for all.
+        gamma: sizes to consider, shares of the parameters; empty for the defaults.
     """
 
     memory: str | int = ""
@@ -200,7 +214,7 @@ class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     gamma: list[float | str] = []
 
     def or_else(self, other: DeviceFile) -> DeviceFile:
-        """Return these values, completed by those of ``other`` for omitted keys."""
+        """Return a copy in which omitted keys have the values of ``other``."""
         return msgspec.structs.replace(other, **{name: value for name, value in self._given_values()})
 
     def _given_values(self) -> list[tuple[str, Any]]:
@@ -210,7 +224,7 @@ class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Check the values without loading torch.
 
         Raises:
-            ConfigError: a size, a rate, a kind or a share cannot be used.
+            ConfigError: if a size, a rate, a kind or a share cannot be used.
         """
         from edgefl.config.names import check_kinds
 
@@ -223,7 +237,7 @@ class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """The capacity of the device.
 
         Raises:
-            ConfigError: a memory size or rate cannot be read, or a number is negative; the text names it.
+            ConfigError: if a memory size or rate cannot be read, or a number is negative; the text names it.
         """
         from edgefl_export.device import Device
 
@@ -245,10 +259,10 @@ class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 
 def read_device(path: Path) -> DeviceFile:
-    """Return the values in a TOML file.
+    """Return the values in a device file (TOML).
 
     Raises:
-        ConfigError: the file does not exist or cannot be used; the text names the key.
+        ConfigError: if the file does not exist or cannot be used; the text names the key.
     """
     from edgefl.config.text import parse_toml
 
@@ -267,10 +281,10 @@ def read_device(path: Path) -> DeviceFile:
 
 
 def read_hello(path: Path) -> DeviceFile:
-    """Return memory and samples of a saved hello message (msgpack as it was sent, or JSON).
+    """Return a device file with memory and samples of a saved hello message (msgpack as it was sent, or JSON).
 
     Raises:
-        ConfigError: the file does not exist or is no hello message.
+        ConfigError: if the file does not exist or is no hello message.
     """
     from edgefl.wire.mqtt.envelope import peek
     from edgefl.wire.mqtt.messages import MALFORMED, Hello
@@ -285,10 +299,20 @@ def read_hello(path: Path) -> DeviceFile:
     return DeviceFile(memory=f"{hello.memory_bytes}B", samples=hello.samples)
 
 
-def planned(
+def fit_submodels(
     federation: Federation, spec: ModelSpec, wishes: DeviceFile, say: Callable[[str], None] = lambda _: None
 ) -> Fit:
-    """Return all submodels of ``spec`` with their costs on the device, trained by the federation's algorithm."""
+    """Compute the costs of all submodels of ``spec`` on a device, trained by the federation's algorithm.
+
+    Args:
+        federation: the federation.
+        spec: its model.
+        wishes: capacity of the device, and the kinds and sizes to consider.
+        say: called with progress texts.
+
+    Returns:
+        The submodels that fit, those that do not, and the reasons.
+    """
     from edgefl.api.compile import plan
     from edgefl.api.training import Training
     from edgefl.setup.model import process_bytes
@@ -296,7 +320,7 @@ def planned(
     return plan(
         spec,
         wishes.device,
-        training=lambda submodel: Training.of(suited(federation, submodel)),
+        training=lambda submodel: Training.of(with_fitting_algorithm(federation, submodel)),
         kinds=wishes.kinds,
         gammas=gammas(map(str, wishes.gamma)),
         progress=say,
@@ -304,8 +328,11 @@ def planned(
     )
 
 
-def suited(federation: Federation, submodel: Submodel) -> Federation:
-    """Return the federation with algorithm ``tcbgd`` if it names none and the submodel has thresholds, else unchanged."""
+def with_fitting_algorithm(federation: Federation, submodel: Submodel) -> Federation:
+    """Return the federation with an algorithm that suits ``submodel``.
+
+    It is ``tcbgd`` if the federation names none and the submodel has thresholds; else the federation is unchanged.
+    """
     from edgefl.objective.carrier import ThresholdCarrier
 
     if "name" in federation.algorithm.model_fields_set or not isinstance(submodel.carrier, ThresholdCarrier):
@@ -316,23 +343,23 @@ def suited(federation: Federation, submodel: Submodel) -> Federation:
 
 
 def overrides(wishes: DeviceFile) -> dict[str, object]:
-    """Return the settings of the federation that the values replace, by dotted key."""
+    """Return the settings of the federation that a device file replaces, by dotted key."""
     settings = {"algorithm.batch": wishes.batch, "algorithm.steps": wishes.steps}
     return {key: value for key, value in settings.items() if value}
 
 
-def listed(values: Iterable[str]) -> list[str]:
+def split_commas(values: Iterable[str]) -> list[str]:
     """Split texts at commas: ``["a,b", "c"]`` becomes ``["a", "b", "c"]``."""
     return [part.strip() for value in values for part in value.split(",") if part.strip()]
 
 
 def gammas(values: Iterable[str]) -> list[float]:
-    """Return shares such as 0.25 or 1/64 as numbers.
+    """Return texts such as 0.25 or 1/64, single or separated by commas, as numbers.
 
     Raises:
-        ConfigError: a text is no number above 0 and up to 1.
+        ConfigError: if a text is no number above 0 and up to 1.
     """
-    return [_number(text) for text in listed(values)]
+    return [_number(text) for text in split_commas(values)]
 
 
 def _number(text: str) -> float:

@@ -168,7 +168,7 @@ def profile(
         if fleet:
             profile_fleet([bundle.contents for bundle in wanted], measuring)
         else:
-            with _ended_tidily():
+            with _interrupt_on_sigterm():
                 profile_beside(list(wanted), measuring)
         return
     fleet_only = {"--device": bool(device), "--sign-key": sign_key is not None, "--ca-file": bool(ca_file)}
@@ -177,7 +177,7 @@ def profile(
     from edgefl.analysis.profiles.accuracy import accuracy_of, check_same_model
 
     profiles: list[BundleProfile] = []
-    with _ended_tidily():
+    with _interrupt_on_sigterm():
         accuracy = accuracy_of(run) if run else None
         for bundle in _find_bundles(targets, chosen):
             if run:
@@ -198,7 +198,12 @@ def profile(
 
 
 def _check_target(target: str, tiers: Sequence[str]) -> None:
-    """Raise ConfigError for a federation file, a model or a tier that does not exist. Loads no torch."""
+    """Check a federation file or the name of a model, and that it has the ``tiers``. Loads no torch; bundles are not
+    checked.
+
+    Raises:
+        ConfigError: if one does not exist.
+    """
     if _is_bundle(target):
         return
     from edgefl.config.reading import check_names, check_tiers
@@ -208,7 +213,11 @@ def _check_target(target: str, tiers: Sequence[str]) -> None:
 
 
 def _check_places(html: Path | None, run: Path | None) -> None:
-    """Create the folder of the page, and check the options --run and --html, before measurements begin."""
+    """Create the folder of the page, and check the options --run and --html, before measurements begin.
+
+    Raises:
+        ConfigError: if ``run`` is given without ``html``, or is no folder.
+    """
     from edgefl.errors import ConfigError
 
     if html:
@@ -220,8 +229,10 @@ def _check_places(html: Path | None, run: Path | None) -> None:
 
 
 @contextmanager
-def _ended_tidily() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C in the block: the measuring process ends, and its folder is removed."""
+def _interrupt_on_sigterm() -> Iterator[None]:
+    """Open a context in which SIGTERM acts like Ctrl-C: the measuring process ends, its folder is removed, the command
+    exits.
+    """
     before = signal.signal(signal.SIGTERM, interrupts.handler)
     try:
         yield
@@ -258,7 +269,14 @@ def _print_halves(title: str, table: list[dict[str, str]]) -> None:
 
 @dataclass(frozen=True)
 class _BundleSelection:
-    """Selection of bundles to measure. ``main_only`` leaves out all exchanges of an algorithm but the main one."""
+    """Selection of bundles to measure.
+
+    Attributes:
+        batch: samples of a step; None for those of the bundle.
+        engine: format of the bundles; "" for any.
+        tiers: names of the tiers; empty for all.
+        main_only: True to leave out all exchanges (round trips of an algorithm) but the main one.
+    """
 
     batch: int | None
     engine: str
@@ -270,7 +288,7 @@ def _find_bundles(targets: list[str], chosen: _BundleSelection) -> Iterator[Bund
     """Yield the bundles that the arguments of the command name. Bundles of a model or a federation file are compiled.
 
     Raises:
-        ConfigError: there is none (raised at the end).
+        ConfigError: if no bundle is selected (raised at the end).
     """
     from edgefl.errors import ConfigError
 
@@ -286,7 +304,11 @@ def _find_bundles(targets: list[str], chosen: _BundleSelection) -> Iterator[Bund
 
 
 def _read(target: str, chosen: _BundleSelection) -> Iterator[Bundle]:
-    """Yield the bundle in a file if its tier and format are selected. ConfigError if it has another batch size."""
+    """Yield the bundle in a file if its tier and format are selected, else nothing.
+
+    Raises:
+        ConfigError: if it has another batch size than the selected one.
+    """
     from edgefl.api.bundle import Bundle
     from edgefl.errors import ConfigError
 
@@ -304,13 +326,16 @@ def _read(target: str, chosen: _BundleSelection) -> Iterator[Bundle]:
 
 
 def _is_bundle(target: str) -> bool:
-    """Return True for the path of a bundle; False for a federation file and the name of a model."""
+    """Return True if ``target`` is the path of a bundle, not of a federation file or the name of a model."""
     path = Path(target)
     return path.suffix == ".efl" or (path.suffix != ".toml" and (path.exists() or "/" in target))
 
 
 def _export(target: str, chosen: _BundleSelection) -> Iterator[Bundle]:
-    """Yield the bundles of a federation file, compiled as by `edgefl export`, or of a model with default settings."""
+    """Yield the bundles of the federation file or model ``target``, compiled as by `edgefl export`.
+
+    A model has default settings. Only the bundles that ``chosen`` selects are compiled.
+    """
     from edgefl.api.export import plan_export
     from edgefl.api.federation import load_federation
 

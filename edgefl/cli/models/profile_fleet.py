@@ -32,7 +32,23 @@ _MOST_DEVICES_LISTED = 20
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileOptions:
-    """Options of a profile that devices or another agent measure. ``command`` starts that agent; "" for none."""
+    """Options of a profile by the devices of a federation, or by another agent on this machine.
+
+    Attributes:
+        broker: address of the broker; None to start one for the agent.
+        federation: name of the federation.
+        devices: devices to measure; empty for all.
+        repeat: measured calls of each graph.
+        timeout_s: seconds to wait for reports.
+        threads: threads of the engine.
+        samples: rows of the observed round; 0 for two batches.
+        command: command that starts the other agent; "" for none.
+        sign_key: file with the key that signs bundles; None for the default.
+        html: file for a page with pictures.
+        as_json: True to print JSON.
+        record: file for the reports.
+        imported: reports of earlier profiles, to show too.
+    """
 
     broker: Address | None
     federation: str = "demo"
@@ -50,7 +66,11 @@ class ProfileOptions:
 
 
 def files_of(targets: Sequence[str]) -> Iterator[str]:
-    """Yield ``targets``, with each folder replaced by its bundles; the folder of a run by the bundles of all its tiers."""
+    """Yield ``targets``, with each folder replaced by the paths of its bundles. A run's folder has them in ``bundles``.
+
+    Raises:
+        ConfigError: if a folder has no bundle.
+    """
     for target in targets:
         path = Path(target)
         if not path.is_dir():
@@ -63,12 +83,15 @@ def files_of(targets: Sequence[str]) -> Iterator[str]:
 
 
 def refuse(given: Mapping[str, bool], *, fleet: bool, beside: bool = False) -> None:
-    """Raise ConfigError if an option is given that cannot be combined with the kind of profile.
+    """Check that all given options can be combined with the kind of profile.
 
     Args:
         given: True for each option that is given, by name.
-        fleet: devices of a federation are measured.
-        beside: an agent is measured, or recorded profiles are shown.
+        fleet: True if devices of a federation are measured.
+        beside: True if an agent is measured, or recorded profiles are shown.
+
+    Raises:
+        ConfigError: if one cannot; the message names it.
     """
     wrong = [name for name, there in given.items() if there]
     if wrong and beside:
@@ -86,23 +109,26 @@ def refuse(given: Mapping[str, bool], *, fleet: bool, beside: bool = False) -> N
 
 
 def profile_fleet(bundles: Sequence[BundleArchive], options: ProfileOptions) -> None:
-    """Let the devices of a federation measure bundles, and show their answers. Each device gets the bundle of its tier.
+    """Let the devices of a federation measure bundles, and print or write their reports. Each gets the bundle of its
+    tier.
 
     Raises:
-        ConfigError: an option cannot be used.
-        BrokerError: the broker cannot be reached.
-        ParticipationError: no device answered.
+        ConfigError: if an option cannot be used.
+        BrokerError: if the broker cannot be reached.
+        ParticipationError: if no device answered.
     """
     report = _ask(bundles, options)
     if options.record and report.answered:
         record(options.record, report.devices)
     show(merge_reports(report, options.imported), f"federation {report.federation}", options)
     if not report.answered:
-        raise ParticipationError(_nobody(report, options))
+        raise ParticipationError(_no_answer_text(report, options))
 
 
 def show(report: FleetReport, of: str, options: ProfileOptions) -> None:
-    """Print the devices' profiles, or JSON, and write a page if one is requested. ``of`` is the title's subject."""
+    """Print the devices' profiles as tables or JSON, and write the page if one is requested. ``of``: subject of the
+    title.
+    """
     if options.as_json:
         print_json(report)
     else:
@@ -148,7 +174,7 @@ def _ask(bundles: Sequence[BundleArchive], options: ProfileOptions) -> FleetRepo
 
 @contextmanager
 def shown() -> Iterator[Callable[[FleetReport], None]]:
-    """Yield a function that shows reports while they change: as a table on a terminal, else as lines."""
+    """Open a context with a function that shows a changing report on standard error: a table on a terminal, else lines."""
     from rich.live import Live
 
     if errors.is_terminal:
@@ -185,7 +211,7 @@ def _print(report: FleetReport, of: str) -> None:
 
 
 def _times(row: DeviceReport) -> dict[str, str]:
-    """Return the row of a device in the table of times: its slowest training step, and that step's parts."""
+    """Return the table row of a device with the times of its slowest training step and of that step's parts."""
     from edgefl.analysis.profiles import rows
 
     profile = row.profile
@@ -204,7 +230,7 @@ def _times(row: DeviceReport) -> dict[str, str]:
 
 
 def _means(row: DeviceReport) -> dict[str, str]:
-    """Return the row of a device in the table of memory: the maximum over graphs by each measure, load time, and energy."""
+    """Return the table row of a device with the largest memory of its graphs by each measure, load time, and energy."""
     from edgefl.analysis.profiles import rows
 
     profile = row.profile
@@ -237,7 +263,7 @@ def _write_page(report: FleetReport, of: str, path: Path) -> None:
     write_text(path, written)
 
 
-def _nobody(report: FleetReport, options: ProfileOptions) -> str:
+def _no_answer_text(report: FleetReport, options: ProfileOptions) -> str:
     if not report.devices:
         return (
             f"no device of federation {report.federation!r} is known to the broker at {options.broker}: start some with "
@@ -256,14 +282,14 @@ _ROWS = 64
 
 
 def profile_beside(bundles: Sequence[Bundle], options: ProfileOptions) -> None:
-    """Measure each bundle on this machine and, if ``options.command`` is set, by that agent. Show them with recorded
+    """Measure each bundle on this machine and, if ``options.command`` is set, by that agent. Print them with recorded
     profiles.
 
-    Stops at the first agent without a profile.
+    It stops at the first bundle for which the agent gives no profile, prints the others, and raises the error.
 
     Raises:
-        ConfigError: the command cannot be started.
-        ParticipationError: the agent gives no profile.
+        ConfigError: if the command cannot be started.
+        ParticipationError: if the agent gives no profile.
     """
     words = _words(options.command)
     begun, reports = time.monotonic(), list[DeviceReport]()
@@ -291,7 +317,10 @@ def _words(command: str) -> list[str]:
 
 
 def _measure_here(bundle: Bundle, options: ProfileOptions, *, named: bool) -> DeviceReport:
-    """Measure on this machine and return the report. ``named``: it gets the name of the first requested device."""
+    """Measure a bundle on this machine and return the report.
+
+    ``named``: True to name it like the first requested device, False for a fixed name.
+    """
     profile = bundle.profile(threads=options.threads, repeat=options.repeat, samples=options.samples)
     return DeviceReport(
         device=options.devices[0] if named and options.devices else HERE,
@@ -313,8 +342,8 @@ def _signals_as_before() -> Iterator[None]:
 
 
 def _measure_by_agent(words: Sequence[str], bundle: Bundle, options: ProfileOptions) -> DeviceReport:
-    """Start the agent of the command, and return its report."""
-    from edgefl.lab.profiled_agent import AgentProfiling, profiled
+    """Start the agent whose command line is ``words``, let it measure the bundle, and return its report."""
+    from edgefl.lab.profiled_agent import AgentProfiling, profile_by_agent
     from edgefl.wire.mqtt.topics import checked_name
     from edgefl_device.profile.measure.inputs import RandomInputs
     from edgefl_server.profiling.fleet import FleetProfiler
@@ -335,4 +364,4 @@ def _measure_by_agent(words: Sequence[str], bundle: Bundle, options: ProfileOpti
             repeat=options.repeat,
             timeout_s=options.timeout_s,
         )
-        return profiled(words, bundle.contents, how, on_report=tell, stopping=stopped_by_signals)
+        return profile_by_agent(words, bundle.contents, how, on_report=tell, stopping=stopped_by_signals)

@@ -77,7 +77,7 @@ def _row(check: GraphCheck) -> dict[str, Any]:
 
 
 def for_people(check: GraphCheck) -> dict[str, Any]:
-    """Return the columns that fit 80 characters, the longest one last; ``--json`` prints all."""
+    """Return the columns of a table row that fit 80 characters, the longest one last; ``--json`` prints all."""
     row = _row(check)
     return {
         "graph": row["graph"],

@@ -22,9 +22,18 @@ _Work = Callable[[], None]
 
 
 class Injector:
-    """Injector of faults, on the thread of the links. It observes each event of the server.
+    """Injector of faults into the processes and links of a run, on the thread of the links.
 
-    Processes reach the broker by :attr:`ports`, and are started with :meth:`environment`.
+    Processes must connect to the broker by :attr:`ports` (port by process name), and be started with
+    :meth:`environment`. Pass each event of the server to :meth:`observe`.
+
+    Args:
+        schedule: the faults.
+        supervisor: supervisor of the run's processes.
+        devices: names of the devices.
+        broker: (host, port) of the broker.
+        folder: folder of the run.
+        elsewhere: port of the broker for processes that use another one, by name.
     """
 
     def __init__(
@@ -48,7 +57,7 @@ class Injector:
         """Number of faults so far, of links and of running processes."""
 
     def environment(self, name: str) -> dict[str, str]:
-        """Return the environment of a process whose clock can jump."""
+        """Return environment variables for the process ``name`` that let its wall clock jump; {} if no fault needs them."""
         jumps = any(fault.kind == "clock" for fault in self._schedule.faults)
         if name not in self._names or not jumps:
             return {}
@@ -56,7 +65,7 @@ class Injector:
         return {"PYTHONPATH": path, "EDGEFL_CLOCK_FILE": str(self._folder / name)}
 
     def observe(self, event: Mapping[str, Any]) -> None:
-        """Schedule the faults of a round once it is opened."""
+        """Schedule the faults of a round, once, if ``event`` of the server is the opening of the round."""
         number = event.get("round", 0)
         if event.get("event") != "roundopened" or number in self._armed:
             return
@@ -66,7 +75,7 @@ class Injector:
                 self._links.later(fault.after_s, self._begin, fault)
 
     def stop(self) -> None:
-        """Stop the links' thread, so that no fault begins, and end all faults."""
+        """Stop the links' thread, so that no further fault begins, and end all faults."""
         self._links.stop()
         for undo in self._undo:
             undo()
@@ -124,6 +133,6 @@ class Injector:
 
 
 def _limit_files(pid: int, size: int) -> None:
-    """Limit the process's files to ``size`` bytes, where a write then fails as on a full disk."""
+    """Limit the size of files that process ``pid`` writes to ``size`` bytes. Longer writes then fail, as on a full disk."""
     with contextlib.suppress(psutil.Error, OSError):
         psutil.Process(pid).rlimit(psutil.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))

@@ -22,7 +22,15 @@ _START_S = 10.0
 
 @dataclass
 class _LinkState:
-    """Active faults of a link."""
+    """Active faults of a link.
+
+    Attributes:
+        delay_s: delay of each packet in seconds.
+        jitter_s: largest random delay in addition.
+        bytes_per_s: bandwidth; 0 for no limit.
+        twice: share of PUBLISH packets that are sent twice.
+        stalled: number of active faults that block all packets.
+    """
 
     delay_s: float = 0.0
     jitter_s: float = 0.0
@@ -33,7 +41,7 @@ class _LinkState:
 
 @dataclass(eq=False)
 class _RelayedConnection:
-    """Connection of a client and the corresponding one to the broker."""
+    """Connection of a client, and the connection to the broker that belongs to it."""
 
     client: asyncio.StreamWriter
     broker: asyncio.StreamWriter
@@ -54,7 +62,7 @@ class _BrokerLink:
 
 
 class Links:
-    """Relays to the broker, with one listening port for each named process.
+    """TCP relays to the broker, with one listening port for each named process; ``ports`` holds the port by name.
 
     All work happens on the event loop of one thread. :meth:`begin` and :meth:`end` may be called from any thread.
     """
@@ -111,14 +119,15 @@ class Links:
     # -- faults ----------------------------------------------------------------------------------------------
 
     def later(self, seconds: float, work: Callable[..., None], *arguments: object) -> None:
-        """Call ``work`` on the thread of the links after ``seconds``, unless they are stopped before."""
+        """Call ``work(*arguments)`` on the thread of the links after ``seconds``, unless the links are stopped before."""
         self._loop.call_soon_threadsafe(self._loop.call_later, seconds, work, *arguments)
 
     def begin(self, names: Iterable[str], fault: Fault) -> None:
+        """Apply ``fault`` to the links of the processes ``names``. Unknown names are ignored."""
         self._change(names, lambda link: _begin(link, fault))
 
     def end(self, names: Iterable[str], fault: Fault) -> None:
-        """End the fault that :meth:`begin` started. Closed connections stay closed."""
+        """End the effects of ``fault`` on the links of the processes ``names``. Closed connections stay closed."""
         self._change(names, lambda link: _end(link, fault))
 
     def _change(self, names: Iterable[str], change: Callable[[_BrokerLink], None]) -> None:
@@ -156,7 +165,7 @@ class Links:
 
 
 async def _pump(link: _BrokerLink, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Relay packets in order, each after its delay, until one end closes."""
+    """Relay packets from ``reader`` to ``writer`` in order, each after its delay, until one end closes."""
     waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_WAITING_PACKETS)
     sender = asyncio.ensure_future(_send(link, waiting, writer))
     packets, due = PacketSplitter(), 0.0
@@ -254,14 +263,16 @@ _WEBSOCKET = b"GET ", b"HTTP"
 
 
 class PacketSplitter:
-    """Splitter of a byte stream into MQTT packets. Other streams, such as TLS or WebSocket, pass unchanged."""
+    """Splitter of a byte stream into MQTT packets. Other protocols, such as TLS or WebSocket, pass unchanged."""
 
     def __init__(self) -> None:
         self._held = b""
         self._opaque = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add ``data`` to the stream, and return the packets that are complete now."""
+        """Add ``data`` to the stream, and return the complete packets. If the stream is not MQTT, return the bytes as
+        one packet.
+        """
         if self._opaque:
             return [data]
         self._held += data
@@ -293,7 +304,7 @@ def _size(data: bytes) -> int | None:
 
 
 def second_copy(packet: bytes) -> bytes | None:
-    """Return a repetition of a PUBLISH packet, marked as duplicate if its QoS allows; None for any other packet."""
+    """Return a duplicate of a PUBLISH packet, with the DUP flag if its QoS is above 0; None for any other packet."""
     if packet[0] & 0xF0 != _PUBLISH:
         return None
     return bytes([packet[0] | (_DUP if packet[0] & _QOS else 0)]) + packet[1:]

@@ -25,10 +25,10 @@ _Seconds = Annotated[float, msgspec.Meta(ge=0, le=_MOST_S)]
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One fault: ``after_s`` seconds after the opening of round ``round``, for ``seconds``.
+    """One fault: it begins ``after_s`` seconds after the opening of round ``round``, and lasts ``seconds``.
 
-    ``target`` is ``server``, ``broker``, a device, or ``*`` for every link, every device and the server. The meaning of
-    ``amount`` depends on the kind.
+    ``target`` is ``server``, ``broker``, a device, or ``*`` for every link, every device and the server. The meaning
+    of ``amount`` depends on the kind.
 
     * delay: wait of each packet in seconds, in order.
     * reorder: largest random wait in seconds; links overtake each other.
@@ -37,9 +37,9 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     * disk_full: largest size of a file in bytes.
     * clock: permanent jump of a process's wall clock in seconds.
 
-    ``reset`` cuts the connections of a link with the bytes in flight. After ``half_open`` the broker still holds its end.
-    ``stall`` blocks all packets. ``kill`` is SIGKILL, followed by a restart; ``stop`` is SIGSTOP, and SIGCONT after
-    ``seconds``. A broker can only be killed and stopped.
+    ``reset`` cuts the connections of a link with the bytes in flight. After ``half_open`` the broker still holds its
+    end. ``stall`` blocks all packets. ``kill`` is SIGKILL, followed by a restart; ``stop`` is SIGSTOP, and SIGCONT
+    after ``seconds``. A broker can only be killed and stopped.
     """
 
     kind: LinkFault | ProcessFault
@@ -55,7 +55,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The faults of one run. ``seed`` decides their random parts, such as the repeated packets."""
+    """The faults of one run. ``seed`` determines their random effects, such as the packets that are duplicated."""
 
     seed: int = 0
     faults: tuple[Fault, ...] = ()
@@ -65,7 +65,7 @@ def load_schedule(path: Path) -> Schedule:
     """Load a schedule from a TOML or JSON file.
 
     Raises:
-        ConfigError: if the file is no schedule, with the reason.
+        ConfigError: if the file cannot be read or is not a schedule; the text has the reason.
     """
     try:
         data = path.read_bytes().removeprefix(codecs.BOM_UTF8)
@@ -105,7 +105,14 @@ _SHORT_S, _LONG_S = 0.2, 1.5
 
 
 def random_schedule(seed: int, devices: Sequence[str], rounds: int, *, most: int = 4) -> Schedule:
-    """Draw one to ``most`` faults of any kind from ``seed``."""
+    """Draw a schedule of one to ``most`` faults of any kind, deterministic by ``seed``.
+
+    Args:
+        seed: seed of the draw and of the schedule.
+        devices: names of the devices, as possible targets.
+        rounds: number of rounds in which faults may begin.
+        most: largest number of faults.
+    """
     rng = random.Random(seed)
     return Schedule(
         seed=seed, faults=tuple(_drawn(rng, devices, rounds) for _ in range(rng.randint(1, most)))

@@ -21,7 +21,8 @@ _RELU_BACK = _aten.threshold_backward.default
 
 
 def pool_first(module: fx.GraphModule) -> None:
-    """Replace ``max_pool(relu(x))`` by ``relu(max_pool(x))``, which applies ReLU to a quarter of the entries.
+    """Replace ``max_pool(relu(x))`` by ``relu(max_pool(x))`` in a recorded list, in place. ReLU then has fewer entries,
+    a quarter for 2x2 windows.
 
     Values and gradients are equal. If a maximum is below 0 its position may differ, but its gradient is multiplied by
     0.
@@ -34,7 +35,9 @@ def pool_first(module: fx.GraphModule) -> None:
 
 
 def _backward(relu: fx.Node, pool: fx.Node) -> list[tuple[fx.Node, fx.Node]] | None:
-    """Return pairs of a gradient of the pooling and the gradient of ``relu`` behind it; None if other nodes read them."""
+    """Return pairs (gradient node of the pooling, gradient node of ``relu`` that reads it). Return None if any other
+    node reads ``relu``.
+    """
     others = [node for node in relu.users if node is not pool]
     pools = [node for node in others if node.target is _POOL_BACK and node.args[1] is relu]
     relus = [node for node in others if node.target is _RELU_BACK and node.args[1:] == (relu, 0)]
@@ -79,7 +82,11 @@ _COPIES = frozenset({_aten.alias.default, _aten.detach.default})
 
 
 def fold(module: fx.GraphModule) -> None:
-    """Replace operations without effect, and those with constant results, in place. No operation may write to an input."""
+    """Remove operations without effect from a recorded list, and replace those with constant results by constants, in
+    place.
+
+    No operation of the list may write to an input.
+    """
     for node in list(module.graph.nodes):
         if node.op != "call_function" or node.target is operator.getitem:
             continue
@@ -112,7 +119,7 @@ def _same(node: fx.Node) -> fx.Node | None:
 
 
 def _value(module: fx.GraphModule, node: fx.Node) -> Tensor | None:
-    """Return the value of a node that does not depend on inputs; None if it does, or if the value is large."""
+    """Return the constant value of a node; None if the node depends on inputs, or its value exceeds 64 KiB."""
     found = node.meta.get("val")
     if not isinstance(found, Tensor) or found.nbytes > _MOST_BYTES:
         return None

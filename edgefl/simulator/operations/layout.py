@@ -36,13 +36,14 @@ _MANY_WEIGHTS = 1 << 18
 
 
 def channels_last(module: fx.GraphModule, images: Sequence[bool]) -> None:
-    """Convert the inputs of two-dimensional convolutions to channels last, in place.
+    """Convert the inputs of two-dimensional convolutions in a recorded list to the memory layout channels last, in
+    place.
 
-    A list is not changed if the values of one of its operations depend on the layout.
+    A list with an operation whose values depend on the layout is not changed.
 
     Args:
         module: Recorded list.
-        images: True for each input that may be an image, or noise for one.
+        images: True for each placeholder, in order, that may be an image or noise for one.
     """
     graph = module.graph
     targets = {node.target for node in graph.nodes}
@@ -66,7 +67,9 @@ def channels_last(module: fx.GraphModule, images: Sequence[bool]) -> None:
 
 
 def _turn(graph: fx.Graph, given: fx.Node, turned: dict[fx.Node, fx.Node]) -> None:
-    """Convert ``given`` to channels last for all its readers."""
+    """Insert a conversion to channels last behind ``given`` if it is an image, for all its readers. Record it in
+    ``turned``.
+    """
     if not _is_image(given):
         return
     turned[given] = _last(graph, given)

@@ -28,7 +28,9 @@ _IN_PLACE: Mapping[Any, Any] = {
 
 
 def fuse(module: fx.GraphModule) -> None:
-    """Fuse sums with multiples into one operation, and masks into thresholds, in place."""
+    """Fuse operations of a recorded list in place: ``w - rate * g`` and ``c * a + b`` into one operation each, and masks
+    into thresholds.
+    """
     negated: dict[fx.Node, fx.Node] = {}
     for node in list(module.graph.nodes):
         if node.target is _aten.sub.Tensor and len(node.args) == 2 and not node.kwargs:
@@ -41,7 +43,9 @@ def fuse(module: fx.GraphModule) -> None:
 
 
 def _descent(graph: fx.Graph, node: fx.Node, negated: dict[fx.Node, fx.Node]) -> None:
-    """Fuse ``w - rate * g``, with ``rate`` a scalar tensor."""
+    """Fuse ``node``, if it computes ``w - rate * g`` with ``rate`` a scalar tensor. ``negated`` caches the node
+    ``-rate`` by ``rate``.
+    """
     weights, multiple = node.args
     if not _only(multiple, _aten.mul.Tensor):
         return
@@ -61,7 +65,9 @@ def _descent(graph: fx.Graph, node: fx.Node, negated: dict[fx.Node, fx.Node]) ->
 
 
 def _fuse_product(graph: fx.Graph, node: fx.Node, product: fx.Node, rate: fx.Node) -> fx.Node:
-    """Return ``w + rate * (a b)``. Multiplies the smaller factor by the rate instead of the product."""
+    """Return a node for ``w + rate * (a b)``, where ``node`` has ``w`` and ``product`` is ``a b``. The smaller factor is
+    multiplied by ``rate`` instead of the product.
+    """
     left, right = node_argument(product, 0), node_argument(product, 1)
     with graph.inserting_before(node):
         if fake_value(left).numel() <= fake_value(right).numel():
@@ -83,7 +89,9 @@ def _sum_with_multiple(node: fx.Node) -> None:
 
 
 def _use_threshold(module: fx.GraphModule, node: fx.Node) -> None:
-    """Replace ``where(x >= c, y, 0)`` by torch's threshold operation, which is faster. Dropout has this form."""
+    """Replace ``node`` by torch's threshold operation, which is faster, if it computes ``where(x >= c, y, 0)``. Dropout
+    does.
+    """
     mask, kept, otherwise = node.args
     if not (isinstance(mask, fx.Node) and mask.target is _aten.ge.Scalar and _is_zero(module, otherwise)):
         return
@@ -136,9 +144,14 @@ def _alike(node: object, like: fx.Node) -> bool:
 
 
 def own_results(module: fx.GraphModule, owned: Sequence[bool]) -> None:
-    """Give each result that is ``owned`` its own memory, so that it may be overwritten, and remove copies of the others.
+    """Give each result of a recorded list that is ``owned`` its own memory, so that the caller may overwrite it. Copies
+    of other results are removed.
 
-    Results in bfloat16 are converted to float32, as ports are never bfloat16.
+    Results in bfloat16 are converted to float32, because no port is bfloat16.
+
+    Args:
+        module: Recorded list, changed in place.
+        owned: For each result, in order, True if it needs its own memory.
     """
     graph, output = module.graph, module.graph.output_node()
     found: list[fx.Node] = []
@@ -160,10 +173,13 @@ def own_results(module: fx.GraphModule, owned: Sequence[bool]) -> None:
 
 
 def in_place(module: fx.GraphModule, replaced: Mapping[int, int]) -> None:
-    """Let operations write new values over inputs that they replace. The caller must not use these inputs afterwards.
+    """Let operations of a recorded list write results over inputs that these replace, where no later operation reads the
+    input.
+
+    The caller must not use such an input afterwards.
 
     Args:
-        module: Recorded list.
+        module: Recorded list, changed in place.
         replaced: Index of the result that replaces a placeholder, by the placeholder's index.
     """
     order = {node: place for place, node in enumerate(module.graph.nodes)}
@@ -176,7 +192,9 @@ def in_place(module: fx.GraphModule, replaced: Mapping[int, int]) -> None:
 
 
 def _last(old: fx.Node, new: fx.Node, order: Mapping[fx.Node, int]) -> bool:
-    """Return True if nothing reads ``old`` or a view of it after ``new``, and ``new`` reads no view of it."""
+    """Return True if ``new`` may overwrite ``old``: no node after ``new`` reads ``old`` or a view of it, and ``new``
+    reads no view of it.
+    """
     views = [old]
     for view in views:  # which grows
         for reader in view.users:

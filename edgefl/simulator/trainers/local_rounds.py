@@ -44,10 +44,10 @@ class RoundTask:
     """Open round, as trainers receive it.
 
     Attributes:
-        opened: The round.
+        opened: The round, with the tasks of its clients.
         model: Model of the round.
-        weights: Downloads of the clients, by tier and label of the port.
-        hyper: Scalars of the round.
+        weights: Downloaded weights by tier, then by the label of the graph input that reads them.
+        hyper: Scalars of the algorithm for the round, by name.
         received: Model as clients receive it, if the sums depend on it
             (:func:`edgefl_server.rounds.compares_updates`); else empty.
         since: Model of an earlier round from which these clients began; None if they began from ``model``.
@@ -62,7 +62,7 @@ class RoundTask:
 
     @property
     def began(self) -> ModelVersion:
-        """Model from which its clients begin."""
+        """Model from which the clients of this task begin: ``since``, or else ``model``."""
         return self.since or self.model
 
     @property
@@ -72,8 +72,8 @@ class RoundTask:
 
     @property
     def older(self) -> Mapping[int, RoundModel]:
-        """Model of an earlier round from which its clients began, by that round's number; empty if they began from
-        ``model``.
+        """Model ``since`` with the weights as clients receive them, by the number of the round that began from it. Empty
+        if ``since`` is None.
         """
         since = self.since
         return {} if since is None else {since.number + 1: RoundModel(since, FixedDownlink(self.received))}
@@ -81,9 +81,15 @@ class RoundTask:
 
 @dataclass(frozen=True)
 class ClientPortion:
-    """Clients of a tier that one trainer trains at a time. ``kept``: number of each client's carry, if it has one.
+    """Group of clients of one tier that a trainer trains together.
 
-    The division into portions does not depend on the trainers, because the clients of a portion are trained together.
+    Carries are the state that an algorithm keeps on a client. The division into portions does not depend on the
+    trainers, because a group of other clients gives other bits.
+
+    Attributes:
+        tier: Name of the tier.
+        clients: Names of the clients.
+        kept: Row number of a client's carry in the store, by client. A client without a carry is left out.
     """
 
     tier: str
@@ -91,14 +97,20 @@ class ClientPortion:
     kept: Mapping[str, int] = field(default_factory=dict)
 
     def carries(self, read: ReadCarry) -> dict[str, Arrays]:
-        """Return the carries of its clients that have one, read by ``read``."""
+        """Return the carries by client. ``read`` loads a carry by its row number."""
         return {client: read(number) for client, number in self.kept.items()}
 
 
 @dataclass(frozen=True)
 class Report:
-    """Result of a client. ``refused``: reason for the refusal of its update, or empty; then the other fields are not
-    set.
+    """Result of training one client.
+
+    Attributes:
+        client: Name of the client.
+        refused: Reason why the server refused its update, or empty. If it is set, the other fields are not.
+        loss: Training loss; NaN if the algorithm reports none.
+        up_bytes: Bytes of the tensors in the update; ``up_float32_bytes`` the same in float32.
+        carry: State that the algorithm keeps on the client for its next round, by name.
     """
 
     client: str
@@ -115,13 +127,13 @@ class Trainers(Protocol):
     """
 
     def begin(self, task: RoundTask, active: RoundAggregation) -> None:
-        """Begin a round. Updates are added to the sums ``active``."""
+        """Begin a round. :meth:`train` adds updates to the sums of ``active`` until the next call."""
 
     def train(self, portions: Sequence[ClientPortion], read: ReadCarry) -> Iterator[Report]:
-        """Train ``portions`` and yield the report of every client once, in any order.
+        """Train the clients of ``portions`` and yield the report of each client once, in any order.
 
-        After the last report, all updates are in the sums. An error of data or bundles is raised for the first such
-        portion.
+        After the last report, all updates are in the sums. ``read`` loads a carry by its row number in the store. If
+        training of portions fails, the error of the first such portion is raised.
         """
 
     def close(self) -> None:
@@ -130,7 +142,7 @@ class Trainers(Protocol):
 
 @dataclass(frozen=True)
 class Attack:
-    """Attack by the clients that ``table`` names as hostile. Their updates pass every validation of the server."""
+    """Attack by the clients that ``table`` lists as hostile. Their updates pass every validation of the server."""
 
     table: SimulationTable
 
@@ -141,16 +153,16 @@ class Attack:
     def sent(
         self, update: Arrays, weights: Mapping[str, Array], regions: Mapping[str, Region], form: Form
     ) -> Arrays:
-        """Return the hostile update.
+        """Return the update that a hostile client sends instead of its honest one.
 
         Args:
-            update: Honest update.
-            weights: Model that it began from.
-            regions: Regions of its tensors.
-            form: Its form.
+            update: Honest update, by name.
+            weights: Model that the client began from, by global name.
+            regions: Position of each tensor of the update in the global model.
+            form: Layout of the update's arrays.
 
         Raises:
-            ConfigError: The update has codes or changes, which would need another encoding.
+            ConfigError: If the update holds codes or changes instead of weights.
         """
         if form.sections or form.change:
             raise ConfigError(
@@ -167,13 +179,15 @@ class Attack:
 
 
 def _flip_change(base: Array, trained: Array, strength: float) -> Array:
-    """Return the weights moved from ``base`` by the negated change, scaled by ``strength``."""
+    """Return ``base - strength * (trained - base)``, clipped to the limits that the server accepts."""
     away = base - np.float32(strength) * (trained - base)
     return np.clip(away, -VALUE_LIMIT, VALUE_LIMIT).astype(trained.dtype)
 
 
 def _ruin_statistics(name: str, array: Array) -> Array:
-    """Return ``array`` if it is trained, otherwise moving statistics at the limits that the validation permits."""
+    """Return ``array`` unless ``name`` is a moving mean or variance. For these, return an array filled with the limit
+    that the server accepts.
+    """
     kind = name.rpartition(".")[2]
     if kind not in ("running_mean", "running_var"):
         return array
@@ -181,7 +195,14 @@ def _ruin_statistics(name: str, array: Array) -> Array:
 
 
 class LocalRounds:
-    """Local rounds of clients. ``functions`` implement ``spec``, by tier and index of the exchange."""
+    """Local rounds of clients in this process, as every kind of trainer runs them.
+
+    Args:
+        spec: Specification of the run.
+        functions: Functions of the clients, by (tier, index of the exchange).
+        data: Training data of the clients.
+        together: Number of clients that are trained at a time; 0 for as many as suit the functions.
+    """
 
     def __init__(
         self, spec: RunSpec, functions: Mapping[tuple[str, int], Functions], data: ClientData, together: int
@@ -200,8 +221,13 @@ class LocalRounds:
     def train(
         self, active: RoundAggregation, portion: ClientPortion, carries: Mapping[str, Arrays]
     ) -> list[Report]:
-        """Train the clients of ``portion``, add their updates to ``active``, and return their reports. Call
-        :meth:`begin` before.
+        """Train the clients of ``portion``, add their updates to the sums of ``active``, and return a report per client.
+        Call :meth:`begin` before.
+
+        Args:
+            active: Sums of the round.
+            portion: Clients of one tier.
+            carries: State that the algorithm kept on a client, by client. Clients without it are left out.
         """
         key = portion.tier, self._spec.index(self._task.opened.position)
         with _one_thread():

@@ -1,4 +1,4 @@
-"""Pool of workers: deals portions to free workers, and adds up their partial sums.
+"""Pool of workers: distributes portions (groups of clients) to free workers, and adds up their partial sums.
 
 If a worker dies, other workers repeat its portions since its last partial sum. Equal portions give equal bits, and
 sums of integers do not depend on the worker.
@@ -46,13 +46,15 @@ _TRIES = 3
 
 
 class ForkingLauncher(ProcessLauncher):
-    """Factory of worker processes, which are forked from a template process. The template stays for later simulations."""
+    """Factory of worker processes, which are forked from a template process. The template keeps running for later
+    simulations.
+    """
 
     def __init__(self) -> None:
         super().__init__("simulation", send_s=0.0)
 
     def start(self, there: socket.socket) -> ForkedProcess:
-        """Fork a worker with the pipe ``there``."""
+        """Fork a worker that reads commands from the socket ``there``. Start the template process if it does not run."""
         try:
             socket.send_fds(_template(), [b"w"], [there.fileno()])
         except OSError:  # somebody ended it
@@ -62,7 +64,9 @@ class ForkingLauncher(ProcessLauncher):
 
 
 class ForkedProcess:
-    """Worker process that is a child of the template, so it can only be ended by its pipe."""
+    """Worker process. It is a child of the template, so it ends when its pipe closes; :meth:`kill` and :meth:`wait` do
+    nothing.
+    """
 
     pid = 0
 
@@ -89,8 +93,8 @@ def _end(own: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 @dataclass(eq=False)
 class _PortionBatch:
-    """Portions that are sent to a worker together. ``number``: its position in the round; ``tries``: workers that died
-    of it.
+    """Portions that are sent to a worker together. ``number``: position of the batch in the round; ``tries``: number of
+    workers that died while they trained it.
     """
 
     number: int
@@ -103,10 +107,10 @@ class _Member:
     """Worker of the pool, and receiver of its messages.
 
     Attributes:
-        messages: Queue of the pool.
-        dealt: Deals without their reports, in order.
-        trained: Deals without a requested partial sum.
-        summed: Deals of each requested partial sum.
+        messages: Queue of the pool, with pairs of a worker and its message.
+        dealt: Batches that were sent and not reported, in order.
+        trained: Batches for which no partial sum has been requested.
+        summed: For each requested partial sum, its batches.
         handle: Handle of the worker.
     """
 
@@ -121,12 +125,18 @@ class _Member:
 
     @property
     def lost(self) -> list[_PortionBatch]:
-        """Deals that must be repeated if the worker dies now."""
+        """Batches that must be repeated if the worker dies now."""
         return [*(deal for each in self.summed for deal in each), *self.trained]
 
 
 class TrainerPool:
-    """:class:`~edgefl.simulator.trainers.local_rounds.Trainers` with ``size`` workers made by ``launcher``."""
+    """Implementation of :class:`~edgefl.simulator.trainers.local_rounds.Trainers` by worker processes or actors.
+
+    Args:
+        launcher: Starts the workers when they are needed.
+        size: Number of workers.
+        setup: Settings from which each worker builds its functions.
+    """
 
     def __init__(self, launcher: WorkerLauncher, size: int, setup: WorkerSetup) -> None:
         self._launcher = launcher
@@ -167,8 +177,8 @@ class TrainerPool:
         self._launcher.close()
 
     def _deals(self, portions: Sequence[ClientPortion]) -> Iterator[_PortionBatch]:
-        """Yield deals of several portions if there are many, to save messages, but small enough for short waits at the
-        end.
+        """Yield ``portions`` as batches. They are large to save messages, but small enough that workers finish at about
+        the same time.
         """
         size = max(1, min(_MOST_PORTIONS, len(portions) // (4 * self._size)))
         for number, first in enumerate(range(0, len(portions), size)):
@@ -183,7 +193,7 @@ class TrainerPool:
             self._members.append(member)
 
     def _deal(self, queue: deque[_PortionBatch], read: ReadCarry) -> None:
-        """Send deals to workers that have few. If no deal is left, request their partial sums."""
+        """Send batches from ``queue`` to workers that have few. If no batch is left, request their partial sums."""
         if queue:
             self._hire()
         for ahead in range(_AHEAD):
@@ -202,7 +212,10 @@ class TrainerPool:
                 member.trained = []
 
     def _next(self, queue: deque[_PortionBatch], failed: dict[int, Exception]) -> Sequence[Report]:
-        """Wait for a message. Return its reports, or add its partial sum to the round. An error clears ``queue``."""
+        """Wait for a message of a worker. Return its reports, or add its partial sum to the round.
+
+        An error is stored in ``failed`` by the number of its batch, and clears ``queue``.
+        """
         member, message = self._messages.get()
         if member not in self._members:
             return ()
@@ -244,8 +257,8 @@ class TrainerPool:
 
 @dataclass
 class InProcessTrainer:
-    """:class:`~edgefl.simulator.trainers.local_rounds.Trainers` in this process, which trains one portion after the
-    other.
+    """Implementation of :class:`~edgefl.simulator.trainers.local_rounds.Trainers` in this process, which trains one
+    portion after the other.
     """
 
     rounds: LocalRounds
@@ -265,7 +278,15 @@ class InProcessTrainer:
 
 
 def trainers(plan: SimulationPlan, federation: Federation, dataset: Dataset, clients: ClientData) -> Trainers:
-    """Return the trainers of a simulation. The caller must close them.
+    """Return the trainers that the table ``simulation`` requests: this process, a pool of processes, or Ray actors.
+
+    The caller must close them.
+
+    Args:
+        plan: Plan of the simulation.
+        federation: Configuration.
+        dataset: Dataset of the server's evaluation, and of the clients if they share one.
+        clients: Training data of the clients.
 
     Raises:
         ConfigError: If Ray is required but not available.

@@ -26,7 +26,7 @@ assert worker  # all that a worker imports
 
 
 def main(descriptor: int) -> None:
-    """Fork workers until the socket closes."""
+    """Fork a worker for each descriptor that arrives on socket ``descriptor``. Exit the process when the socket closes."""
     torch.set_num_threads(1)
     os.dup2(2, 1)  # what a user's model prints is no line of the command's
     _load_the_rest()
@@ -43,7 +43,9 @@ def main(descriptor: int) -> None:
 
 
 def _load_the_rest() -> None:
-    """Import modules that are loaded lazily, and compiled code, because that takes as long as importing torch."""
+    """Import modules that are loaded lazily, and run compiled code once. Each worker would otherwise need as long for
+    that as for importing torch.
+    """
     first_table()
     with torch.no_grad():
         torch.nn.Linear(1, 1, device="meta")(torch.zeros(1, 1, device="meta"))

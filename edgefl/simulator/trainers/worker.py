@@ -29,8 +29,13 @@ from edgefl_server.workers.protocol import Stop
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """Settings from which a worker builds its functions. ``code``: digests of the code
-    (:func:`edgefl.setup.runs.code_of`).
+    """Settings from which a worker builds its functions.
+
+    Attributes:
+        federation: Configuration.
+        dataset: Dataset of the federation.
+        clients: Training data of the clients.
+        code: Digests of the code that the worker must have (:func:`edgefl.setup.runs.code_of`).
     """
 
     federation: Federation
@@ -45,7 +50,7 @@ class WorkerSetup:
 
 @dataclass(frozen=True)
 class Train:
-    """Command to train portions, each with the carries of its clients. ``number`` identifies the command."""
+    """Command to train ``portions``: pairs of a portion and its carries by client. ``number`` identifies the command."""
 
     number: int
     portions: Sequence[tuple[ClientPortion, Mapping[str, Arrays]]]
@@ -58,7 +63,7 @@ class Collect:
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """Error of a command. ``number`` identifies the :class:`Train`, and is None for other commands."""
+    """Error of a command. ``number``: that of the failed :class:`Train`; None for another command."""
 
     error: Exception
     number: int | None
@@ -71,7 +76,7 @@ WorkerMessage = list[Report] | PartialSum | None | WorkerFailure
 
 
 class TrainingWorker:
-    """Worker that trains clients by commands of another process."""
+    """Worker that trains clients. Commands come from another process; messages go to an event sink."""
 
     stop_s = 0.0
 
@@ -87,7 +92,7 @@ class TrainingWorker:
         self._commands.put(command)
 
     def run(self) -> None:
-        """Build the functions, and handle commands until :class:`Stop`."""
+        """Build the functions, and handle commands until :class:`Stop`. An error is sent as :class:`WorkerFailure`."""
         command: Command | None = None
         while not isinstance(command, Stop):
             try:
@@ -145,7 +150,9 @@ class TrainingWorker:
 
 
 def _portable(error: Exception) -> Exception:
-    """Return ``error`` in a form that can be pickled. Unexpected errors get a note with their traceback."""
+    """Return ``error`` if it can be pickled, else an error of a plain type with its text. Unexpected errors get a note
+    with their traceback.
+    """
     is_expected = isinstance(error, EdgeflError)
     if not is_expected:
         error.add_note(f"in a worker of the simulation:\n{''.join(traceback.format_exception(error))}")

@@ -1,4 +1,4 @@
-"""A wall clock shifted by the number in a file.
+"""Wall clock of a process, shifted by the number of seconds in the file ``EDGEFL_CLOCK_FILE``.
 
 Python imports this module first in a process whose ``PYTHONPATH`` begins with its folder.
 """
