@@ -10,7 +10,11 @@ from collections.abc import Callable, Mapping
 
 
 class EdgeflError(Exception):
-    """Base of every error that edgefl raises on purpose. ``details`` holds the values the message names."""
+    """Base of every error that edgefl raises on purpose.
+
+    ``message`` is the text. ``details`` has the values in it, by name. A command that fails with the error ends with the
+    status ``exit_code``.
+    """
 
     exit_code = 1
 
@@ -20,11 +24,16 @@ class EdgeflError(Exception):
         self.details = details
 
     def __reduce__(self) -> tuple[Callable[..., EdgeflError], tuple[type[EdgeflError], dict[str, object]]]:
-        return remade, (type(self), vars(self))
+        return rebuild_error, (type(self), vars(self))
 
 
-def remade(kind: type[EdgeflError], attributes: Mapping[str, object]) -> EdgeflError:
-    """Return an error of the class ``kind`` with these attributes, without calling its constructor."""
+def rebuild_error(kind: type[EdgeflError], attributes: Mapping[str, object]) -> EdgeflError:
+    """Return an error of the class ``kind``, for unpickling. Does not call the constructor of ``kind``.
+
+    Args:
+        kind: Class of the error.
+        attributes: All attributes of the pickled error, by name; ``message`` among them.
+    """
     made = kind.__new__(kind)
     EdgeflError.__init__(made, str(attributes["message"]))
     vars(made).update(attributes)
@@ -32,19 +41,22 @@ def remade(kind: type[EdgeflError], attributes: Mapping[str, object]) -> EdgeflE
 
 
 class ConfigError(EdgeflError):
-    """A configuration key or a command-line value that cannot be used. Collects all problems of one file."""
+    """A configuration key, an argument or a command-line value that cannot be used.
+
+    For a file, the text lists all problems.
+    """
 
     exit_code = 2
 
 
 class DataError(EdgeflError):
-    """Data that is missing, damaged, or does not fit the manifest."""
+    """Data that are missing, damaged, or do not fit the model or the manifest of a bundle."""
 
     exit_code = 3
 
 
 class ModelError(EdgeflError):
-    """A model that is unknown or cannot be cut as asked."""
+    """A model that is unknown, that cannot be traced, cut or trained as asked, or whose loss does not fit."""
 
     exit_code = 4
 
@@ -74,7 +86,7 @@ class ProtocolError(EdgeflError):
 
 
 class ReasonedError(EdgeflError):
-    """Base of the errors whose ``reason`` is a short code."""
+    """Base of the errors with an attribute ``reason``, a short code such as one in a message of the protocol."""
 
     def __init__(self, reason: str, message: str, **details: object) -> None:
         super().__init__(message, **details)
@@ -82,42 +94,52 @@ class ReasonedError(EdgeflError):
 
 
 class IdentityError(ReasonedError, ProtocolError):
-    """A message that is not signed as it has to be: no, an unknown or a revoked key, an old message sent again.
-    ``reason`` is a short code."""
+    """A message whose signature is refused: missing, by an unknown or revoked key, or of a message that was received
+    before.
+
+    ``reason`` is a short code.
+    """
 
 
 class UpdateRejected(ReasonedError):
-    """An update the aggregator refuses: wrong shapes, NaN, wrong tier, closed round. ``reason`` is a short code."""
+    """An update that the aggregator refuses: wrong shapes, NaN, wrong tier, closed round. ``reason`` is a short code."""
 
     exit_code = 9
 
 
 class StaleRecordError(EdgeflError):
-    """A record of boundary activations used with weights of another model version."""
+    """Boundary activations, stored on a device for its frozen units, that were computed with weights of another model
+    version.
+    """
 
     exit_code = 10
 
 
 class StoreError(EdgeflError):
-    """The local store is full or unreadable."""
+    """The local store is full, unreadable, or in use by another process."""
 
     exit_code = 11
 
 
 class RoundAborted(EdgeflError):
-    """The round a device works on is over; nothing is wrong, the work is dropped."""
+    """The end of the round that a device works on. No fault occurred; the device drops its work."""
 
     exit_code = 12
 
 
 class ParticipationError(EdgeflError):
-    """A run that ends because its algorithm needs every device, and one is missing or has lost what it kept."""
+    """End of a run whose algorithm needs every device, because one is missing or has lost the state it kept between
+    rounds.
+    """
 
     exit_code = 13
 
 
 class RoundDeclined(ReasonedError):
-    """A task that this device cannot take; nothing is wrong with the round. ``reason`` is a short code."""
+    """A task that this device cannot perform, such as one that needs too much memory.
+
+    ``reason`` is a short code. The round itself has no fault.
+    """
 
     exit_code = 14
 
@@ -145,6 +167,6 @@ DIVERGED = "training diverged on this device"
 
 
 class TorchProcessError(EdgeflError):
-    """The process beside a server that computes with models ends again and again."""
+    """The process that computes with torch models for a server crashed in each attempt at a request, or is closed."""
 
     exit_code = 17

@@ -33,12 +33,12 @@ from edgefl_device.round.offline import offline_job, read_weights
 
 @dataclass(frozen=True)
 class DeviceModel:
-    """Model as a device gets it.
+    """Model as a device downloads it, to be adapted by :func:`adapt`.
 
     Attributes:
-        job: The round, and the blobs of its weights.
-        manifest: Manifest of the tier's bundle.
-        blobs: Source of the blobs.
+        job: A device's task for one round: the round, and references to the blobs (files by digest) of its weights.
+        manifest: Manifest (table of contents) of the tier's bundle.
+        blobs: Source of the blobs' bytes: the network, or memory.
         folder: Folder for large temporary files.
     """
 
@@ -49,7 +49,7 @@ class DeviceModel:
 
 
 def of_files(bundle: Bundle, weights: Path, folder: Path | None = None) -> DeviceModel:
-    """Return the model of a bundle with the weights in a file.
+    """Return the model of a bundle with the weights in a file. Needs no broker.
 
     Args:
         bundle: bundle of a tier.
@@ -91,7 +91,7 @@ def announced(
         folder: folder for downloads; None for one in the agent's store.
         server_key: trusted keys of the server; "" for those that the device's agent trusts.
         limits: sizes and timeouts of messages.
-        engine: runtime of the graphs.
+        engine: runtime of the graphs, ``onnx`` or ``executorch``.
         agent: folder of the device's agent; None for its default place.
         report: receives events, such as the server's key if the agent trusts none yet.
 
@@ -134,11 +134,12 @@ def adapt(
         model: result of :func:`of_files` or :func:`announced`.
         data: the samples of this device (:func:`edgefl_device.data.sources.load`).
         wanted: settings: protocol, steps, step size, samples to evaluate on, seed.
-        engine: runtime of the graphs.
+        engine: runtime of the graphs, ``onnx`` or ``executorch``.
         threads: threads of the engine.
 
     Returns:
-        The report with the metrics, and the adapted weights, float arrays by global name.
+        (report, weights): the report with the metrics before and after, and all weights of the adapted model, float
+        arrays by global name.
 
     Raises:
         ConfigError: if the engine is not installed.

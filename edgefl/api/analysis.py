@@ -51,10 +51,12 @@ def heterogeneity(
     data: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> tuple[str, HeterogeneityReport]:
-    """Measure how users of a federation differ at one model: in labels, inputs, gradients and Hessians (per_fedavg.md 6.6).
+    """Measure how users of a federation differ at one model: in labels, inputs, gradients and Hessians (per_fedavg.md
+    6.6).
 
     Args:
-        source: a run or its folder, for its trained model; a federation or its file, for the initial one; None: the demo.
+        source: a run or its folder, for its trained model; a federation or its file, for the initial one; None: the
+            demo.
         weights: file of weights that replaces the model's.
         alpha: inner step size; by default the algorithm's, else 0.01.
         users: number of users whose Hessians are examined, evenly spread; 0: all.
@@ -64,10 +66,11 @@ def heterogeneity(
         progress: called with a text before each measurement; by default a line in a terminal or a notebook shows it.
 
     Returns:
-        Title and report.
+        (title, report): one line that names model, weights, dataset and partition, and all measurements.
 
     Raises:
         ConfigError: there are no weights, or those of another model.
+        DataError: the dataset's files are missing.
     """
     federation, own, where = _source(source, data)
     if weights is not None:
@@ -94,7 +97,9 @@ def heterogeneity(
 
 @dataclass(frozen=True)
 class Personalized:
-    """Result of :func:`personalize`: one report for each protocol, with the names of model, algorithm and data."""
+    """Result of :func:`personalize`: the names of model, algorithm and dataset, and one report for each protocol, in
+    order.
+    """
 
     model: str
     algorithm: str
@@ -117,14 +122,13 @@ def personalize(
     seed: int = 0,
     data: str | Path | None = None,
 ) -> Personalized:
-    """Adapt the model of a finished run or simulation to the data of each of its devices, and evaluate it before and
-    after.
+    """Adapt the model of a finished run or simulation to the data of each device, and evaluate it before and after.
 
     Args:
         run: a run, a simulation, or the folder of one.
         protocols: rules that choose the samples to adapt to and to evaluate on, of :data:`PROTOCOLS`.
-        steps: numbers of steps of the curve.
-        headline: the number of steps of the headline.
+        steps: numbers of steps after which the model is evaluated.
+        headline: number of steps of the main result; it is added to ``steps``.
         alpha: size of a step; by default the algorithm's own.
         batch: samples per step.
         seed: seed of splits, batches and noise; the same seed gives all runs the same batches.
@@ -134,7 +138,7 @@ def personalize(
         For each protocol the metrics of the task over all users, before and after.
 
     Raises:
-        ConfigError: if the run is not finished, or its data are not where they were.
+        ConfigError: if the run is not finished, a protocol is unknown, or the run's data are not where they were.
     """
     seed = check_seed(seed)
     folder = run.folder if isinstance(run, Run | Simulation) else Path(run)
@@ -153,7 +157,11 @@ def personalize(
 def _source(
     source: Run | Federation | str | Path | None, data: str | Path | None
 ) -> tuple[Federation, Arrays | None, str]:
-    """Return the federation, the trained weights (None: initial ones), and a title for them."""
+    """Return (federation, weights, description of the weights) for the argument ``source`` of :func:`heterogeneity`.
+
+    The weights are float arrays by global name, or None for the model's initial ones. ``data`` replaces the folder of
+    data.
+    """
     if (
         source is None
         or isinstance(source, Federation)
@@ -183,7 +191,11 @@ def _setting(
 
 
 def _tensors(initial: dict[str, Tensor], arrays: Arrays | None, where: str) -> dict[str, Tensor]:
-    """Return ``arrays`` as tensors, or ``initial`` if they are None. ConfigError if they are of another model."""
+    """Return ``arrays`` as tensors by global name, or ``initial`` if they are None.
+
+    Raises:
+        ConfigError: a weight is missing or has another shape. The text names ``where``, the origin of the arrays.
+    """
     if arrays is None:
         return initial
     wrong = [n for n, t in initial.items() if n not in arrays or tuple(arrays[n].shape) != tuple(t.shape)]

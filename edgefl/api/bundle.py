@@ -31,11 +31,12 @@ _ANY = 1 << 30
 
 @dataclass(frozen=True)
 class Bundle:
-    """The graphs of one tier, compiled with its training, and their manifest.
+    """The graphs of one tier, compiled with its training, and their manifest (table of contents).
 
     Attributes:
-        contents: The manifest and blobs, as they are sent to devices.
-        made_of: The tier and exchange that :func:`edgefl.compile` used; None if the bundle was read from a file.
+        contents: The manifest and blobs (graphs and weights as bytes, by digest), as they are sent to devices.
+        made_of: The tier's training and the exchange (one round trip of an algorithm with several) that were compiled.
+            None if the bundle was read from a file.
         compiled: True if it was compiled just now, not read from a file or the cache.
     """
 
@@ -48,13 +49,15 @@ class Bundle:
         """Return the bundle in the file ``path``, with all digests verified.
 
         Raises:
-            BundleError: the file is damaged or no bundle.
+            BundleError: the file is damaged or no bundle, or ``path`` is a folder.
         """
         return cls(archive.read_bundle(_file(Path(path))))
 
     @property
     def manifest(self) -> Manifest:
-        """Table of contents: graphs, ports, phases, the shape of the data."""
+        """Manifest of the bundle: names of model, tier and algorithm; graphs and their ports; phases; shape of the
+        samples.
+        """
         return self.contents.manifest
 
     @property
@@ -69,7 +72,7 @@ class Bundle:
 
     @property
     def nbytes(self) -> int:
-        """Size of the graphs and their sources in bytes."""
+        """Size of all blobs of the bundle in bytes, without the manifest."""
         return sum(map(len, self.contents.blobs.values()))
 
     def save(self, path: str | Path) -> Path:
@@ -98,7 +101,7 @@ class Bundle:
                 it.
 
         Returns:
-            The largest differences of each graph's outputs.
+            The largest differences of each graph's outputs. ``ok`` is True if all are within the tolerance.
 
         Raises:
             ConfigError: the functions cannot be built again from these.
@@ -130,14 +133,14 @@ class Bundle:
         samples: int = 0,
         progress: Callable[[str], None] | None = None,
     ) -> BundleProfile:
-        """Measure the bundle on this machine: milliseconds, bytes and joules of each graph, each in a fresh process.
+        """Measure each graph on this machine, in a fresh process: milliseconds, bytes of memory and joules.
 
         Needs no torch.
 
         Args:
             engine: runtime; "" for the one of the bundle's format.
             threads: threads of the engine.
-            repeat: counted calls of each graph.
+            repeat: number of timed calls of each graph.
             samples: rows of the round whose memory is measured; 0: two batches.
             progress: called with a text before each part; by default a line in a terminal or a notebook shows it.
 
@@ -152,7 +155,7 @@ class Bundle:
             return profile_bundle(self.contents, settings, lambda part: report(f"{name}: {part}"))
 
     def share(self, weights: Mapping[str, Array], number: int = 1) -> Arrays:
-        """Return the part of a model's weights that a device of this tier downloads.
+        """Return the part of a model's weights that a device of this tier downloads, float arrays by name in the bundle.
 
         Args:
             weights: float arrays by global name.
@@ -171,7 +174,7 @@ class Bundle:
         return dict(submodel.place(weights, number).payload) or dict(weights)
 
     def initial_weights(self) -> Arrays:
-        """Return the model's initial weights by global name.
+        """Return copies of the whole model's initial weights, float arrays by global name.
 
         Raises:
             BundleError: the bundle was read from a file, which contains none.
@@ -200,7 +203,11 @@ class Bundle:
 
 
 def _file(path: Path) -> Path:
-    """Return ``path`` if it is no folder. BundleError lists the bundles in a folder."""
+    """Return ``path`` if it is not a folder.
+
+    Raises:
+        BundleError: it is a folder. The text lists the bundles in it.
+    """
     if not path.is_dir():
         return path
     bundles = sorted(str(file) for file in path.glob("*.efl"))

@@ -40,10 +40,11 @@ class EngineVerdict:
     """Result of the training step on one engine.
 
     Attributes:
-        engine: name of the engine.
-        problem: reason why the engine cannot train the model; empty if it agrees with torch.
+        engine: name of the engine, ``onnx`` or ``executorch``.
+        problem: reason why the engine cannot train the model; empty if it agrees with torch. The numbers below are
+            then 0.
         nbytes: bytes of the bundle.
-        step_ms: median of a step.
+        step_ms: median time of a step in milliseconds.
         max_rel_error: largest difference of an output from torch's, relative to the output's largest magnitude.
     """
 
@@ -61,12 +62,12 @@ class Verdict:
     Attributes:
         model: name of the model.
         problem: reason why the model cannot be built, cut or trained as torch trains it; empty if it can.
-        units: names of its units.
+        units: names of its units (stages that are never split), in order.
         parameters: number of its parameters.
         inputs: names of its inputs.
-        loss: name of its loss.
-        torch_ms: median step of torch's own training on one thread; 0 unless the model is an ``nn.Module``.
-        engines: results by engine.
+        loss: name of its loss's class.
+        torch_ms: median milliseconds of a step by torch itself on one thread; 0 unless the model is an ``nn.Module``.
+        engines: results of the engines that were tried, in order.
     """
 
     model: str
@@ -118,6 +119,8 @@ def check(
 ) -> Verdict:
     """Try all that a federation does with ``model``: cut it, export its training, run steps on each engine.
 
+    A model or engine that does not work raises no error: the result has the reason as ``problem``.
+
     Args:
         model: as :func:`edgefl.compile` takes it.
         data: as :func:`edgefl.compile` takes it, or a file or folder of a device.
@@ -134,7 +137,8 @@ def check(
         user's code.
 
     Raises:
-        ConfigError: the arguments do not go together.
+        ConfigError: the arguments contradict each other, or one has no effect.
+        DataError: ``data`` are missing or damaged.
 
     >>> print(edgefl.check("mlp", engines=["onnx"]))
     mlp can be trained on onnx, 3 units
@@ -175,7 +179,10 @@ _Exported = tuple[Bundle, Arrays, float]
 def _export(
     engine: Target, spec: ModelSpec, batch: int, seed: int, progress: Callable[[str], None]
 ) -> _Exported | EngineVerdict:
-    """Export the training of the whole model for one engine. Return the verdict instead if that fails."""
+    """Export the training of the whole model for one engine.
+
+    Return (checked bundle, initial weights, largest error of an output), or the verdict of the engine if that fails.
+    """
     try:
         progress(f"exporting for {engine}")
         training = Training(algorithm=SGD(batch=batch, steps=STEPS))
@@ -214,7 +221,7 @@ def _failure(engine: str, error: EdgeflError) -> EngineVerdict:
 
 
 def _samples(manifest: Any, rows: int, seed: int) -> tuple[Array, Array, Arrays]:
-    """Return random samples (x, y, other inputs) that fit the manifest."""
+    """Return (x, y, other inputs by name): random samples that fit the manifest, ``rows`` of each."""
     from edgefl_device.profile.measure.inputs import RandomInputs
 
     made = RandomInputs(manifest, seed).samples(rows)

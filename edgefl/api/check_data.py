@@ -26,16 +26,17 @@ from edgefl_device.round.offline import MemoryBlobs
 
 
 def check_data(data: str | Path | Source, bundle: Bundle | str | Path) -> DataReport:
-    """Check the data of a device against a bundle, row by row.
+    """Check the data of a device against a bundle, row by row. Unsuitable data raise no error; the report describes them.
 
     Args:
         data: a file, a folder or a function, as :class:`edgefl.Agent` takes it.
         bundle: a bundle, or its file.
 
     Returns:
-        Report with ``fits``, the number of ``rows`` that fit, and ``classes`` with their counts. ``inputs`` have dtype,
-        shape and range as the model reads them. ``bad_rows`` and the first 20 ``problems`` describe rows that do not fit,
-        ``unread`` the arrays and files that the model ignores. ``error`` is the reason why the data cannot be used at all.
+        Report with ``fits``, the number of ``rows`` that fit, and ``classes`` with their counts. ``inputs`` have
+        dtype, shape and range as the model reads them. ``bad_rows`` and the first 20 ``problems`` describe rows that
+        do not fit, ``unread`` the arrays and files that the model ignores. ``error`` is the reason why the data cannot
+        be used at all.
 
     Raises:
         BundleError: the bundle cannot be read.
@@ -49,10 +50,11 @@ def check_data(data: str | Path | Source, bundle: Bundle | str | Path) -> DataRe
 
 
 def samples_of(data: str | Path, label: str | None = None) -> Dataset:
-    """Return the samples for `edgefl check --data`.
+    """Return the samples for `edgefl check --data` as a dataset.
 
     Args:
-        data: a dataset's name, its file, or a file or folder of a device.
+        data: a dataset's name, its file, or a file or folder of a device. The first row of its arrays serves
+            as the test set.
         label: column of a CSV or JSONL file that holds the classes; default: `label`.
 
     Raises:
@@ -66,7 +68,7 @@ def samples_of(data: str | Path, label: str | None = None) -> Dataset:
 
 
 def _is_device_data(path: Path) -> bool:
-    """Return True for device data: a folder, or an .npz without a test set."""
+    """Return True if ``path`` exists and is a device's data: a folder, or a file that is no table and has no test set."""
     if not path.exists() or is_table(path):
         return False
     if path.is_dir():
@@ -79,7 +81,11 @@ def _is_device_data(path: Path) -> bool:
 
 
 def _load_device_data(path: Path) -> Dataset:
-    """Return the data of a device as a dataset. ConfigError for files that need the settings of a federation."""
+    """Return the data of a device as a dataset. Of arrays, the first row is the test set; of photos, a fifth.
+
+    Raises:
+        ConfigError: the files need the settings of a federation.
+    """
     local = load(path)
     if not isinstance(local, LocalData) and path.is_dir():
         return photos.load(path, DataTable().size)

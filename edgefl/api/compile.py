@@ -45,26 +45,28 @@ def compile(
 ) -> Bundle:
     """Compile one tier's training: the submodel, its local algorithm and its codec, into graphs for a stock runtime.
 
-    Every graph is run once in the runtime of its format and compared with torch before the bundle exists. What was compiled
-    before, of the same things by the same versions, comes out of the cache.
+    Every graph is run once in the runtime of its format and compared with torch before the bundle exists. A bundle
+    that the same versions compiled before from the same arguments is read from the cache.
 
     Args:
-        model: a :class:`edgefl.Model`, or what it is made of: a name (``edgefl.catalog("models")``), ``file.py:factory``, an
-            ``nn.Module``, a factory of one.
-        submodel: what the tier holds and trains, such as ``edgefl.submodels.OutputSide(cut=3)``; by default the whole model.
+        model: a :class:`edgefl.Model`, or what it is made of: a name (``edgefl.catalog("models")``),
+            ``file.py:factory``, an ``nn.Module``, a factory of one.
+        submodel: submodel that the tier holds and trains, such as ``edgefl.submodels.OutputSide(cut=3)``; by default
+            the whole model.
         training: algorithm, codec, optimizer and loss.
-        data: whose samples and classes the model is for: a :class:`edgefl.data.Dataset`, or what :func:`edgefl.federation`
-            takes, such as ``"digits"`` or a file that :meth:`edgefl.data.Dataset.save` wrote.
-        options: format, memory budget and forms of the graphs.
-        tier: its name in the bundle.
-        exchange: of an algorithm with several exchanges in a round, which one; "" is the main one.
-        cache: where compiled bundles are kept; by default the user's (`edgefl cache`).
+        data: data with the samples and classes that the model is for: a :class:`edgefl.data.Dataset`, or what
+            :func:`edgefl.federation` takes, such as ``"digits"`` or a file that :meth:`edgefl.data.Dataset.save`
+            wrote.
+        options: format, memory budget and variants of the graphs.
+        tier: name of the tier in the bundle.
+        exchange: name of the round trip to compile, for an algorithm with several in a round; "" is the main one.
+        cache: storage of compiled bundles; by default the user's (`edgefl cache`).
         progress: called with a text before each graph is made; by default a line in a terminal or a notebook shows it.
 
     Raises:
-        ConfigError: where the arguments do not go together; it names the argument or the option.
-        ModelError: where the model cannot be built, or not be cut so.
-        ExportError: where a graph cannot be made, or disagrees with torch.
+        ConfigError: the arguments contradict each other; it names the argument or the option.
+        ModelError: the model cannot be built, or not be cut so.
+        ExportError: a graph cannot be made, or disagrees with torch.
 
     >>> half = edgefl.submodels.Width(gamma=0.5)
     >>> prox = edgefl.Training(algorithm=edgefl.algorithms.FedProx(mu=0.1))
@@ -126,16 +128,20 @@ def plan(
 
     Args:
         model: as in :func:`edgefl.compile`.
-        device: its capacity; 0 is unknown.
-        training: algorithm, codec, optimizer and loss of all submodels; or a function that gives the first three for each.
-            Without an algorithm SGD, and TCBGD for submodels of single entries.
+        device: capacity of the device; 0 is unknown.
+        training: algorithm, codec, optimizer and loss of all submodels; or a function that returns the first three for
+            a submodel. Without an algorithm SGD, and TCBGD for submodels of single entries.
         kinds: kinds of submodels; by default all.
         gammas: shares of the parameters; by default the paper's.
         data: dataset with the samples and classes of the model.
         progress: called with a text before each size, which takes some seconds; by default a line in a terminal or a
             notebook shows it.
-        processes: sizes that are traced side by side, in forks of this process. If torch cannot compute in a fork, which
-            depends on what this process has done before, they are traced here.
+        processes: sizes that are traced side by side, in forks of this process. If torch cannot compute in a fork,
+            which depends on what this process has done before, they are traced here.
+
+    Returns:
+        The submodels with their figures. ``recommended()`` is the one that fits and trains the largest share of the
+        model.
 
     Raises:
         ModelError: the model has no submodel at all. If none fits, ``recommended()`` of the result raises it.
@@ -159,7 +165,9 @@ def plan(
 
 
 def _with_suited_algorithm(training: Training, submodel: Submodel) -> Training:
-    """Return ``training``; without an algorithm, with the one that makes use of a submodel's thresholds."""
+    """Return ``training``; if it names no algorithm and the submodel's masks depend on thresholds, with TCBGD, which
+    uses them.
+    """
     if training.algorithm is None and isinstance(submodel.carrier, ThresholdCarrier):
         return replace(training, algorithm=TCBGD())
     return training

@@ -78,7 +78,7 @@ def deploy(
         source: a run or simulation, its folder, or a file of weights (``model.safetensors``, a checkpoint).
         submodel: of any size; by default the whole model. Omitted options are taken from the tiers of its kind.
         tier: name of a tier whose submodel is cut, instead of ``submodel``.
-        gamma: another size of the tier.
+        gamma: share of the parameters, instead of the tier's. A ``submodel`` must not have another one.
         federation: federation of the weights; by default that of the run or simulation.
         data: folder with the dataset's standard files; by default as the federation says.
         bn_eval: statistics of batch norm: ``frozen``, estimated for this submodel from training samples, or from
@@ -126,7 +126,14 @@ def deploy(
 def _open(
     source: Run | Simulation | str | Path, federation: Federation | str | Path | None, data: str | Path | None
 ) -> tuple[Arrays, Federation, WeightsOrigin]:
-    """Return the weights, the federation in which they were trained, and their origin."""
+    """Return (weights, federation, origin) for the argument ``source`` of :func:`deploy`.
+
+    Weights are float arrays by global name, without those that only the server uses. The federation is the argument, or
+    else that in the folder of the weights.
+
+    Raises:
+        ConfigError: no federation is given or found.
+    """
     place = Path(source) if isinstance(source, str | Path) else source.folder
     file = weights_of(place) if place.is_dir() else place
     # What the server keeps beside the model has a slash in its name. Checkpoints have a folder of their own.
@@ -146,7 +153,10 @@ def _open(
 
 
 def _origin(name: str, folders: list[Path], file: Path) -> WeightsOrigin:
-    """Return the origin of the weights in ``file``: the run or simulation of the first such folder, and the round."""
+    """Return the origin of the weights in ``file``: federation, folder of the run or simulation, and round.
+
+    The folder is the first of ``folders`` that contains one; without any, only the federation's ``name`` is known.
+    """
     configs = (CONFIG_NAME, SIMULATION_CONFIG)
     folder = next((each for each in folders if any((each / config).is_file() for config in configs)), None)
     if folder is None:
@@ -156,7 +166,7 @@ def _origin(name: str, folders: list[Path], file: Path) -> WeightsOrigin:
 
 
 def _smaller(spec: ModelSpec) -> Callable[[nn.Sequential], nn.Sequential]:
-    """Return a function that removes the channels of a module whose weights are zero."""
+    """Return a function that returns a module like its argument, without the channels whose weights are zero."""
 
     def smaller(module: nn.Sequential) -> nn.Sequential:
         weights = {name: tensor.numpy() for name, tensor in module.state_dict().items()}

@@ -166,7 +166,10 @@ class Agent:
 
 
 def _open_engine(config: AgentConfig, limits: DeviceLimits, *, in_process: bool) -> Engine:
-    """Open the engine in this process, or in one of its own with few permissions."""
+    """Open the engine that runs the device's graphs.
+
+    ``in_process`` True: in this process. False: in a child process with few permissions.
+    """
     name, most = limits.engine or "onnx", most_threads(limits.threads, tune=limits.tune)
     if in_process:
         return open_engine(name, config.threads, config.folder, most)
@@ -178,12 +181,18 @@ def _open_engine(config: AgentConfig, limits: DeviceLimits, *, in_process: bool)
 
 
 def most_threads(threads: int, *, tune: bool | None) -> int:
-    """Return the most threads of a graph: all processors of this process if threads are tuned and no number is given."""
+    """Return the most threads that a graph may use.
+
+    Args:
+        threads: number that the user gave; 0: none.
+        tune: True if numbers of threads are timed. Then 0 means all processors of this process, up to a limit.
+            Otherwise ``threads`` is returned unchanged.
+    """
     return min(cores(), MOST_THREADS) if tune and not threads else threads
 
 
 def owner_policy(policy: Policy | str | Path | None, surroundings_command: str = "") -> Policy:
-    """Return the owner's policy with the command for conditions.
+    """Return the device owner's rules for training, with the command that reports the device's conditions.
 
     Args:
         policy: a policy, or its file; None allows everything.
@@ -253,21 +262,21 @@ def train_round(
         y: labels (n, *label): class numbers, or floats where the loss takes targets.
         seed: seed of batches and noise.
         hyper: scalars that a server would announce, such as ``lr``; by default the bundle's.
-        carry: ``RoundResult.carry`` of the previous round, for algorithms that keep state; None: zeros.
+        carry: ``RoundResult.carry`` of the previous round, for algorithms that keep state on the device between
+            rounds; None: zeros.
         samples: most rows to use; 0: all.
         limits: ``bad_rows``, ``engine`` and ``threads``; by default the engine of the bundle's format, with one
             thread.
         watch: called with each step.
 
     Returns:
-        ``update`` by name as it would be sent, ``carry``, ``metrics`` (means over the steps: ``loss``, and
-        ``correct``, the
-        right answers in a batch) and ``samples``.
+        ``update``: arrays by name as they would be sent. ``carry``: state for the next round. ``metrics``: means over
+        the steps of ``loss`` and of ``correct``, the right answers in a batch. ``samples``: number of rows used.
 
     Raises:
         DataError: if the data do not fit the model, or hold NaN.
         BundleError: if graphs, weights and ports disagree.
-        ConfigError: if the engine is not installed.
+        ConfigError: if the engine is not installed, or ``y`` is missing.
     """
     # Here, because an agent needs neither.
     from edgefl.api.bundle import Bundle
@@ -317,11 +326,12 @@ def _local(
 
 
 def broker_address(broker: str | Address, ca_file: str = "") -> Address:
-    """Return ``host:port``, ``user:password@host:port`` or a URL as an address.
+    """Return ``broker`` as an address.
 
     Args:
-        broker: the text, or an address, which is returned.
-        ca_file: certificate of the broker's authority; switches TLS on.
+        broker: ``host:port``, ``user:password@host:port``, a URL such as ``mqtts://host``, or an address.
+        ca_file: certificate of the broker's authority, which replaces that of ``broker`` and switches TLS on; "" keeps
+            it.
 
     Raises:
         BrokerError: the text is no address.
@@ -332,7 +342,8 @@ def broker_address(broker: str | Address, ca_file: str = "") -> Address:
 
 
 def memory_bytes(memory: str | int) -> int:
-    """Return a size such as ``64MiB``, or a number of bytes, in bytes.
+    """Return an amount of memory in bytes: ``memory`` itself if it is a number, else the size that a text like
+    ``64MiB`` names.
 
     Raises:
         ConfigError: the text is no size.

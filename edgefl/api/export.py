@@ -31,7 +31,7 @@ from edgefl_export.compiler.request import Exchange, TierTraining
 
 @dataclass(frozen=True)
 class Exported:
-    """One bundle of a federation, and its file (None if it was not written)."""
+    """One bundle of a federation. ``path`` is its file, or None if it was not written."""
 
     bundle: Bundle
     path: Path | None = None
@@ -39,7 +39,15 @@ class Exported:
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """Bundles of a federation that will be compiled; ``parts`` has the tier, exchange and format of each, in order."""
+    """Bundles of a federation that will be compiled.
+
+    Attributes:
+        federation: The federation, with all defaults filled in.
+        dataset: Samples of the shape for which the graphs are made.
+        spec: The model, cut into units.
+        parts: (tier's training, exchange, format) of each bundle, in order. An exchange is one round trip of an
+            algorithm.
+    """
 
     federation: Federation
     dataset: Dataset
@@ -48,20 +56,23 @@ class ExportPlan:
 
     @property
     def graphs(self) -> int:
-        """Number of graphs of all bundles."""
+        """Number of graphs of all bundles together."""
         return sum(len(tier.prefix) + len(exchange.algorithm.functions) for tier, exchange, _ in self.parts)
 
     @property
     def process_bytes(self) -> int:
-        """Estimated memory in bytes of a process that compiles one bundle."""
+        """Estimated memory in bytes of a process that compiles one of the bundles."""
         return process_bytes(self.spec)
 
     def bundles(self, report: Callable[[str], None], processes: int) -> Iterator[Bundle]:
-        """Compile the bundles in parallel forks of this process, and yield them in order.
+        """Compile the bundles in parallel forks of this process, and yield them in the order of ``parts``.
 
         Args:
             report: Called with a text before each graph.
             processes: Number of bundles that are compiled at the same time.
+
+        Raises:
+            ExportError: A graph cannot be made, or disagrees with torch.
         """
         tasks, number = [partial(self._compile, *part) for part in self.parts], count(1)
         results = side_by_side(
@@ -110,6 +121,9 @@ def export(
         processes: number of bundles that are compiled at the same time in forks of this process. If torch cannot
             compute in a fork, which depends on what this process has done before, they are compiled here.
 
+    Returns:
+        Each bundle with its file: for each tier, its exchanges in all formats.
+
     Raises:
         ConfigError: there is no such tier, or the federation cannot be used.
         ExportError: a graph cannot be made, or disagrees with torch.
@@ -145,7 +159,11 @@ def plan_export(
         outputs: as in :func:`export`.
         memory_budget: as in :func:`export`.
         activations: as in :func:`export`.
-        main_only: leave out all exchanges of an algorithm but the main one.
+        main_only: True: prepare only the main exchange of an algorithm with several exchanges in a round.
+
+    Raises:
+        ConfigError: there is no such tier, a format is not installed, or the federation cannot be used.
+        ModelError: the model cannot be built or cut.
     """
     settings = federation if isinstance(federation, Federation) else load_federation(federation)
     whole = completed(without_devices(settings))
@@ -174,7 +192,7 @@ def plan_export(
 
 
 def written(bundle: Bundle, folder: Path) -> Exported:
-    """Write a bundle into ``folder``, with a file name from tier, exchange and format. Return it with its path."""
+    """Write a bundle into ``folder``, and return it with its path. The file is named after tier, exchange and format."""
     manifest = bundle.manifest
     return Exported(
         bundle, bundle.save(folder / bundle_name(manifest.tier, manifest.exchange, bundle.format))

@@ -50,7 +50,7 @@ class Tier:
 
     @property
     def table(self) -> dict[str, Any]:
-        """Return the tier's table in a federation file."""
+        """The tier as keys of a table ``[tiers.NAME]`` in a federation file; without a submodel, its keys are left out."""
         others = {
             "count": self.count,
             "devices": self.devices,
@@ -85,11 +85,11 @@ def federation(
     Args:
         model: a model's name, ``file.py:factory``, or a factory: a function that returns an ``nn.Module``; as a
             :class:`edgefl.Model` with options of the factory and the output that is trained.
-        name: of the federation; part of every MQTT topic.
-        rounds: to train.
-        seed: decides initial weights, partition, batches and noise.
-        tiers: by name; by default the model's own, two devices each, for a run on one machine, and one tier ``strong``, the
-            whole model, for a :class:`edgefl.Server`, whose devices are elsewhere.
+        name: name of the federation; part of every MQTT topic.
+        rounds: number of rounds to train.
+        seed: seed of initial weights, partition, batches and noise.
+        tiers: tiers by name. By default, a run on one machine has the model's own tiers, with two devices each. A
+            :class:`edgefl.Server`, whose devices are elsewhere, has one tier ``strong`` with the whole model.
         training: algorithm, codec, optimizer and loss.
         data: the name of a dataset (``digits``), a file that :meth:`edgefl.data.Dataset.save` wrote, a
             CSV or JSON lines with the column ``label``, or a :class:`edgefl.config.DataTable`.
@@ -97,7 +97,7 @@ def federation(
             ``{"round": edgefl.config.RoundTable(fraction=0.1), "server": {"workers": 2}}``.
 
     Raises:
-        ConfigError: with every key that cannot be used, and what it should be.
+        ConfigError: a value cannot be used; the text lists every such key with its expected value.
 
     >>> half = edgefl.Tier(submodel=edgefl.submodels.Width(gamma=0.5))
     >>> halves = edgefl.federation("mlp", rounds=2, tiers={"half": half})
@@ -142,7 +142,10 @@ def _tier(name: str, value: object) -> Tier:
 
 
 def _settings(table: ConfigTable) -> dict[str, Any]:
-    """Return the keys that were set explicitly, because for some keys an omitted value differs from the default value."""
+    """Return the keys of ``table`` that were set explicitly.
+
+    An omitted key differs from one that was set to the default value: some defaults depend on other keys.
+    """
     return table.model_dump(exclude_unset=True)
 
 
@@ -164,10 +167,10 @@ def load_federation(
 def federation_of(
     source: Federation | str | Path | None, *, data: str | Path | None = None, seed: int | None = None
 ) -> Federation:
-    """Return ``source`` as a federation.
+    """Return ``source`` as a federation, with a folder of data and a seed of the caller.
 
     Args:
-        source: a federation, its file, or None for the demo.
+        source: a federation, which is not changed, its file, or None for the demo.
         data: folder with the dataset's standard files, which replaces the federation's.
         seed: seed that replaces the federation's.
 
@@ -186,16 +189,21 @@ def federation_of(
 
 
 def demo_federation(settings: Mapping[str, Any] | None = None) -> Federation:
-    """Return the federation that `edgefl run` trains without a file, with values of ``settings`` by dotted key."""
+    """Return the federation that `edgefl run` trains without a file. ``settings`` replace its values by dotted key.
+
+    Raises:
+        ConfigError: a setting cannot be used.
+    """
     return load(None, with_demo_defaults(settings or {}))
 
 
 def with_options(config: Path | None, options: FederationOptions) -> Federation:
-    """Return a federation with options of the command line.
+    """Return the federation of a file, or the demo, with options of the command line.
 
     Args:
         config: file of the federation; None: the demo.
-        options: options that replace its values.
+        options: options that replace its values. Of these, ``tiers`` replaces all tiers, and ``engine`` is set in each
+            tier.
 
     Raises:
         ConfigError: the file or an option cannot be used; it names every problem.
@@ -236,7 +244,11 @@ _DEMO_CODEC_OPTIONS: Mapping[str, Mapping[str, object]] = {"fedbat": {"phi": 0.8
 
 
 def with_demo_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by dotted key: those of ``chosen``, and the demo's values for the rest."""
+    """Return settings by dotted key, such as ``federation.rounds``: those of ``chosen``, and the demo's values for the
+    rest.
+
+    ``chosen`` may have the table ``codec`` as a mapping with ``name`` and ``options``; the result always has it.
+    """
     model = str(chosen.get("model.name", "resnet8"))
     codec = dict(chosen.get("codec", {"name": "dense", "options": {}}))
     codec["options"] = {**_DEMO_CODEC_OPTIONS.get(codec["name"], {}), **codec["options"]}
@@ -255,8 +267,9 @@ def with_demo_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _learning_rate(algorithm: str, model: str) -> float:
-    """Return the demo's learning rate: the algorithm's default if it differs from plain SGD's, else one that suits the
-    model.
+    """Return the demo's learning rate for an algorithm and a model, both by name.
+
+    It is the algorithm's default if that differs from plain SGD's; else 0.1 for ResNets and 0.02 for other models.
     """
     from edgefl.algorithms.catalog import ALGORITHMS
 

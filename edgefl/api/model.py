@@ -67,7 +67,17 @@ class Model:
         return model if isinstance(model, Model) else cls(model)
 
     def spec(self, data: Dataset | None = None, loss: Loss | None = None) -> ModelSpec:
-        """Return the model cut into units; ``data`` and ``loss`` as in :func:`model_spec`."""
+        """Build the model and return it cut into units (stages that are never split).
+
+        Args:
+            data: dataset with the shape of a sample and the number of classes; None if :attr:`sample` and
+                :attr:`classes` are set, or the model is one that edgefl brings.
+            loss: loss of the training; None for the model's own, or the one that fits.
+
+        Raises:
+            ConfigError: an argument is missing or has no effect; the message names it.
+            ModelError: the model cannot be built or cut, or would not be trained as torch trains it.
+        """
         return model_spec(
             self.factory,
             data=data,
@@ -81,7 +91,7 @@ class Model:
 
 
 def dataset(data: DataSource | None) -> Dataset | None:
-    """Return the dataset that the argument ``data`` names; a dataset and None are returned unchanged.
+    """Return the dataset that the argument ``data`` of an API function names. A dataset and None are returned unchanged.
 
     Raises:
         DataError: its files are missing.
@@ -105,10 +115,10 @@ def model_spec(
     loss: Loss | None = None,
     output: Output = None,
 ) -> ModelSpec:
-    """Return ``model`` cut into units.
+    """Return ``model`` built and cut into units (stages that are never split).
 
     Args:
-        model: a name, ``file.py:factory``, a module or a factory.
+        model: a name, ``file.py:factory``, a module, a factory, or a ModelSpec, whose units are kept.
         data: dataset with the shape of a sample and the number of classes.
         sample: shape of a sample, without ``data``; None for a model that edgefl brings.
         classes: number of classes, without ``data``.
@@ -118,7 +128,7 @@ def model_spec(
         output: name or number of the output that is trained, for a model with several.
 
     Raises:
-        ConfigError: an argument is missing; the message names it.
+        ConfigError: an argument is missing or has no effect; the message names it.
         ModelError: the model cannot be built or cut, or would not be trained as torch trains it
             (:func:`edgefl.comparison.compare.compare`).
     """
@@ -158,7 +168,9 @@ def model_spec(
 
 
 def sample_spec(spec: ModelSpec, data: Dataset | None) -> DataSpec:
-    """Return the shape of the devices' samples: that of ``data``, else the one that the model reads."""
+    """Return shape, dtype and classes of the devices' samples: those of ``data``, or if it is None those the model
+    reads.
+    """
     if data is not None:
         return data_spec(data)
     others = tuple(
@@ -176,7 +188,7 @@ def _dtype(sample: TensorSpec) -> str:
 
 
 def _check_used(model: Factory, data: Dataset | None, given: Mapping[str, object]) -> None:
-    """Raise ConfigError for an argument that would have no effect."""
+    """Raise ConfigError for an argument in ``given`` that is not None and would have no effect with this model and data."""
     reasons: dict[str, str] = {}
     if data is not None:
         reasons |= dict.fromkeys(("sample", "classes"), "`data` says that")

@@ -24,7 +24,7 @@ _outermost = threading.Lock()
 
 
 class ProgressLine:
-    """Display of a long call: newest text, elapsed time, and a bar if the amount of work is known.
+    """Display of a long call: newest text, elapsed time, and a bar if ``total``, the amount of work, is known.
 
     In a terminal the line disappears at the end; in a notebook its last state stays. Nothing is shown before the
     first text.
@@ -72,7 +72,11 @@ class ProgressLine:
 
 
 class Reporter:
-    """Receiver of the progress texts of one long call: shows them, passes them to the user's function, or ignores them."""
+    """Receiver of the progress texts of one long call.
+
+    Calls the user's function ``progress`` if there is one. Otherwise shows the text on ``line``, or ignores it if that is
+    None.
+    """
 
     def __init__(self, progress: Callable[[str], None] | None, line: ProgressLine | None) -> None:
         self._progress = progress
@@ -91,7 +95,10 @@ class Reporter:
             self._line.show(text, completed)
 
     def report_event(self, event: Mapping[str, Any]) -> None:
-        """Report an event of a run: an export, an open round, or a finished round. Other events are ignored."""
+        """Report an event of a run: an export, an open round, or a finished round. Other events are ignored.
+
+        ``event`` is the event as plain values; its key ``event`` names the kind.
+        """
         match event.get("event"):
             case "exporting":
                 self(f"exporting and checking {event['text']}")
@@ -109,17 +116,19 @@ def reporting(
     total: int | None = None,
     console: Console | None = None,
 ) -> Iterator[Reporter]:
-    """Show the progress of the block: in a terminal on standard error, in a notebook below the cell, elsewhere not at
-    all.
+    """Show the progress of the block on a line: in a terminal on standard error, in a notebook below the cell.
+
+    Elsewhere, and within the block of another long call, nothing is shown.
 
     Args:
         text: shown at once; "" shows nothing before the first report.
-        progress: the user's own function, called with each report instead of the line.
+        progress: the user's own function, called with each report instead of the line. It is called within another
+            long call too.
         total: units of work, such as rounds; None shows no bar.
         console: rich console that prints other lines meanwhile; None for one of its own.
 
     Yields:
-        The function to call with each text. It does nothing within the block of another long call.
+        The function to call with each text.
     """
     outermost = _outermost.acquire(blocking=False)
     line = _line(total, console) if outermost and progress is None else None
@@ -145,13 +154,21 @@ def _line(total: int | None, console: Console | None) -> ProgressLine | None:
 
 
 def round_text(finished: Any) -> str:
-    """Return a line about a finished round: an event of a run, or a row of a simulation."""
+    """Return a line about a finished round: number, main metric, and number of updates.
+
+    ``finished`` is an event ``RoundClosed`` of a run, also as plain values, or a row of a simulation.
+    """
     row = msgspec.to_builtins(finished)
     return f"round {row['round']}: {headline_metric(row) or 'not evaluated'}, {row['reports']} reports"
 
 
 def curves_of(history: Iterable[Any], names: Iterable[str]) -> dict[str, Array]:
-    """Return columns of the history, and its metrics, by name: float64 (rounds,), with NaN for missing values."""
+    """Return columns of a run's or simulation's history by name: float64 (rounds,), with NaN for missing values.
+
+    Args:
+        history: Finished rounds, in order.
+        names: Fields of a round to return. All metrics of the rounds are returned too, by their names.
+    """
     import numpy as np  # many commands end before they need it
 
     rows = [msgspec.to_builtins(row) for row in history]
@@ -165,7 +182,7 @@ def curves_of(history: Iterable[Any], names: Iterable[str]) -> dict[str, Array]:
 
 
 def round_rows(history: Iterable[Any]) -> list[dict[str, object]]:
-    """Return the last rounds of a run or a simulation as rows of a table."""
+    """Return the last 12 rounds of a run's or simulation's history as rows of a table, each by column."""
     return [
         {
             "round": row["round"],

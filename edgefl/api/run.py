@@ -43,13 +43,16 @@ News = ServerEvent | Restart
 
 @dataclass(frozen=True)
 class Run:
-    """Results of a run, read from its folder."""
+    """Results of a run, read from its ``folder``.
+
+    Cached attributes keep what they read first, also if the run continues.
+    """
 
     folder: Path
 
     @property
     def path(self) -> Path:
-        """File of the federation that was run."""
+        """Path of the file of the federation that was run."""
         return self.folder / CONFIG_NAME
 
     @cached_property
@@ -59,7 +62,7 @@ class Run:
 
     @property
     def weights(self) -> Path:
-        """File of the trained model; of an unfinished run, the newest checkpoint.
+        """Path of the file of the trained model; of an unfinished run, of the newest checkpoint.
 
         Raises:
             ConfigError: there is none yet.
@@ -95,13 +98,16 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """True if all rounds are over."""
+        """True if all rounds are over, so that the folder has the final model."""
         return (self.folder / MODEL_NAME).is_file()
 
     @cached_property
     def history(self) -> tuple[RoundClosed, ...]:
-        """Rounds of the run: accuracy and loss of the global model on the test set (None if not evaluated), ``metrics``
-        by name (accuracy and f1, perplexity, mae, ...), mean training loss, seconds, bytes.
+        """Finished rounds of the run, in order.
+
+        A round has accuracy and loss of the global model on the test set, or None if it was not evaluated. ``metrics``
+        has all metrics by name (accuracy and f1, perplexity, mae, ...). Others are the mean training loss, seconds,
+        and bytes.
         """
         return rounds_of(self.folder)
 
@@ -123,7 +129,7 @@ class Run:
 
 
 def load_run(folder: str | Path) -> Run:
-    """Return the run in ``folder``.
+    """Return the run in ``folder``, finished or not.
 
     Raises:
         ConfigError: it is not the folder of a run.
@@ -142,7 +148,14 @@ def load_run(folder: str | Path) -> Run:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """Run with a complete folder, before its processes start. ``updates`` has the sizes of an update by tier."""
+    """Run with a complete folder, before its processes start.
+
+    Attributes:
+        lab: The folder, and the processes to start.
+        dataset: The data of the run.
+        updates: Sizes of an update, by tier.
+        lock: Lock of the folder, which :meth:`train` releases.
+    """
 
     lab: Lab
     dataset: Dataset
@@ -154,9 +167,14 @@ class PreparedRun:
         return self.lab.federation
 
     def train(self, watch: Callable[[News], None] = lambda _: None) -> Run:
-        """Start the processes, pass each event to ``watch``, and return when all rounds are over.
+        """Start the processes, pass each event to ``watch``, and return the results when all rounds are over.
 
-        After an interruption, the same call resumes the run.
+        Stops all processes and releases the folder's lock in every case, so call it once. After an interruption,
+        ``prepare`` and ``train`` resume the run.
+
+        Raises:
+            ParticipationError: the server ended before all rounds were over.
+            EdgeflError: a process cannot continue.
         """
         try:
             self.lab.start()
@@ -185,6 +203,8 @@ def prepare(
 ) -> PreparedRun:
     """Write the folder of a run: its configuration and each device's data, unless devices have their own.
 
+    Locks the folder.
+
     If the federation cannot be trained, no folder is left behind.
 
     Args:
@@ -197,6 +217,7 @@ def prepare(
         ConfigError: ``out`` holds another run or the devices' own data, or an agent is not built.
         StoreError: another process trains in ``out``.
         ModelError: model and tiers do not fit.
+        DataError: the dataset's files are missing.
     """
     refuse_while_loading("start a run")
     read = federation if isinstance(federation, Federation) else load_federation(federation)
@@ -245,12 +266,17 @@ def run(
         out: folder of the run; a run that was stopped there is resumed.
         fresh: discard an earlier run in ``out``.
         agents: number of devices of each kind, ``{"python": 2, "cpp": 2, "web": 2}``; None for the tiers' counts.
-        watch: called with each event in the calling thread; ``print`` shows it. An event of the server has a dictionary
-            ``event``, such as ``{"event": "roundclosed", "round": 1, "accuracy": 0.4, ...}``. By default a line in a
-            terminal or a notebook shows the progress.
+        watch: called with each event in the calling thread; ``print`` shows it. An event of the server has a
+            dictionary ``event``, such as ``{"event": "roundclosed", "round": 1, "accuracy": 0.4, ...}``. By default a
+            line in a terminal or a notebook shows the progress.
+
+    Returns:
+        The finished run, which reads its results from the folder.
 
     Raises:
-        ConfigError: the federation cannot be used, or ``out`` holds another one's run.
+        ConfigError: the federation cannot be used, or ``out`` holds a run of another federation.
+        StoreError: another process trains in ``out``.
+        ParticipationError: the server ended before all rounds were over.
         EdgeflError: a process cannot continue.
     """
     if watch:

@@ -40,7 +40,10 @@ JOURNAL = "journal.sqlite"
 
 
 class _EventRecorder:
-    """Listener that writes events to files, and passes them to the user's function ``emit``."""
+    """Listener that passes each event to the user's function ``emit`` and writes it to ``files``.
+
+    If a file cannot be written, ``emit`` gets an event about that, too.
+    """
 
     def __init__(
         self, files: tuple[HistoryWriter | AuditLog | FeedWriter, ...], emit: Callable[[Event], None]
@@ -50,7 +53,7 @@ class _EventRecorder:
         self._lock = threading.Lock()
 
     def emit(self, event: Event) -> None:
-        """Pass an event to the user's function and write it to the files. Thread-safe."""
+        """Pass an event to the user's function and write it to the files. Threads may call it at the same time."""
         with self._lock:
             self._emit(event)
             for file in self._files:
@@ -61,8 +64,8 @@ class _EventRecorder:
 class Server:
     """Server of a federation for devices on other machines.
 
-    The constructor compiles the tiers' bundles into ``out/bundles``. ``run`` returns when all rounds are over, or after
-    ``stop``.
+    The constructor compiles the tiers' bundles into ``out/bundles`` and locks ``out``. ``run`` returns when all rounds are
+    over, or after ``stop``.
 
     Args:
         federation: objects, or their file.
@@ -78,6 +81,7 @@ class Server:
 
     Raises:
         StoreError: another process serves from ``out``.
+        ConfigError: the federation cannot be used, or ``out`` holds a run of another federation.
     """
 
     def __init__(
@@ -127,7 +131,9 @@ class Server:
             raise
 
     def run(self) -> None:
-        """Serve until all rounds are over. A later server in the same folder resumes.
+        """Serve until all rounds are over or :meth:`stop` is called. A later server in the same folder resumes.
+
+        Releases the lock of the folder at the end, so call it once.
 
         Raises:
             EdgeflError: the server cannot continue, for example without a broker.
@@ -154,7 +160,10 @@ def _compose(
     listener: EventListener,
     torch_process: TorchProcess | None,
 ) -> tuple[RunSpec, str]:
-    """Compose the run, in ``torch_process`` if it is given. Return it with the processor that sums updates."""
+    """Return (run spec, processor that sums updates): all data and functions that the server needs for the run.
+
+    They are composed in ``torch_process``, or in this process if that is None. The spec sends warnings to ``listener``.
+    """
     if torch_process is not None:
         return torch_process.composed(federation, folder, device=device, listener=listener)
     from edgefl.setup.data import open_data
@@ -166,7 +175,8 @@ def _compose(
 def _check_configuration(federation: Federation, folder: Path, database: str) -> None:
     """Raise AnotherConfiguration, before tiers are compiled, if the journal contains a run with other settings.
 
-    Code of the user is not imported here. If the federation names some, the service checks after compiling.
+    If the federation names code of the user, nothing is checked here, because that code would have to be imported. The
+    service checks it after compiling.
     """
     path = folder.resolve() / JOURNAL
     if imports_code(federation) or not (database or path.exists()):
@@ -179,12 +189,16 @@ def _check_configuration(federation: Federation, folder: Path, database: str) ->
 
 
 def reached_at(federation: Federation, broker: str | Address = "", ca_file: str = "") -> Address:
-    """Return the address of the server's broker.
+    """Return the address of the server's broker, with its login.
 
     Args:
         federation: the federation, whose table ``[broker]`` has the defaults.
-        broker: address, or text such as ``host:port``; "" for that of the table.
+        broker: an address, which is used as it is; text such as ``host:port``, whose missing parts come from the
+            table; "" for the address of the table.
         ca_file: certificate of the broker's authority; switches TLS on.
+
+    Raises:
+        BrokerError: the text is no address, or a password file cannot be read.
     """
     table = federation.broker.address()
     given = table
@@ -204,7 +218,10 @@ def reached_at(federation: Federation, broker: str | Address = "", ca_file: str 
 
 
 def _changes(federation: Federation, folder: Path) -> str:
-    """Return the keys whose values differ from the run in ``folder``, as text; if none differ, the code does."""
+    """Return a text with the keys that differ from those of the run in ``folder``.
+
+    If none differ, the text says that edgefl's version or the user's code has changed.
+    """
     path = folder / CONFIG_NAME
     now = with_absolute_paths(federation)
     differ = changes(load(path), now, but=UNDECIDING) if path.exists() else []

@@ -55,7 +55,7 @@ _CURVES = (
 
 @dataclass(frozen=True)
 class Simulation:
-    """Results of a simulation, read from its folder."""
+    """Results of a simulation, read from its ``folder``. Cached attributes keep what they read first."""
 
     folder: Path
 
@@ -71,7 +71,7 @@ class Simulation:
 
     @cached_property
     def history(self) -> tuple[RoundRow, ...]:
-        """Rounds of the simulation, in order."""
+        """Finished rounds of the simulation, in order. Accuracy and loss are None for a round that was not evaluated."""
         return rows_of(self.folder)
 
     @cached_property
@@ -85,7 +85,7 @@ class Simulation:
 
     @cached_property
     def model(self) -> Arrays:
-        """Trained weights, float arrays by global name.
+        """Trained weights of the finished simulation, float arrays by global name.
 
         Raises:
             ConfigError: the last round is not over.
@@ -99,7 +99,7 @@ class Simulation:
 
     @property
     def kept(self) -> Mapping[int, Path]:
-        """Files of the models of the rounds that ``simulation.keep_every`` selects, by number of the round."""
+        """Files of the models that were kept (setting ``simulation.keep_every``), by number of the round; {} by default."""
         return kept_models(self.folder)
 
     def __repr__(self) -> str:
@@ -123,7 +123,16 @@ class _WarningListener:
 
 @dataclass(frozen=True)
 class PreparedSimulation:
-    """Prepared simulation; call :meth:`run` or :meth:`rounds` once."""
+    """Prepared simulation; call :meth:`run` or :meth:`rounds` once.
+
+    Attributes:
+        federation: The federation, with all defaults filled in.
+        dataset: Training and test samples.
+        clients: Samples of each client.
+        folder: Folder for the results.
+        resume: True: continue the simulation in ``folder`` if there is one.
+        device: Processor that sums updates and evaluates the model.
+    """
 
     federation: Federation
     dataset: Dataset
@@ -141,12 +150,15 @@ class PreparedSimulation:
     ) -> Simulation:
         """Simulate all remaining rounds, write their charts into the folder, and return the results.
 
-        After a KeyboardInterrupt, a simulation with ``resume`` continues.
+        After a KeyboardInterrupt, a new simulation of the folder with ``resume`` continues.
 
         Args:
             watch: Called with each finished round.
             progress: Called with a text before each longer part.
             warn: Called with each warning.
+
+        Raises:
+            StoreError: another process simulates in the folder.
         """
         for row in self.rounds(progress=progress, warn=warn):
             watch(row)
@@ -162,7 +174,15 @@ class PreparedSimulation:
         progress: Callable[[str], None] = lambda _: None,
         warn: Callable[[str], None] = lambda _: None,
     ) -> Iterator[RoundRow]:
-        """Simulate the remaining rounds, and yield each one when it is finished. Locks the folder meanwhile."""
+        """Simulate the remaining rounds, and yield each one when it is finished. Locks the folder until the iterator ends.
+
+        Args:
+            progress: Called with a text before each longer part.
+            warn: Called with each warning.
+
+        Raises:
+            StoreError: another process simulates in the folder.
+        """
         lock = held(self.folder, _LOCK, "simulation")
         try:
             folder = SimulationFolder.open(self.folder, self.federation, resume=self.resume)
@@ -218,19 +238,20 @@ def prepare_simulation(
     workers: int | None = None,
     ray: str | None = None,
 ) -> PreparedSimulation:
-    """Prepare a simulation in the folder ``out``: read the data and spread them over the clients.
+    """Prepare a simulation in the folder ``out``: read the data and spread them over the clients. Trains nothing.
 
     Args:
         federation: objects, or their file.
         out: folder of the simulation.
         resume: continue the simulation in ``out``.
-        fresh: discard the simulation in ``out``.
+        fresh: discard the simulation in ``out``, at once.
         device: as in :func:`simulate`.
         workers: as in :func:`simulate`.
         ray: as in :func:`simulate`.
 
     Raises:
-        ConfigError: ``out`` holds another simulation, or one that cannot be resumed.
+        ConfigError: ``out`` holds another simulation, or one that cannot be resumed, or the federation cannot be used.
+        DataError: the data are missing.
     """
     refuse_while_loading("start a simulation")
     processor(device)  # now, not once the data are read
@@ -271,10 +292,12 @@ def prepare_simulation(
 
 
 def _with_workers(federation: Federation, workers: int | None, ray: str | None) -> Federation:
-    """Return the federation with ``workers`` and ``ray`` in its table ``simulation``; None keeps a value.
+    """Return a copy of the federation with ``workers`` and ``ray`` in its table ``simulation``.
+
+    None keeps a value; ``ray`` "" means a cluster that is started for the simulation.
 
     Raises:
-        ConfigError: there is less than one worker.
+        ConfigError: ``workers`` is below 1.
     """
     if workers is not None and workers < 1:
         raise ConfigError(f"simulation.workers is {workers}; choose 1 or more", workers=workers)
@@ -312,8 +335,13 @@ def simulate(
         watch: called with each round when it is finished; by default a line in a terminal or a notebook shows the
             progress.
 
+    Returns:
+        The finished simulation, which reads its results from the folder.
+
     Raises:
         ConfigError: the federation cannot be used, or ``out`` holds another simulation.
+        DataError: the data are missing.
+        StoreError: another process simulates in ``out``.
         ParticipationError: the algorithm needs clients that the federation lacks.
     """
     prepared = prepare_simulation(

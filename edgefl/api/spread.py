@@ -22,7 +22,9 @@ def spread(
     seed: int | None = None,
     data: str | Path | None = None,
 ) -> DataSpread:
-    """Return the samples and classes of each device, and how unlike devices are, as ``[data]`` spreads them.
+    """Spread a federation's samples over its devices as ``[data]`` says, and report the samples and classes of each.
+
+    The report also measures how different the devices are. No model is built.
 
     Args:
         federation: objects, or their file; None: the demo.

@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 def checked_argument(argument: str, kind: type[T], value: object) -> T:
-    """Return ``value`` if it has the type ``kind``.
+    """Return ``value`` unchanged if it is an instance of ``kind``.
 
     Raises:
         ConfigError: It has another type; the text names ``argument``.
@@ -50,8 +50,9 @@ def checked_argument(argument: str, kind: type[T], value: object) -> T:
 
 
 def codec_choice(value: object) -> CodecChoice:
-    """Return the codec that the argument ``codec`` names. It may be an algorithm with a codec of its own, such as
-    FedBAT.
+    """Return the codec that the argument ``codec`` names: a choice, its class, or the codec's name.
+
+    It may also be an algorithm with a codec of its own, such as FedBAT.
 
     Raises:
         ConfigError: There is no such codec.
@@ -63,7 +64,15 @@ def codec_choice(value: object) -> CodecChoice:
 
 
 def loss_of(value: LossLike | None) -> Loss | None:
-    """Return the loss that the argument ``loss`` names or is; None, the model's own loss, is returned unchanged."""
+    """Return the loss for the argument ``loss`` of an API function. None, which means the model's own loss, stays None.
+
+    Args:
+        value: A choice such as ``edgefl.losses.Huber(delta=2.0)``, a loss's name, a loss or its class, or a function
+            ``(out, y)`` of the user.
+
+    Raises:
+        ConfigError: It is a value of another kind, an unknown name, or a class that needs arguments.
+    """
     if value is None:
         return None
     if isinstance(value, CatalogEntry | LossChoice | str):
@@ -87,7 +96,10 @@ def loss_of(value: LossLike | None) -> Loss | None:
 
 
 def loss_choice(value: LossLike) -> LossChoice:
-    """Return a loss as name and options, the form of a federation file.
+    """Return a loss as name and options, which a federation file can contain.
+
+    Args:
+        value: A loss, as :func:`loss_of` takes it. Of a function, the name is its address ``file.py:function``.
 
     Raises:
         ConfigError: A file cannot express the loss, or another process could not load it.
@@ -166,7 +178,10 @@ class Training:
 
     @property
     def choices(self) -> TrainingChoices:
-        """Algorithm, codec and optimizer, with defaults for omitted ones."""
+        """Algorithm, codec and optimizer as choices.
+
+        Omitted ones are SGD, dense, and None: the algorithm's own server step.
+        """
         algorithm = SGD() if self.algorithm is None else self.algorithm
         codec, optimizer = Dense() if self.codec is None else self.codec, self.optimizer
         assert isinstance(algorithm, AlgorithmChoice) and isinstance(codec, CodecChoice)
@@ -175,7 +190,9 @@ class Training:
 
     @property
     def tables(self) -> dict[str, dict[str, object]]:
-        """Tables of a federation file with the given choices.
+        """Tables ``loss``, ``algorithm``, ``codec`` and ``optimizer`` of a federation file, by name.
+
+        Omitted settings have no table.
 
         Raises:
             ConfigError: another process could not load the loss.
@@ -193,7 +210,10 @@ class Training:
 
     @classmethod
     def of(cls, federation: Federation) -> Training:
-        """Return the training that the tables of ``federation`` describe, without a loss: the model has it already."""
+        """Return algorithm, codec and optimizer of a federation as a Training.
+
+        ``loss`` is None, as the model already has it.
+        """
         table, codec, optimizer = federation.algorithm, federation.codec, federation.optimizer
         return cls(
             algorithm=AlgorithmChoice(table.name, table.arguments),

@@ -29,21 +29,22 @@ def tune(
     store: str | Path | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> dict[str, TuningResult]:
-    """Measure the forms of every graph of ``bundle`` on this machine, and with fewer threads.
+    """Time the variants of every graph of ``bundle`` on this machine, and numbers of threads, and return the fastest.
 
-    All forms run on the same random inputs as the graph's own form.
+    All variants run on the same random inputs.
 
     Args:
         bundle: a compiled bundle, or its path.
         threads: most threads in training; 0: as a device's default, which is its processors.
         store: folder of a device's store, made if there is none, which keeps the result; None: nothing is kept.
-        progress: called with the name of each graph before it is tried; by default a line in a terminal or a notebook shows
-            it.
+        progress: called with the name of each graph before it is tried; by default a line in a terminal or a notebook
+            shows it.
 
     Returns:
-        Result by graph. ``variant`` is the fastest form, "" for the graph's own, ``ms`` the quickest step of each form in
-        milliseconds. ``threads`` is the best number, 0 for the most, and ``threads_ms`` the milliseconds with each number.
-        ``dropped`` has the forms that cannot run here, with the reason. Empty for a bundle without variants.
+        Result by graph. ``variant`` is the fastest one, "" for the graph's own form, ``ms`` the quickest step of each
+        variant in milliseconds. ``threads`` is the best number, 0 for the most, and ``threads_ms`` the milliseconds
+        with each number. ``dropped`` has the variants that cannot run here, with the reason. {} for a bundle without
+        variants.
 
     Raises:
         BundleError: the bundle is damaged.

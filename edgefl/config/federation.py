@@ -27,7 +27,7 @@ from edgefl.wire.text import describe_unknown
 
 
 class CandidateTierTable(ConfigTable):
-    """Keys that differ for the devices of a tier that try the candidate; others stay as they are."""
+    """Keys of a tier with other values for its devices that try the candidate of a rollout; None keeps a value."""
 
     memory_budget: str | None = Field(None, description="another budget of the tier's graphs")
     activations: Activations | None = Field(None, description="another way to keep what waits")
@@ -40,7 +40,7 @@ class CandidateTierTable(ConfigTable):
 
 
 class RolloutTable(ConfigTable):
-    """A candidate (`algorithm`, `tiers`) that a share of each tier's devices tries; then all do, or none."""
+    """Trial of other settings (`algorithm`, `tiers`) by a share of each tier's devices; then all use them, or none."""
 
     share: float = Field(
         0.1, gt=0, lt=1, description="of a tier's devices, rounded up; one at least does not try it"
@@ -73,7 +73,7 @@ class RolloutTable(ConfigTable):
 
     @property
     def on(self) -> bool:
-        """True if there is a candidate."""
+        """True if the table has other settings to try, so that there is a rollout."""
         return bool(self.algorithm or self.tiers)
 
 
@@ -133,7 +133,7 @@ class Federation(tables.ConfigTable):
                 f"aggregate.rule {self.aggregate.rule} takes all devices that hold an entry: choose round.count "
                 "holders, or the rule mean"
             )
-        problems += self._of_versions()
+        problems += self._buffered_problems()
         if self.server.workers > 1 and self.aggregate.rule != "mean":
             problems.append(
                 f"aggregate.rule {self.aggregate.rule} looks at all updates of a round at once, which no worker has: set "
@@ -159,8 +159,10 @@ class Federation(tables.ConfigTable):
             raise ValueError("; ".join(problems))
         return self
 
-    def _of_versions(self) -> list[str]:
-        """Return a text for each setting that asynchronous rounds do not support."""
+    def _buffered_problems(self) -> list[str]:
+        """Return a text for each setting that asynchronous rounds (``round.mode buffered``) do not support; [] in
+        other modes.
+        """
         problems: list[str] = []
         if self.round.mode != "buffered":
             return problems
@@ -188,18 +190,26 @@ class Federation(tables.ConfigTable):
         return problems
 
     def formats_of(self, tier: str) -> tuple[FormatName, ...]:
-        """Return the formats of a tier's bundles: ``export.formats``, and the one that devices of `edgefl run` need."""
+        """Return the formats in which the bundles of ``tier`` are exported, in the order of ``FORMATS``.
+
+        They are ``export.formats``, and the format of the tier's engine if `edgefl run` starts devices of the tier, or if
+        ``export.formats`` is empty.
+        """
         table, shared_formats = self.tiers.get(tier, tables.TierTable()), self.export.formats
         needed = (table.engine,) if table.count or not shared_formats else ()
         return tuple(name for name in FORMATS if name in (*shared_formats, *needed))
 
     @property
     def wire_limits(self) -> Limits:
+        """Sizes and timeouts of messages: those of the table ``limits``, and defaults for the rest."""
         return msgspec.convert(self.limits, Limits, strict=False)
 
 
 def without_devices(federation: Federation) -> Federation:
-    """Return ``federation`` with one device per tier if no tier has any, for commands that start no devices."""
+    """Return ``federation`` with one device in each tier, for commands that start no devices.
+
+    If any tier has devices, return ``federation`` itself.
+    """
     tiers = federation.tiers
     if any(table.count for table in tiers.values()):
         return federation

@@ -26,9 +26,10 @@ _OWN_FIELDS = frozenset({"name", _PERSONAL})
 
 
 def name_problems(tables: Mapping[str, Any]) -> list[str]:
-    """Return a text for every wrong name or option in the tables of a federation file, beginning with its key.
+    """Return a text for every wrong name or option in the tables of a federation file; [] if all are right.
 
-    Tables and values of a wrong type are skipped, because the validation of types reports them.
+    Each text begins with the dotted key, such as ``model.name: ``. Tables and values of a wrong type are skipped, because
+    the validation of types reports them.
     """
     codec = _table(tables, "codec")
     tiers = [(name, each) for name, each in _table(tables, "tiers").items() if isinstance(each, Mapping)]
@@ -43,7 +44,7 @@ def name_problems(tables: Mapping[str, Any]) -> list[str]:
 
 
 def check_kinds(wanted: Iterable[str]) -> None:
-    """Raise ConfigError for an unknown kind of submodel."""
+    """Raise ConfigError if ``wanted`` contains a name that is no kind of submodel."""
     known = sorted(shipped().kinds)
     for kind in wanted:
         if kind not in known:
@@ -108,7 +109,11 @@ def _algorithm(tables: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _combinations(algorithm: str, tables: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a text for each part that cannot be combined with an algorithm of the catalog, with any options."""
+    """Yield a text for each codec, optimizer, round mode or kind of tier that excludes the catalog algorithm
+    ``algorithm``.
+
+    Parts with options of their own are skipped, since these can change the answer.
+    """
     if _table(tables, "algorithm").keys() - _PLAIN_OPTIONS:
         return
     chosen = {
@@ -131,7 +136,14 @@ def _combinations(algorithm: str, tables: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _combination_problem(key: str, algorithm: str, part: str, value: str) -> Iterator[str]:
-    """Yield a text if the table of combinations excludes ``value`` of ``part`` for this algorithm."""
+    """Yield a text, which begins with ``key``, if the catalog algorithm cannot be combined with ``value``.
+
+    Args:
+        key: Dotted key of the value in the file.
+        algorithm: Name of the algorithm.
+        part: Kind of the value: ``codec``, ``optimizer``, ``mode`` or ``kind``.
+        value: Name of the codec, optimizer, round mode or submodel kind.
+    """
     if not works(algorithm, part, value):
         why = shipped().not_buffered(algorithm) if part == "mode" else ""
         hint = combination_hint(algorithm=algorithm, **{part: value})
@@ -163,8 +175,9 @@ def _tier(key: str, table: Mapping[str, Any], tables: Mapping[str, Any]) -> Iter
 
 
 def _cut(key: str, table: Mapping[str, Any], tables: Mapping[str, Any]) -> Iterator[str]:
-    """Yield problems with the keys ``cut`` and ``chunks``, for catalog models with default options, whose units are
-    known.
+    """Yield problems with the keys ``cut`` and ``chunks`` of a tier's table.
+
+    Checks only catalog models with default options, because only their units are known without building the model.
     """
     model = _table(tables, "model")
     units = () if _table(model, "options") else shipped().units(_name(model, "resnet8"))
@@ -198,7 +211,12 @@ def _options(key: str, what: str, accepted: Mapping[str, Any], options: Mapping[
 
 
 def _factory(what: str, name: str) -> Iterator[str]:
-    """Yield a text if ``file.py:factory`` or ``package.module:factory`` does not exist."""
+    """Yield a text for each reason why the user's own factory ``name`` cannot exist, without importing it.
+
+    Args:
+        what: Table of the file: ``model``, ``loss`` or ``algorithm``.
+        name: ``file.py:factory`` or ``package.module:factory``.
+    """
     place, factory = name.rpartition(":")[::2] if ":" in name else (name, "")
     if problems := [*_missing(what, place)]:
         yield from problems
@@ -218,7 +236,7 @@ def _factory(what: str, name: str) -> Iterator[str]:
 
 
 def _missing(what: str, place: str) -> Iterator[str]:
-    """Yield a text if the file or module of the user's own model or algorithm is missing."""
+    """Yield a text if the file or module ``place`` of the user's own code is missing, or is no Python file."""
     if not place.endswith(".py") and Path(place).is_file():
         yield f"{what}.name: {place} is no file of Python code; name one that ends in .py"
     elif not place.endswith(".py"):
@@ -258,12 +276,21 @@ _DYNAMIC = frozenset({"globals", "vars", "locals", "exec", "eval", "setattr", "_
 
 
 def is_own(name: str) -> bool:
-    """Return True if ``name`` is a factory or a Python file, and not an entry of a catalog."""
+    """Return True if ``name`` names the user's own code (``place:factory``, or a path ending in .py), not an entry of
+    a catalog.
+    """
     return name.rpartition(":")[0] != "" or name.endswith(".py")
 
 
 def defined_names(place: str) -> tuple[list[str], set[str]] | None:
-    """Return (names that a file or module defines, names that it imports), or None if only an import can find them.
+    """Return the names at the top level of a Python file or module, found without importing it.
+
+    Args:
+        place: ``path/to/file.py`` or ``package.module``.
+
+    Returns:
+        (names that it defines, in order; names that it imports). None if only an import can find them: the source is
+        missing or unreadable, or has ``import *``, ``global``, ``exec`` or similar.
 
     Raises:
         SyntaxError: The file is no Python code.
@@ -301,7 +328,10 @@ def _is_dynamic(node: ast.AST) -> bool:
 
 
 def _source_file(place: str) -> Path | None:
-    """Return the source file of ``file.py`` or ``package.module`` without importing it, or None if there is none."""
+    """Return the source file of ``file.py`` or ``package.module``, or None if there is none.
+
+    Imports nothing. A path that ends in .py is returned without a check that it exists.
+    """
     if place.endswith(".py"):
         return Path(place)
     top, *rest = place.split(".")

@@ -19,14 +19,15 @@ from edgefl.wire.text import similar, suggest
 
 
 def load(path: Path | None, overrides: Mapping[str, object] | None = None) -> Federation:
-    """Return the federation in a file.
+    """Return the federation in a file. Names of models, algorithms and options are not checked (:func:`checked` does).
 
     Args:
         path: the TOML file; None for the defaults.
         overrides: values by dotted key that replace those of the file.
 
     Raises:
-        ConfigError: lists each wrong key with its expected value.
+        ConfigError: the file is missing or unreadable, or has wrong keys or values. The text lists each key with its
+            expected value.
     """
     tables = _read(path) if path else {}
     for key, value in (overrides or {}).items():
@@ -37,21 +38,24 @@ def load(path: Path | None, overrides: Mapping[str, object] | None = None) -> Fe
 def checked(path: str | Path) -> Federation:
     """Return the federation in the file ``path``, with every name and option checked against the shipped catalogs.
 
-    Builds no model.
+    Builds no model and does not load torch.
 
     Raises:
-        ConfigError: lists every problem.
+        ConfigError: the file cannot be read, or keys, values, names or options are wrong. The text lists all of them.
     """
     tables = _read(Path(path))
     return parse(tables, source=str(path), problems=name_problems(tables))
 
 
 def check_names(path: Path | None, overrides: Mapping[str, object]) -> Federation:
-    """Return the federation in ``path`` (None: the defaults) with ``overrides``. Checks keys, names and options without
-    torch.
+    """Return the federation in a file, after a check of keys, names, options and paths that needs no torch.
+
+    Args:
+        path: the TOML file; None for the defaults.
+        overrides: values by dotted key that replace those of the file, such as options of the command line.
 
     Raises:
-        ConfigError: lists every problem.
+        ConfigError: the file cannot be read, or keys, values, names or options are wrong. The text lists all of them.
         DataError: a file or folder of data is missing.
     """
     tables = _read(path) if path else {}
@@ -64,7 +68,7 @@ def check_names(path: Path | None, overrides: Mapping[str, object]) -> Federatio
 
 
 def check_tiers(federation: Federation, wanted: Iterable[str]) -> None:
-    """Check names of tiers against the federation or, if it has no tiers, against the presets of its model.
+    """Check that each name in ``wanted`` is a tier of the federation or, if it has no tiers, a preset tier of its model.
 
     Raises:
         ConfigError: there is no such tier.
@@ -102,11 +106,13 @@ def parse(
     Args:
         tables: the tables, as in a TOML file.
         source: name of their origin, for errors.
-        problems: further problems to report.
-        given: keys of the command line, whose errors do not name ``source``.
+        problems: texts of further problems to report, each of which begins with ``key: ``. A problem of a key whose
+            value is refused anyway is left out.
+        given: dotted keys that come from the command line. Errors about them name the command line instead of
+            ``source``.
 
     Raises:
-        ConfigError: lists each wrong key with its expected value, and all other ``problems``.
+        ConfigError: a key or value is wrong, or ``problems`` is not empty. The text lists all of them.
     """
     try:
         federation = Federation.model_validate(_plain(tables))
@@ -127,7 +133,7 @@ def parse(
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as it would be in a TOML file: lists for tuples, text for paths, and no None."""
+    """Return a value as it would be in a TOML file: lists for tuples, text for paths, and no None, at any depth."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items() if item is not None}
     if isinstance(value, list | tuple):

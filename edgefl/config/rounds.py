@@ -15,7 +15,7 @@ _OF_BUFFERED = ("concurrency", "buffer", "max_staleness", "staleness")
 
 
 class RoundTable(ConfigTable):
-    """Start, selection and end of a round."""
+    """Start and end of a round, the number of its devices, and the weights of their updates."""
 
     mode: Literal["synchronous", "buffered"] = Field(
         "synchronous",
@@ -135,7 +135,7 @@ class RoundTable(ConfigTable):
 
 
 class AggregateTable(ConfigTable):
-    """Aggregation of the updates of a round into one change."""
+    """Rule by which the server combines the updates of a round into one change of the model."""
 
     rule: Literal["mean", "median", "trimmed_mean", "multi_krum"] = Field(
         "mean",
@@ -180,7 +180,7 @@ class AggregateTable(ConfigTable):
 
 
 class DownlinkTable(ConfigTable):
-    """Transport of weights to the devices."""
+    """Transport of weights from the server to the devices."""
 
     encoding: Literal["float32", "float16", "int8"] = Field(
         "float32", description="float16: half the bytes; int8: changes since the last round, a quarter"
@@ -283,7 +283,7 @@ class SelectionTable(ConfigTable):
 
 
 class ServerTable(ConfigTable):
-    """Processes that receive updates: the server itself, or workers. The trained weights do not depend on it."""
+    """Processes of the server that receive updates: itself, or workers, which do not change the trained weights."""
 
     workers: int = Field(
         0,
@@ -318,7 +318,7 @@ class ServerTable(ConfigTable):
 
 
 class ClientsTable(ConfigTable):
-    """Speed of simulated clients and their links, their spending, and the share that is lost."""
+    """Speed and energy of simulated clients and of their network links, and the share of clients that fail."""
 
     step_ms: float = Field(0, ge=0, description="a local step on the median client; 0: no time")
     down_mbit: float = Field(0, ge=0, description="its link to the server, megabits per second; 0: no time")
@@ -425,7 +425,9 @@ class SimulationTable(ClientsTable):
         return self
 
     def of_tier(self, tier: str) -> ClientsTable:
-        """Return the settings of the clients of ``tier``: its own, else those of the table."""
+        """Return the settings of the clients of ``tier``: those of ``[simulation]``, replaced by the tier's own where
+        these are set.
+        """
         common = {name: getattr(self, name) for name in ClientsTable.model_fields}
         own = self.tiers.get(tier)
         return ClientsTable(**common | (own.model_dump(exclude_unset=True) if own else {}))

@@ -58,7 +58,7 @@ class ConfigTable(BaseModel):
 
 
 class FederationTable(ConfigTable):
-    """Name and length of the training."""
+    """Name, length and seed of the training."""
 
     name: str = Field("demo", description="name of the federation; part of every MQTT topic")
     rounds: int = Field(10, ge=1, description="rounds to train")
@@ -82,7 +82,7 @@ class FederationTable(ConfigTable):
 
 
 class ModelTable(ConfigTable):
-    """The model."""
+    """The model that is trained, with the options of its factory."""
 
     name: str = Field("resnet8", description="a model of `edgefl ls models`, or file.py:factory")
     bn: Literal["global", "static"] = Field("global", description="batch norm mode, for models that have it")
@@ -149,8 +149,9 @@ class AlgorithmTable(ConfigTable):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_defaults(cls, table: Any) -> Any:
-        """Fill in the same batch and steps for all shipped algorithms, so that runs are comparable; a user's own has its
-        defaults.
+        """Set batch and steps to the defaults that all shipped algorithms share, so that runs are comparable.
+
+        The table of a user's own algorithm (``place:factory``) is not changed: it has its own defaults.
         """
         if not isinstance(table, dict) or ":" in str(table.get("name", "")):
             return table
@@ -159,7 +160,7 @@ class AlgorithmTable(ConfigTable):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """Return the options that are set, as keyword arguments of the algorithm's factory."""
+        """The options that are set, as keyword arguments of the algorithm's factory; ``name`` is left out."""
         return self.model_dump(exclude={"name"}, exclude_none=True)
 
 
@@ -269,7 +270,7 @@ class DataTable(ConfigTable):
 
     @property
     def way_to_read(self) -> Reader | None:
-        """Return the reader that the table describes, None without one."""
+        """The key ``reader`` as a reader (settings that turn a device's files into samples), or None if it is not set."""
         return msgspec.convert(self.reader, Reader) if self.reader else None
 
     @model_validator(mode="after")
@@ -289,7 +290,7 @@ class DataTable(ConfigTable):
 
 
 class TierTable(ConfigTable):
-    """A class of devices of equal capacity: the submodel it trains."""
+    """A class of devices of equal capacity, and the submodel that they train."""
 
     kind: str = Field("output_side", description="a kind of `edgefl ls kinds`; how the model is cut")
     gamma: float | None = Field(
@@ -317,7 +318,10 @@ class TierTable(ConfigTable):
 
     @property
     def submodel(self) -> dict[str, Any]:
-        """Return the options of the tier's kind, as keyword arguments of ``edgefl.submodels.catalog.build``."""
+        """Options of the tier's kind, as keyword arguments of ``edgefl.submodels.catalog.build``.
+
+        They are ``cut`` and ``chunks`` (only of kind ``output_side``), ``gamma`` if it is set, and ``options``.
+        """
         cut_options: dict[str, Any] = (
             {"cut": self.cut, "chunks": self.chunks} if self.kind == "output_side" else {}
         )
@@ -347,7 +351,7 @@ class TierTable(ConfigTable):
 
 
 class ExportTable(ConfigTable):
-    """Formats and forms of the bundles that devices download."""
+    """Formats of the bundles that devices download, and the memory of their graphs' outputs."""
 
     formats: tuple[FormatName, ...] = Field(
         (),
@@ -403,7 +407,12 @@ class BrokerTable(ConfigTable):
     )
 
     def address(self, port: int = 0) -> Address:
-        """Return the broker's address, with ``port`` if the table has none.
+        """Return the broker's address with its login and TLS settings.
+
+        Reads the password from ``password_file`` if that is set.
+
+        Args:
+            port: port to use if the table has none (0); 1883 if this is 0, too.
 
         Raises:
             BrokerError: the password file cannot be read.

@@ -16,7 +16,7 @@ from edgefl.wire.limits import Limits
 
 
 def document() -> str:
-    """Return every key with its default and meaning, as a TOML file that loads."""
+    """Return a TOML file of all tables and keys, each with its default and a comment that explains it. The file loads."""
     lines: list[str] = []
     for table, field in Federation.model_fields.items():
         lines += _document_limits() if table == "limits" else _document_table(table, field.annotation)
@@ -52,7 +52,13 @@ def dump(federation: Federation) -> str:
 
 
 def changes(before: Federation, now: Federation, but: IncEx) -> list[str]:
-    """Return each key that differs, as ``federation.rounds was 40, is 400``, except those in ``but``."""
+    """Return a text for each key that differs, such as ``federation.rounds was 40, is 400``; [] if all are equal.
+
+    Args:
+        before: The earlier federation.
+        now: The later federation.
+        but: Keys to ignore, as ``exclude`` of pydantic's ``model_dump``.
+    """
     old, new = (by_key(each.model_dump(exclude=but)) for each in (before, now))
     return [
         f"{key} was {_toml_or_nothing(old, key)}, is {_toml_or_nothing(new, key)}"
@@ -62,7 +68,10 @@ def changes(before: Federation, now: Federation, but: IncEx) -> list[str]:
 
 
 def by_key(tables: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
-    """Return the values of nested tables by dotted key. Mappings that are one setting, such as options, are not split."""
+    """Return the values of nested tables by dotted key, such as ``{"tiers.weak.cut": 3}``.
+
+    A mapping that is one setting, such as ``options``, stays one value. ``parent`` is a prefix of all keys.
+    """
     values: dict[str, Any] = {}
     for name, value in tables.items():
         key = f"{parent}{name}"
@@ -90,7 +99,7 @@ def _toml(value: object) -> str:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return the tables in TOML text.
+    """Return the tables in TOML text, as nested dictionaries.
 
     Raises:
         TOMLDecodeError: the text is malformed, has a number that is too long, or is nested too deeply.

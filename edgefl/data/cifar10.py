@@ -125,8 +125,16 @@ def _read_archive(path: Path) -> Dataset:
 
 
 def _read_records(files: dict[str, bytes], where: Path) -> Dataset:
-    """Return the dataset of binary records. A record has the class and the red, green and blue values of an image, a byte
-    each.
+    """Return the dataset of the published binary files.
+
+    A record of 3,073 bytes has the class and the red, green and blue values of an image, a byte each.
+
+    Args:
+        files: Content of each file, by name.
+        where: Folder or archive of the files, for errors.
+
+    Raises:
+        DataError: A file is missing, or its size is not a multiple of a record.
     """
     parts = []
     for name in (*TRAIN, TEST):
@@ -154,8 +162,12 @@ def _read_npz(path: Path) -> Dataset:
 
 @lru_cache(maxsize=2)
 def _unpack(path: Path, _changed: int) -> _Part:
-    """Return the decoded images of a JPEG pack, read-only. They are cached while the file is unchanged, as decoding takes
-    seconds.
+    """Return (images, labels) of a JPEG pack: read-only uint8 [n, 3, 32, 32], and class numbers [n].
+
+    The result is cached, as decoding takes seconds. ``_changed`` is the file's time of change, so that a new file is read.
+
+    Raises:
+        DataError: The file is damaged, or Pillow is not installed.
     """
     try:
         from PIL import Image, UnidentifiedImageError
@@ -200,7 +212,14 @@ def _damage_error(path: Path, why: object) -> DataError:
 
 
 def _missing_error(name: str, files: str, places: Sequence[Path], more: str) -> DataError:
-    """Return the error for files that were not found."""
+    """Return the DataError for a dataset that was not found in ``places``.
+
+    Args:
+        name: Name of the dataset.
+        files: Names of the files, as text.
+        places: Folders that were searched.
+        more: End of the remedy.
+    """
     searched = ", ".join(str(place) for place in places) or "no folder"
     return DataError(
         f"{name} was not found in {searched}: name the folder of {files} with `data` or EDGEFL_DATA{more}",

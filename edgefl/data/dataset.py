@@ -29,7 +29,7 @@ _FACTS: dict[str, Callable[[Any], Any]] = {
 
 @dataclass(frozen=True, eq=False)
 class OtherInput:
-    """Input of a model besides x.
+    """Data of one additional input of a model, besides the samples x.
 
     Attributes:
         train: Rows for training, (n, ...), in the dtype that the model reads.
@@ -144,14 +144,14 @@ class Dataset:
         normalised, so bring them to a common scale first.
 
         Args:
-            train_x: Training samples. They have no rows if devices have their own data.
-            train_y: Their labels: integers, or floats, which are no classes.
+            train_x: Training samples (n, ...). n is 0 if devices have their own data.
+            train_y: Their labels (n, ...): integers are class numbers, floats are targets of a regression.
             test_x: Test samples, at least one.
             test_y: Their labels.
             name: Name of the data.
             classes: Number of classes. None: one more than the largest integer label.
             below: Number of tokens if samples are token numbers, else 0.
-            more: Further attributes of the dataset.
+            more: Further attributes of the dataset, such as ``names`` or ``owners``.
 
         Raises:
             DataError: Arrays have another type or shape, or values are out of range.
@@ -276,7 +276,7 @@ class Dataset:
 
     @property
     def _kind(self) -> str:
-        """ "images" or "samples", for display."""
+        """Noun for the samples in texts: "images" or "samples"."""
         return "images" if self.dtype == "float32" and len(self.shape) == 3 else "samples"
 
     @property
@@ -295,8 +295,9 @@ class Dataset:
         return "int64" if self.below else "float32"
 
     def read(self, x: Array) -> Array:
-        """Convert rows of x to the values that a model reads: ``x * scale + shift`` in float32 for integers, int64 for
-        tokens.
+        """Return rows of x as a model reads them: int64 for tokens, float32 for others.
+
+        Integers that are no tokens become ``x * scale + shift``; floats are not scaled.
         """
         if self.below or x.dtype.kind == "f":
             return x.astype(self.dtype, copy=False)
@@ -306,7 +307,7 @@ class Dataset:
         return floats
 
     def train_batch(self, rows: Array) -> dict[str, Array]:
-        """Return a training batch by the names of its parts: ``x`` as a model reads it, the other inputs, and ``y``.
+        """Return a training batch by input name: ``x`` as a model reads it, the other inputs, and the labels ``y``.
 
         Args:
             rows: Row numbers of the training samples.
@@ -315,7 +316,7 @@ class Dataset:
         return {"x": self.read(self.train_x[rows]), **others, "y": self.train_y[rows]}
 
     def test_batch(self, rows: Array) -> dict[str, Array]:
-        """Return a test batch by the names of its parts: ``x`` as a model reads it, the other inputs, and ``y``.
+        """Return a test batch by input name: ``x`` as a model reads it, the other inputs, and the labels ``y``.
 
         Args:
             rows: Row numbers of the test samples.
@@ -324,13 +325,16 @@ class Dataset:
         return {"x": self.read(self.test_x[rows]), **others, "y": self.test_y[rows]}
 
     def unit(self) -> Dataset:
-        """Return a copy whose pixels are read as values in [0, 1], not centred (``data.scale = "unit"``). Its name says
-        so.
+        """Return a copy whose pixels are read as values in [0, 1] instead of normalised ones (``data.scale = "unit"``).
+
+        Its name ends in ", pixels in [0, 1]".
         """
         return replace(self, name=f"{self.name}, pixels in [0, 1]", scale=1.0 / self.top, shift=0.0)
 
     def limited(self, train: int = 0, test: int = 0, seed: int = 0) -> Dataset:
-        """Return a copy with a random subset of the samples. Its name contains the numbers.
+        """Return a dataset with a random subset of the samples, or this one if the limits exclude none.
+
+        The name of a subset contains the numbers of samples.
 
         Args:
             train: Most training samples. 0: all.
@@ -368,7 +372,8 @@ def limited_name(name: str, train: int, test: int) -> str:
 
 
 def choose(rng: np.random.Generator, available: int, wanted: int) -> Array:
-    """Return random positions, ascending.
+    """Return ``wanted`` random positions below ``available``, ascending; all of them if there are not more than
+    ``wanted``.
 
     Args:
         rng: Random generator.
@@ -402,7 +407,11 @@ def write_client(path: Path, x: Array, y: Array, **others: Array) -> None:
 
 
 def _labels(y: Array, name: str) -> Array:
-    """Return labels as int64 or float32. Raises DataError for labels that are no finite numbers."""
+    """Return the labels ``y`` as int64, or as float32 if they are floats.
+
+    Raises:
+        DataError: They are no finite numbers. The text names the data as ``name``.
+    """
     if y.dtype.kind not in "biuf":
         raise DataError(f"{name}: labels are numbers, found {y.dtype} {y.shape}; give each class a number")
     if y.dtype.kind != "f":
@@ -413,7 +422,7 @@ def _labels(y: Array, name: str) -> Array:
 
 
 def _check_finite(what: str, rows: Array) -> None:
-    """Raise DataError if a row has a value that is NaN or infinite, or beyond float32."""
+    """Raise DataError if a row has a value that is NaN, infinite or beyond float32. ``what`` names the rows in the text."""
     if len(wrong := np.flatnonzero(~np.isfinite(rows).all(axis=tuple(range(1, rows.ndim))))):
         raise DataError(
             f"{what}: expected finite numbers, found NaN or infinite ones in {len(wrong)} rows, first in row {wrong[0]}; "
@@ -423,7 +432,7 @@ def _check_finite(what: str, rows: Array) -> None:
 
 
 def _classes(labels: Sequence[Array], ignored: int | None) -> int:
-    """Return one more than the largest label that counts, or 1 for floats."""
+    """Return the number of classes: one more than the largest integer label that is not ``ignored``; 1 if there is none."""
     counted = [_select_counted(each, ignored) for each in labels if each.dtype == np.int64]
     return 1 + max((int(each.max()) for each in counted if each.size), default=0)
 
@@ -434,7 +443,10 @@ def _select_counted(labels: Array, ignored: int | None) -> Array:
 
 
 def _check_range(what: str, arrays: Sequence[Array], below: int, counted: str) -> None:
-    """Raise DataError unless all values are in 0 .. below-1."""
+    """Raise DataError unless all values of ``arrays`` are in 0 .. below-1.
+
+    ``what`` names the values in the text, ``counted`` the things that are numbered, such as "classes".
+    """
     found = [(int(each.min()), int(each.max())) for each in arrays if each.size]
     least, most = min((low for low, _ in found), default=0), max((high for _, high in found), default=0)
     if not 0 <= least <= most < below:
@@ -444,7 +456,11 @@ def _check_range(what: str, arrays: Sequence[Array], below: int, counted: str) -
 
 
 def _read(path: str | Path) -> dict[str, Array]:
-    """Return the arrays of an npz file. If it has only test arrays, training arrays without rows are added."""
+    """Return the arrays of an npz file by name. If it has only test arrays, training arrays without rows are added.
+
+    Raises:
+        DataError: The file is missing or damaged.
+    """
     remedy = "`Dataset.save` writes one; a folder of photos for each class is read too"
     parts = read_npz(Path(path), remedy)
     if not parts.keys() & {"train_x", "train_y"} and parts.keys() >= {"test_x", "test_y"}:
@@ -453,7 +469,11 @@ def _read(path: str | Path) -> dict[str, Array]:
 
 
 def _reader(parts: Mapping[str, Array], path: str | Path) -> Reader | None:
-    """Return the reader stored in a file, or None. Raises DataError if it is malformed."""
+    """Return the reader stored in the arrays ``parts`` of the file ``path``, or None if there is none.
+
+    Raises:
+        DataError: The reader is malformed.
+    """
     if "reader" not in parts:
         return None
     try:
@@ -464,7 +484,12 @@ def _reader(parts: Mapping[str, Array], path: str | Path) -> Reader | None:
 
 
 def _others(parts: Mapping[str, Array], train: int) -> dict[str, OtherInput]:
-    """Return the additional inputs in a file. Each has at least test rows."""
+    """Return the additional inputs in a file, by name.
+
+    Args:
+        parts: Arrays of the file: ``test.<name>``, and ``train.<name>``, which may be missing.
+        train: Number of training samples. A missing ``train.<name>`` gets the first rows of the test array.
+    """
     names = [key.removeprefix("test.") for key in parts if key.startswith("test.")]
     return {
         name: OtherInput(

@@ -50,7 +50,7 @@ def load(
         DataError: The name is unknown, no folder has the files, the download failed, or the files are damaged.
     """
     if name == "auto":
-        return _auto(directory, download=download, progress=progress)
+        return _load_auto(directory, download=download, progress=progress)
     if name == "digits":
         return digits()
     if name == "random":
@@ -62,7 +62,7 @@ def load(
         return cifar10.load_jpeg(places(directory))
     if name not in _IDX:
         raise DataError(f"no dataset {name!r}; there are: {', '.join(NAMES)}", name=name)
-    return _idx(_IDX[name], directory, download=download, progress=progress)
+    return _load(_IDX[name], directory, download=download, progress=progress)
 
 
 def places(directory: Path | None) -> tuple[Path, ...]:
@@ -81,16 +81,22 @@ def places(directory: Path | None) -> tuple[Path, ...]:
 
 
 def download_folder() -> Path:
-    """Return the folder for downloaded files, ``edgefl`` in the user's cache folder. Raises ConfigError if there is no
-    home folder.
+    """Return the folder for downloaded files, ``edgefl`` in the user's cache folder.
+
+    Raises:
+        ConfigError: There is no home folder.
     """
     return folders.cache("downloads", "EDGEFL_DATA to the folder of the data")
 
 
-def _auto(directory: Path | None, *, download: bool, progress: Progress | None) -> Dataset:
-    """Load Fashion-MNIST, or the digits if it is not found and the user named no folder."""
+def _load_auto(directory: Path | None, *, download: bool, progress: Progress | None) -> Dataset:
+    """Load Fashion-MNIST; if that fails and ``directory`` is None, load the digits of scikit-learn.
+
+    Raises:
+        DataError: Fashion-MNIST is not in the named ``directory``.
+    """
     try:
-        return _idx(FASHION_MNIST, directory, download=download, progress=progress)
+        return _load(FASHION_MNIST, directory, download=download, progress=progress)
     except DataError as error:
         # A folder that somebody named and that does not hold the data is a mistake, not a reason for other data.
         if directory is not None:
@@ -100,8 +106,12 @@ def _auto(directory: Path | None, *, download: bool, progress: Progress | None) 
         return digits()
 
 
-def _idx(source: IdxSource, directory: Path | None, *, download: bool, progress: Progress | None) -> Dataset:
-    """Find, or if allowed download, the files of ``source`` and load them."""
+def _load(source: IdxSource, directory: Path | None, *, download: bool, progress: Progress | None) -> Dataset:
+    """Load the dataset ``source`` from the first folder that has its files, or from the network if ``download`` is true.
+
+    Raises:
+        DataError: No folder has the files, the download failed, or the files are damaged.
+    """
     for place in places(directory):
         if files := idx.find(source, place):
             return idx.read(source, files)
@@ -120,6 +130,8 @@ def _idx(source: IdxSource, directory: Path | None, *, download: bool, progress:
 
 def digits() -> Dataset:
     """Load scikit-learn's 1,797 handwritten digits, 8x8 with 17 grey levels, in a fixed split of 1,437 and 360.
+
+    They are part of this package.
 
     Raises:
         DataError: The file of this package is damaged.

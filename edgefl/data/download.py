@@ -38,7 +38,6 @@ def fetch(
         of: Name of the dataset, for the error text.
         remedy: End of the error text.
         progress: Called with file name, bytes so far and bytes in all (0: unknown). None: print the progress.
-        timeout_s: Timeout of the connection in seconds.
 
     Raises:
         DataError: No URL has the file with this MD5. The message lists the problem of each.
@@ -63,7 +62,10 @@ def fetch(
 
 
 def _copy(url: str, file: BinaryIO, progress: Progress) -> str:
-    """Copy the data of a URL into ``file`` and return their MD5."""
+    """Copy the data of a URL into the open ``file``, and return their MD5 in hexadecimal.
+
+    Calls ``progress`` after each piece.
+    """
     digest = hashlib.md5(usedforsecurity=False)
     with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:
         total, done = int(response.headers.get("Content-Length") or 0), 0

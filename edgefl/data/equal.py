@@ -20,13 +20,13 @@ def balance(shares: Array, rows: Array, columns: Array) -> Array | None:
     """Scale rows and columns of a table until they have the given sums (Sinkhorn).
 
     Args:
-        shares: Table (n, m) with entries >= 0.
-        rows: Sum of each row.
-        columns: Sum of each column.
+        shares: Table (n, m) with entries >= 0; it is not changed.
+        rows: Sum of each row (n,).
+        columns: Sum of each column (m,).
 
     Returns:
-        The scaled table, float64. None if it does not converge, for example because zeros in ``shares`` rule these sums
-        out.
+        The scaled table, float64 (n, m). None if it does not converge, for example because zeros in ``shares`` rule
+        these sums out.
     """
     table = shares.astype(np.float64)
     for _ in range(SWEEPS):
@@ -45,27 +45,34 @@ def round_table(table: Array, rows: Array, columns: Array) -> Array:
 
     Args:
         table: Table (n, m) whose rows and columns have these sums approximately.
-        rows: Sum of each row.
-        columns: Sum of each column.
+        rows: Sum of each row, int64 (n,).
+        columns: Sum of each column, int64 (m,).
 
     Returns:
-        The rounded table, int64.
+        The rounded table, int64 (n, m).
     """
     whole = np.floor(table + NEAR).astype(np.int64)
     raised = np.zeros(table.shape, bool)
     may = table > NEAR
     open_rows, open_columns = rows - whole.sum(axis=1), columns - whole.sum(axis=0)
     for row in np.repeat(np.arange(len(rows)), np.maximum(open_rows, 0)):
-        path = _path(may, raised, int(row), open_columns)
+        path = _augmenting_path(may, raised, int(row), open_columns)
         for from_row, column in path:
             raised[from_row, column] ^= True
         open_columns[path[-1][1]] -= 1
     return np.asarray(whole + raised)
 
 
-def _path(may: Array, raised: Array, start: int, open_columns: Array) -> list[tuple[int, int]]:
-    """Return the entries to flip so that row ``start`` and a column with too small a sum each gain one (breadth-first
-    search).
+def _augmenting_path(may: Array, raised: Array, start: int, open_columns: Array) -> list[tuple[int, int]]:
+    """Return the entries to flip, each as (row, column), so that the sum of row ``start`` grows by one.
+
+    The sum of one column that is still too small grows by one as well; all other sums stay. Found by breadth-first search.
+
+    Args:
+        may: bool (n, m): entries that may be rounded up.
+        raised: bool (n, m): entries that are rounded up now.
+        start: Number of the row.
+        open_columns: Missing sum of each column (m,).
     """
     # By column: the row it was reached from, and the column through which that row was reached.
     came: dict[int, tuple[int, int]] = {}
@@ -82,8 +89,10 @@ def _path(may: Array, raised: Array, start: int, open_columns: Array) -> list[tu
 
 
 def _trace_back(came: dict[int, tuple[int, int]], column: int) -> list[tuple[int, int]]:
-    """Return the entries to flip on the path to ``column``, in order. In between, a row passes its raised entry to another
-    column.
+    """Return the entries to flip on the path to ``column``, each as (row, column), in order.
+
+    ``came`` has by column the row from which the search reached it, and the column through which it reached that row;
+    -1 for the first row.
     """
     flips: list[tuple[int, int]] = []
     while True:
@@ -212,8 +221,7 @@ def dirichlet_clients(labels: Array, clients: int, *, alpha: float, seed: int) -
 
 
 def paired(labels: Array, clients: int, *, seed: int) -> list[Array]:
-    """Partition rows so that each pair of clients divides the classes: the first has a random half of them, the second the
-    rest.
+    """Partition rows so that each pair of clients divides the classes: one gets a random half of them, the other the rest.
 
     So ``clients / 2`` clients have a class. If classes have equally many samples, each is dealt evenly. If not, clients
     still have equal sizes, unless no table of counts allows it. Then classes are dealt evenly and sizes differ.
@@ -248,8 +256,13 @@ def paired(labels: Array, clients: int, *, seed: int) -> list[Array]:
 
 
 def _divide_classes(held: Array, counts: Array) -> Array:
-    """Return the samples per client and class, zero where ``held`` is zero: equal sizes if possible, else each class dealt
-    evenly.
+    """Return the number of samples per client and class, int64 (clients, classes).
+
+    Clients get equal sizes if a table of counts allows it; otherwise each class is dealt evenly over its clients.
+
+    Args:
+        held: (clients, classes): 1 for the classes of a client, 0 for others, which it gets no sample of.
+        counts: Samples of each class (classes,).
     """
     clients = len(held)
     sizes = _equal_sizes(int(counts.sum()), clients)
@@ -265,5 +278,5 @@ def _divide_classes(held: Array, counts: Array) -> Array:
 
 
 def _equal_sizes(samples: int, clients: int) -> Array:
-    """Return the sizes of ``clients`` parts of ``samples``, which differ by at most one."""
+    """Return the sizes of the parts (clients,) if ``samples`` are divided among ``clients``. They differ by at most one."""
     return np.asarray(samples // clients + (np.arange(clients) < samples % clients), np.int64)

@@ -44,7 +44,7 @@ def groups(
     Raises:
         DataError: The labels do not allow ``a`` (the message has the largest possible), or there are not ten classes.
     """
-    known = _ten(labels, order)
+    known = _ten_labels(labels, order)
     table = _table(labels, known, clients, a, single_class)
     return deal(np.random.default_rng(seed), labels, known, table)
 
@@ -55,12 +55,12 @@ def largest_a(
     """Return the largest even ``a`` that :func:`groups` can use with these labels, or 0 if there is none.
 
     With q users in a group, it needs ``5.5 q a`` samples of each of the first five classes (``5 q a`` for
-    ``single_class``), and ``2 q a`` of each other. See :func:`groups` for the arguments.
+    ``single_class``). Of each other class it needs ``2 q a``. See :func:`groups` for the arguments.
 
     Raises:
         DataError: There are not ten classes, or ``clients`` is no multiple of ten.
     """
-    known = _ten(labels, order)
+    known = _ten_labels(labels, order)
     counts = np.array([np.count_nonzero(labels == label) for label in known])
     # Samples of a class that all users together take for a = 2, as whole numbers.
     needed = counts_of(clients, 2, single_class=single_class).sum(axis=0)
@@ -68,7 +68,9 @@ def largest_a(
 
 
 def counts_of(clients: int, a: int, *, single_class: bool = False) -> Array:
-    """Return the samples per user and class, int64 (clients, 10), the table of per_fedavg.md 3.2.
+    """Return the number of samples per user and class, int64 (clients, 10): the table of per_fedavg.md 3.2.
+
+    Classes are in the order of :func:`groups`, users in the order of the groups.
 
     Raises:
         DataError: ``clients`` is no multiple of ten.
@@ -87,7 +89,11 @@ def counts_of(clients: int, a: int, *, single_class: bool = False) -> Array:
 
 
 def _table(labels: Array, known: Sequence[int], clients: int, a: int, single_class: bool) -> Array:
-    """Return the samples per user and class for ``a``. Raises DataError if the labels do not allow it."""
+    """Return the number of samples per user and class for ``a``, or for the largest possible ``a`` if it is 0.
+
+    Raises:
+        DataError: ``a`` is odd, or the labels do not allow it.
+    """
     most = largest_a(labels, clients, single_class=single_class, order=known)
     wanted = a or most
     if wanted < 2 or wanted % 2 or wanted > most:
@@ -102,8 +108,12 @@ def _table(labels: Array, known: Sequence[int], clients: int, a: int, single_cla
     return counts_of(clients, wanted, single_class=single_class)
 
 
-def _ten(labels: Array, order: Sequence[int] | None) -> Sequence[int]:
-    """Return the ten labels in order. Raises DataError if there are not ten, or ``order`` names others."""
+def _ten_labels(labels: Array, order: Sequence[int] | None) -> Sequence[int]:
+    """Return the ten labels, in the given ``order`` or ascending if that is None.
+
+    Raises:
+        DataError: There are not ten labels, or ``order`` names others.
+    """
     present = set(np.unique(labels).tolist())
     known = sorted(present) if order is None else [int(label) for label in order]
     if len(known) != GROUPS or set(known) != present:

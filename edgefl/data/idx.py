@@ -16,13 +16,13 @@ from edgefl.wire.array_files import read_idx
 
 @dataclass(frozen=True)
 class IdxSource:
-    """Published dataset of the MNIST family.
+    """Published dataset of the MNIST family, with the places to download its four files.
 
     Attributes:
         name: Name of the dataset.
         folder: Subfolder for its files.
         urls: URLs of folders that contain the files.
-        md5: MD5 of each file by its name.
+        md5: MD5 of each file by its published name.
         mean: Mean of the training pixels divided by 255.
         deviation: Standard deviation of the training pixels divided by 255.
         classes: Number of classes.
@@ -74,7 +74,7 @@ MNIST = IdxSource(
 
 
 def find(source: IdxSource, folder: Path) -> dict[str, Path] | None:
-    """Return the paths of the dataset's four files by name, or None if one is missing.
+    """Return the paths of the dataset's four files, by their published names, or None if one is missing.
 
     Args:
         source: Dataset.
@@ -89,7 +89,7 @@ def find(source: IdxSource, folder: Path) -> dict[str, Path] | None:
 
 
 def _either(place: Path, name: str) -> Path | None:
-    """Return the path of a file, gzipped or not, or None."""
+    """Return the path of the file ``name`` in ``place``, or of its unpacked copy without ``.gz``, or None."""
     return next((path for path in (place / name, place / name.removesuffix(".gz")) if path.is_file()), None)
 
 
@@ -98,10 +98,10 @@ def read(source: IdxSource, files: Mapping[str, Path]) -> Dataset:
 
     Args:
         source: Dataset.
-        files: Path of each file by name (:func:`find`).
+        files: Path of each of the four files, by its published name (:func:`find`).
 
     Raises:
-        DataError: A file is damaged, or is one of another dataset.
+        DataError: A file is damaged, or belongs to another dataset of the family.
     """
     for path in files.values():
         _check_identity(source, path)
@@ -120,7 +120,7 @@ def read(source: IdxSource, files: Mapping[str, Path]) -> Dataset:
 
 
 def _check_identity(source: IdxSource, path: Path) -> None:
-    """Raise DataError if a gzipped file is from another dataset: MNIST and Fashion-MNIST have the same file names."""
+    """Raise DataError if a gzipped file belongs to another dataset. MNIST and Fashion-MNIST have the same file names."""
     if path.suffix != ".gz":
         return
     digest = md5_of(path)
@@ -135,8 +135,7 @@ def download(source: IdxSource, folder: Path, progress: Progress | None = None) 
     Args:
         source: Dataset.
         folder: Parent folder.
-        progress: Called with the progress. None: print it.
-        timeout_s: Timeout of a connection in seconds.
+        progress: Called with file name, bytes so far and bytes in all (0: unknown). None: print the progress.
 
     Raises:
         DataError: No URL has a file with its published MD5. The message has the remedy.

@@ -115,7 +115,7 @@ def by_owners(labels: Array, clients: int, *, owners: Array, seed: int) -> list[
 
 
 def _draw(rng: np.random.Generator, labels: Array, clients: int, alpha: float) -> list[Array]:
-    """Return one draw of :func:`dirichlet`."""
+    """Return the row numbers per client of one draw of :func:`dirichlet`, sorted. A client may have none."""
     pieces: list[list[Array]] = [[] for _ in range(clients)]
     for label in np.unique(labels):
         rows = rng.permutation(np.flatnonzero(labels == label))
@@ -170,7 +170,7 @@ def by_labels(labels: Array, clients: int, *, per_client: int, seed: int) -> lis
 
 
 def by_shards(labels: Array, clients: int, *, per_client: int, seed: int) -> list[Array]:
-    """Partition rows into shards, pieces of the rows sorted by label, and deal them at random (McMahan et al., 2017,
+    """Cut the rows, sorted by label, into shards of equal size, and deal these at random (McMahan et al., 2017,
     section 3).
 
     Rows of a label are shuffled first. Sizes of shards differ by at most one. Every row is used once. Equal seeds give
@@ -197,14 +197,17 @@ def by_shards(labels: Array, clients: int, *, per_client: int, seed: int) -> lis
 
 
 def _choose_labels(rng: np.random.Generator, client: int, clients: int, labels: int, count: int) -> set[int]:
-    """Return the positions of a client's labels: its first one, those without another owner, and random others."""
+    """Return the labels of client number ``client``, as positions below ``labels``, the number of labels.
+
+    They are ``client`` modulo ``labels``, those that otherwise no client would own, and random ones up to ``count``.
+    """
     first = [client % labels, *range(client + clients, labels, clients)]
     others = np.setdiff1d(np.arange(labels), first)
     return {*first, *rng.choice(others, count - len(first), replace=False).tolist()}
 
 
 def _check_ownable(labels: int, clients: int, per_client: int) -> None:
-    """Raise DataError unless ``per_client`` labels per client can cover all labels."""
+    """Raise DataError unless ``clients`` clients with ``per_client`` different labels each can cover ``labels`` labels."""
     fewest = -(-labels // clients)
     if not fewest <= per_client <= labels:
         raise DataError(
@@ -217,9 +220,10 @@ def _check_ownable(labels: int, clients: int, per_client: int) -> None:
 
 
 def match_shares(labels: Array, wanted: Array, *, seed: int) -> list[Array]:
-    """Return rows for each client in given proportions of classes.
+    """Return rows for each client whose classes have the proportions of a table.
 
-    All clients get the same share of ``wanted``, the largest that every class allows, to within one sample of a class.
+    All clients get the same share of their row of ``wanted``. It is the largest share, at most 1, for which every
+    class has enough samples, to within one sample of a class.
 
     Args:
         labels: Label of each row.
@@ -262,7 +266,7 @@ def histograms(labels: Array, parts: Sequence[Array], classes: int) -> Array:
 
 
 def deal(rng: np.random.Generator, labels: Array, classes: Iterable[int], table: Array) -> list[Array]:
-    """Return the rows of each client, sorted, with as many random rows of each class as the table has.
+    """Return the row numbers of each client, sorted: as many random rows of each class as ``table`` has.
 
     Args:
         rng: Random generator that shuffles the rows, class by class.
@@ -285,7 +289,7 @@ def check_alpha(alpha: float) -> None:
 
 
 def check_samples(labels: Array, clients: int, min_samples: int = 1) -> None:
-    """Raise DataError unless there are ``min_samples`` for each client."""
+    """Raise DataError unless ``clients`` is positive and ``labels`` has ``min_samples`` rows for each client."""
     if clients < 1 or len(labels) < clients * min_samples:
         raise DataError(
             f"{len(labels)} samples cannot give {clients} clients {min_samples} each: take fewer clients, or more samples",
@@ -305,12 +309,14 @@ def hold_out(
 ) -> tuple[dict[Class, list[Sample]], dict[Class, list[Sample]]]:
     """Split the samples of each class into four fifths for training and one fifth for testing, both sorted.
 
+    A class with two samples or more has at least one of each; the sample of a smaller class is for training.
+
     Args:
         samples: File names or row numbers by class.
         seed: Seed of the choice.
 
     Returns:
-        Training samples by class, and test samples by class.
+        (training samples by class, test samples by class).
 
     Raises:
         DataError: No class has two samples.

@@ -19,14 +19,16 @@ _TESTS = ("test", "val", "valid", "validation")
 def load(folder: Path, size: int, seed: int = 0) -> Dataset:
     """Load photos from a folder that has one subfolder per class, or such folders in ``train`` and ``test``.
 
+    Pixels are uint8, (n, 3, size, size). A folder ``val``, ``valid`` or ``validation`` serves as ``test`` too.
+
     Args:
         folder: Folder. Hidden files, and files that are no images, are ignored.
         size: Width and height in pixels to which photos are stretched.
         seed: Seed of the choice of test photos, one fifth of each class, if there is no folder ``test``.
 
     Raises:
-        DataError: A photo cannot be read or is in no class folder, a class folder is empty or contains another class
-            folder, or there are too few photos or classes.
+        DataError: A photo cannot be read or is in no class folder. Also if a class folder is empty or contains another
+            class folder, or if there are too few photos or classes.
     """
     test_folder = next((folder / name for name in _TESTS if (folder / name).is_dir()), None)
     if test_folder is not None and (folder / "train").is_dir():
@@ -44,7 +46,12 @@ def load(folder: Path, size: int, seed: int = 0) -> Dataset:
 
 
 def _by_class(folder: Path) -> dict[str, list[Path]]:
-    """Return the photos of each class, sorted, by the name of the class. Raises DataError as :func:`load`."""
+    """Return the paths of the photos of each class, sorted, by the name of the class's folder.
+
+    Raises:
+        DataError: A photo is in no class folder, a class folder is empty or contains a folder of photos, or there are
+            fewer than two classes.
+    """
     found: dict[str, list[Path]] = {}
     for child in sorted(folder.iterdir()):
         if _is_photo(child) and not child.name.startswith("."):
@@ -78,11 +85,14 @@ def _is_photo(path: Path) -> bool:
 
 
 def _arrays(photos: Sequence[Sequence[Path]], size: int) -> tuple[Array, Array]:
-    """Return the decoded photos, uint8 (n, 3, size, size), and their class numbers.
+    """Return (decoded photos, class numbers): uint8 (n, 3, size, size) and int64 (n,).
 
     Args:
-        photos: Photos of each class.
+        photos: Paths of the photos of each class, in the order of the class numbers.
         size: Width and height.
+
+    Raises:
+        DataError: A photo cannot be read.
     """
     pillow, rows = import_pillow(), []
     for path in (path for paths in photos for path in paths):

@@ -45,15 +45,15 @@ _MOST_NUMBERED = 100
 
 
 def is_table(path: Path) -> bool:
-    """Return True if the suffix of ``path`` is one of files with records."""
+    """Return True if the suffix of ``path`` is one of CSV or JSON lines. The file is not opened."""
     return path.suffix.lower() in RECORDS
 
 
 def reader_of(path: Path, label: str) -> TableSpec | TextSpec:
-    """Return a default reader for a file of records.
+    """Return the default reader (settings that turn records into samples) for a file of records. Reads its column names.
 
     Args:
-        path: File.
+        path: CSV or JSON lines.
         label: Column of the class.
 
     Returns:
@@ -86,14 +86,14 @@ def load(path: Path, reader: TableSpec, seed: int, *, standardize: bool, train: 
         reader: Columns, their scale, and the column of the label.
         seed: Seed of the choice of test records, one fifth of each class.
         standardize: Replace mean and deviation of ``reader`` by the mean and standard deviation of the training
-            samples.
+            samples, or of the test samples without ``train``.
         train: False if all records are for testing, because devices have their own data.
 
     Returns:
         Dataset that includes the reader, so that devices read their own files in the same way.
 
     Raises:
-        DataError: A record cannot be used. The message names its line.
+        DataError: A record cannot be used (the message names its line), or labels allow no split.
     """
     if reader.others:
         raise DataError(
@@ -132,7 +132,7 @@ def load(path: Path, reader: TableSpec, seed: int, *, standardize: bool, train: 
 
 
 def load_texts(path: Path, reader: TextSpec, seed: int, *, train: bool = True) -> Corpus:
-    """Load the texts of a file and their classes.
+    """Load the texts of a file and their classes as a corpus.
 
     Args:
         path: CSV or JSON lines.
@@ -165,7 +165,11 @@ def load_texts(path: Path, reader: TextSpec, seed: int, *, train: bool = True) -
 
 
 def _label(value: object) -> str:
-    """Return a label as text. Raises BadRow if it is empty or no text in UTF-8."""
+    """Return the label ``value`` of a record as normalized text without spaces at its ends.
+
+    Raises:
+        BadRow: It is empty or no text in UTF-8.
+    """
     text = "" if value is None else unicodedata.normalize("NFC", str(value).strip())
     if not text:
         raise BadRow("the label is empty")
@@ -180,11 +184,11 @@ def _is_missing(text: str) -> bool:
 
 @dataclass(frozen=True)
 class _LabelColumn:
-    """Kinds of labels in a file.
+    """Labels of a file, found by reading its label column: names of classes, class numbers, or numbers to predict.
 
     Attributes:
-        classes: Number of classes.
-        names: Names of the classes. Empty if they are numbered from 0.
+        classes: Number of classes; 1 if labels are numbers to predict.
+        names: Names of the classes, in the order of their numbers. Empty if the labels are the class numbers from 0.
         floats: True if labels are numbers to predict.
     """
 
@@ -194,7 +198,11 @@ class _LabelColumn:
 
     @classmethod
     def of(cls, path: Path, column: str) -> _LabelColumn:
-        """Read a column and return the kind of its labels. Raises DataError if a label is missing, or if all are equal."""
+        """Read the column ``column`` of a file and return the kind of its labels.
+
+        Raises:
+            DataError: A label is missing or invalid, or all labels are equal.
+        """
         found: dict[str, int] = {}
         for line, record in records(path, {column: None}):
             try:
@@ -212,7 +220,16 @@ class _LabelColumn:
 
     @classmethod
     def _of_numbers(cls, path: Path, column: str, found: Mapping[str, int]) -> _LabelColumn:
-        """Return the kind of labels that are all numbers. ``found`` has the first line of each."""
+        """Return the kind of labels that are all numbers: numbers to predict if one has a fraction, else classes.
+
+        Args:
+            path: File, for errors.
+            column: Name of the column, for errors.
+            found: First line of each label, by its text.
+
+        Raises:
+            DataError: A class is not written in digits, or there are fewer than two or too many classes.
+        """
         if not all(float(text).is_integer() for text in found):
             return cls(1, floats=True)
         for text, line in found.items():
@@ -238,7 +255,11 @@ class _LabelColumn:
         return cls(len(names), tuple(names))
 
     def number(self, value: object) -> float:
-        """Return the class number of a label, or the number to predict. Raises BadRow if it is invalid."""
+        """Return the class number of a label, or the number to predict.
+
+        Raises:
+            BadRow: The label is neither a class of the column nor a number.
+        """
         return (
             parse_number(value, "the label", "float32")
             if self.floats
@@ -255,7 +276,15 @@ class _LabelColumn:
 
 
 def _split(labels: Array, floats: bool, seed: int) -> tuple[Array, Array]:
-    """Return the row numbers for training and for testing, both ascending."""
+    """Return (row numbers for training, row numbers for testing), both ascending int64.
+
+    A fifth of each class is for testing.
+
+    ``floats`` True: labels are numbers to predict, and a fifth of all rows is for testing.
+
+    Raises:
+        DataError: No class has two rows.
+    """
     kinds = np.zeros(len(labels), np.int64) if floats else labels
     rows = {kind: np.flatnonzero(kinds == kind).tolist() for kind in np.unique(kinds).tolist()}
     train, test = (np.array(sorted(chain(*part.values())), np.int64) for part in hold_out(rows, seed))
@@ -263,6 +292,6 @@ def _split(labels: Array, floats: bool, seed: int) -> tuple[Array, Array]:
 
 
 def _record_error(path: Path, line: int, bad: BadRow) -> DataError:
-    """Return the error for a record that cannot be used."""
+    """Return the DataError for the record in line ``line`` of a file, which ``bad`` describes."""
     where = f"{path}, line {line}"
     return DataError(f"{where}: {bad}; repair or remove it", where=where)

@@ -26,7 +26,7 @@ _WORDS: Mapping[str, object] = {
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """Option of a factory: its type, as :func:`type_of` reads it."""
+    """Option of a factory in a catalog. ``type`` is the source text of its annotation, which :func:`type_of` evaluates."""
 
     type: str = "Any"
 
@@ -36,8 +36,18 @@ Options = dict[str, dict[str, Option]]
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """Entries of all catalogs. ``rows``: rows of `edgefl ls`, by its argument. ``training``: the algorithm that each codec
-    requires, with default options; "" if the codec works with any."""
+    """Entries of all catalogs.
+
+    Attributes:
+        rows: Rows that `edgefl ls` prints, by the command's argument, such as ``models``.
+        models: Options of each model's factory, by name of the model and of the option.
+        losses: The same for losses.
+        kinds: The same for kinds of submodels.
+        algorithms: The same for algorithms.
+        optimizers: The same for server optimizers.
+        codecs: The same for codecs.
+        training: Name of the algorithm that each codec requires, by name of the codec; "" if it works with any.
+    """
 
     rows: dict[str, list[dict[str, Any]]]
     models: Options
@@ -49,34 +59,40 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     training: dict[str, str]
 
     def not_buffered(self, algorithm: str) -> str:
-        """Return the reason why an algorithm forbids round.mode buffered; empty if it does not, or is not listed."""
+        """Return the reason why an algorithm forbids ``round.mode buffered``.
+
+        Return "" if it allows the mode, or is not listed.
+        """
         return next(
             (str(row["not_buffered"]) for row in self.rows["algorithms"] if row["name"] == algorithm), ""
         )
 
     def tiers(self, model: str) -> list[str]:
-        """Return the names of the preset tiers of a model."""
+        """Return the names of the preset tiers of a catalog model; [] if it has none or is not listed."""
         return [str(row["tier"]) for row in self.rows["submodels"] if row.get("model") == model]
 
     def units(self, model: str) -> tuple[str, ...]:
-        """Return the units of a model with its default options; empty if the model is not listed."""
+        """Return the unit names of a catalog model with default options, in order; () if the model is not listed."""
         return next((tuple(row["units"]) for row in self.rows["models"] if row["name"] == model), ())
 
 
 @cache
 def shipped() -> Facts:
-    """Return the facts that are shipped with this version."""
+    """Return the facts in ``facts.json``, which are shipped with this version. The file is read once."""
     return msgspec.json.decode(PLACE.read_bytes(), type=Facts)
 
 
 def encode(facts: Facts) -> bytes:
-    """Return the content of the file."""
+    """Return ``facts`` as the indented JSON that ``facts.json`` contains."""
     return msgspec.json.format(msgspec.json.encode(facts), indent=1) + b"\n"
 
 
 @cache
 def type_of(text: str) -> Any:
-    """Return the type of an annotation such as ``int | None`` or ``Literal['a', 'b']``."""
+    """Return the type of an annotation's source text, such as ``int | None`` or ``Literal['a', 'b']``.
+
+    The text is evaluated as Python code, so it must come from the package itself.
+    """
     return eval(text, {"__builtins__": {}}, dict(_WORDS))  # our own file, never a user's
 
 

@@ -19,17 +19,21 @@ _COLUMNS = {"codec": "codecs", "kind": "kinds", "optimizer": "optimizers", "mode
 
 
 def combination_error(text: str, **choice: str) -> ConfigError:
-    """Return the error for a combination that does not work.
+    """Return the ConfigError for a combination that does not work. Its text ends with the nearest combinations that do.
 
     Args:
-        text: what does not work, why, and what to change.
-        choice: its two parts by their keys, which are among algorithm, codec, kind, optimizer and mode.
+        text: Explanation: the two parts, the reason, and what to change.
+        choice: Names of the two parts that exclude each other. Keys are two of algorithm, codec, kind, optimizer and
+            mode.
     """
     return ConfigError(f"{text} ({combination_hint(**choice)})", **choice)
 
 
 def combination_hint(**choice: str) -> str:
-    """Return the nearest combinations that work, and the command that lists all; ``choice`` as for an error."""
+    """Return a text with the nearest combinations that work, and the command that lists all.
+
+    ``choice`` has the two parts that exclude each other, as for :func:`combination_error`.
+    """
     nearest = " or ".join(_nearest(choice))
     return (
         f"nearest that work: {nearest}; {_COMMAND} lists all" if nearest else f"{_COMMAND} lists what works"
@@ -37,7 +41,11 @@ def combination_hint(**choice: str) -> str:
 
 
 def table() -> list[dict[str, str]]:
-    """Return the table as people read it: algorithms that go with the same in one row, then codecs; lists in short."""
+    """Return the rows of `edgefl ls combinations`, each by column.
+
+    One row lists all algorithms with the same partners, or all codecs with the same ones. A cell is abbreviated to
+    ``all`` or ``all but ...`` if that is shorter.
+    """
     columns = list(_COLUMNS.values())
     every = {column: _union(row.get(column, ()) for row in _rows()) for column in columns}
     named: dict[tuple[str, ...], list[str]] = {}
@@ -56,7 +64,7 @@ def _union(lists: Iterable[Iterable[str]]) -> list[str]:
 
 
 def _short(names: list[str], every: list[str]) -> str:
-    """Return the shorter of the names and those that are missing."""
+    """Return ``names`` as text: "all", "all but ..." with the missing ones of ``every`` if these are fewer, else a list."""
     missing = [name for name in every if name not in names]
     if not missing:
         return "all"
@@ -64,13 +72,22 @@ def _short(names: list[str], every: list[str]) -> str:
 
 
 def works(algorithm: str, column: str, value: str) -> bool:
-    """Return True unless the table has the algorithm and not ``value`` in this ``column`` of it."""
+    """Return False if the table of combinations lists ``algorithm`` without ``value``.
+
+    Args:
+        algorithm: Name of the algorithm. For one that is not listed the result is True.
+        column: Kind of its partner: codec, kind, optimizer or mode.
+        value: Name of the partner.
+    """
     row = _row("algorithm", algorithm)
     return row is None or value in row[_COLUMNS[column]]
 
 
 def _nearest(parts: dict[str, str]) -> Iterator[str]:
-    """Yield the nearest combinations that work: each part of the refused one with another partner."""
+    """Yield texts of up to two combinations that work: the first part with another second one, and the reverse.
+
+    ``parts`` has two entries, such as ``{"algorithm": "fedbat", "codec": "dense"}``.
+    """
     (first, one), (second, other) = parts.items()
     if found := _partner(first, one, second, other):
         yield f"{first} {one!r} with {second} {found!r}"
@@ -79,7 +96,10 @@ def _nearest(parts: dict[str, str]) -> Iterator[str]:
 
 
 def _partner(key: str, name: str, changed: str, old: str) -> str:
-    """Return the value of part ``changed`` most like ``old`` that goes with ``name``, or "" without any."""
+    """Return a part of kind ``changed`` that works with the part ``name`` of kind ``key``; "" if there is none.
+
+    Codecs are compared by bits per value: the one nearest to ``old`` is returned. Otherwise the first one is.
+    """
     row = _row(key, name)
     if row is not None and changed in _COLUMNS:
         found = [each for each in row[_COLUMNS[changed]] if each != old]

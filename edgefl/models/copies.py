@@ -53,9 +53,10 @@ def copy_module(module: M, memo: dict[int, Any] | None = None) -> M:
 
 
 def _state(self: nn.RNNBase) -> dict[str, Any]:
-    """Return the state of a recurrent layer without its list of weights.
+    """Return the attributes of a recurrent layer without its list of weights; the replacement of
+    ``nn.RNNBase.__getstate__``.
 
-    Torch rebuilds the list. A parametrization, such as spectral norm, moves its buffers each time the list is read.
+    Torch rebuilds the list. Reading it would move the buffers of a parametrization, such as spectral norm.
     """
     state = self.__dict__.copy()
     del state["_flat_weight_refs"]
@@ -63,9 +64,9 @@ def _state(self: nn.RNNBase) -> dict[str, Any]:
 
 
 def _copy_traced(self: fx.GraphModule, memo: dict[int, Any]) -> fx.GraphModule:
-    """Copy an fx module like any other module.
+    """Return a copy of an fx module that keeps hooks and attributes. It replaces ``GraphModule.__deepcopy__``.
 
-    Torch's own copy loses hooks and attributes; it also loses submodules' attributes if the graph reads their tensors.
+    Torch's own copy loses them, and also loses attributes of submodules whose tensors the graph reads.
     """
     made = type(self).__new__(type(self))
     memo[id(self)] = made
@@ -80,8 +81,9 @@ _GONE: weakref.ref[Any] = weakref.ref(set())
 
 
 def _copy_function(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
-    """Return a copy of a function that refers to a module in its closure or defaults. Return any other
-    function unchanged.
+    """Return a copy of a function that refers to a module in its closure or defaults; these then refer to copies.
+
+    Any other function is returned itself.
     """
     if not _copying.is_active() or not any(map(_refers_to_module, _captured_values(function))):
         return function
@@ -132,8 +134,8 @@ def _refers_to_module(value: object, depth: int = 3) -> bool:
 
 
 class _DeepcopyTable:
-    """Entry for functions in the dispatch table of ``copy.deepcopy``, as an attribute that :class:`ThreadPatch` can
-    replace.
+    """Entry for functions in ``copy._deepcopy_dispatch``, as the attribute ``functions``, so that :class:`ThreadPatch`
+    can replace it.
     """
 
     @property
@@ -188,11 +190,12 @@ def trainable_copy(module: nn.Module) -> nn.Module:
 
 
 def initialize_lazy(module: nn.Module, sample: TensorSpec | Mapping[str, TensorSpec]) -> nn.Module:
-    """Return ``module``, or a copy with initialized parameters if it has lazy layers.
+    """Return ``module`` itself, or a copy with initialized parameters if it has lazy layers.
 
     Args:
         module: Module. It is not changed.
-        sample: One sample of the input, or of several inputs by name. It determines the shapes of lazy layers.
+        sample: One sample of the input, or of several inputs by name, without batch dimension. It determines the
+            shapes of lazy layers.
 
     Raises:
         ModelError: The module cannot run on such a sample.
@@ -220,7 +223,7 @@ def initialize_lazy(module: nn.Module, sample: TensorSpec | Mapping[str, TensorS
 
 
 def _check_averages(module: nn.Module) -> None:
-    """Raise ModelError for a batch norm with a cumulative average."""
+    """Raise ModelError if a batch norm in ``module`` that is trained uses a cumulative average (``momentum=None``)."""
     for path, part in module.named_modules():
         averages = isinstance(part, nn.modules.batchnorm._BatchNorm) and part.track_running_stats
         if averages and not is_inference(part) and part.momentum is None:
@@ -232,7 +235,9 @@ def _check_averages(module: nn.Module) -> None:
 
 
 def _copy_stateless(module: nn.Module) -> None:
-    """Replace a layer without state that has several names by one copy per name, so that a cut can separate them."""
+    """Replace a layer without state that has several names by one copy per name, in place, so that a cut can separate
+    them.
+    """
     seen: set[nn.Module] = set()
     for part in module.modules():
         for name, child in part._modules.items():
@@ -243,14 +248,15 @@ def _copy_stateless(module: nn.Module) -> None:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Return True if all parts are torch's own layers, and have no state."""
+    """Return True if ``module`` and all its parts are layers of torch itself and have no state."""
     parts = list(module.modules())
     return not module.state_dict() and all(type(part).__module__.startswith("torch.nn.") for part in parts)
 
 
 def _without_counter(_norm: nn.Module, keys: Any) -> None:
-    """Ignore the batch counter that torch's batch norm adds to every state that it loads. A post-hook of
-    ``load_state_dict``.
+    """Remove batch counters from the unexpected keys of ``load_state_dict``; a post-hook of it, for batch norms.
+
+    Torch adds such a counter to every state that a batch norm loads.
     """
     keys.unexpected_keys[:] = [
         key for key in keys.unexpected_keys if not key.endswith(".num_batches_tracked")

@@ -27,8 +27,8 @@ def find_moved_buffers(module: nn.Module, run: Any, sample: TensorSpec) -> froze
     Args:
         module: Module.
         run: Function (module, sample, watch) that runs the module on tensors without values, such as
-            :func:`edgefl.models.spec.run_fake`.
-        sample: One sample of its input.
+            :func:`edgefl.models.spec.run_fake`. ``watch`` is a :class:`BufferWatch`.
+        sample: One sample of its input, without batch dimension.
 
     Returns:
         Names of the buffers; empty if the run fails, because the later trace reports the error better.
@@ -48,6 +48,8 @@ def find_moved_buffers(module: nn.Module, run: Any, sample: TensorSpec) -> froze
 
 class BufferWatch(TorchDispatchMode):
     """Mode that records which buffers the operations of a run read and write.
+
+    Call :meth:`watch` with the tensors of the run, then run the module inside the mode.
 
     Args:
         buffers: Names of the buffers to watch.
@@ -69,7 +71,10 @@ class BufferWatch(TorchDispatchMode):
         self._memory: Any = WeakTensorKeyDictionary()
 
     def watch(self, tensors: Tensors) -> Self:
-        """Set the tensors of the next run, by name, and return this mode."""
+        """Set the module's tensors in the next run, by name, and return this mode.
+
+        The run may replace entries of ``tensors``.
+        """
         self._tensors, self._before = tensors, dict(tensors)
         for name in self._buffers:
             self._sources[tensors[name]] = self._memory[tensors[name]] = frozenset({name})
@@ -101,13 +106,14 @@ class BufferWatch(TorchDispatchMode):
 
     @staticmethod
     def _union(names: Any, tensors: list[Tensor]) -> frozenset[str]:
-        """Return the union of the buffer names that ``names`` has for ``tensors``."""
+        """Return the union of the sets of buffer names that the table ``names`` has for ``tensors``."""
         return frozenset[str]().union(*(names.get(each, frozenset()) for each in tensors))
 
 
 def note_counters(module: nn.Module, names: Collection[str]) -> None:
-    """Convert those of the named buffers of ``module`` that are integers to float32, and store their dtypes in their
-    modules.
+    """Convert the named integer buffers of ``module`` to float32, in place. Named buffers of floats are not changed.
+
+    The original dtype is noted in the module that owns the buffer.
     """
     for name in names:
         path, _, own = name.rpartition(".")
@@ -126,8 +132,9 @@ def counter_dtypes(module: nn.Module) -> dict[str, torch.dtype]:
 
 
 def restore_counters(module: nn.Module) -> None:
-    """Convert the buffers back to rounded integers, in place. For a module whose code runs directly, without a training
-    graph.
+    """Convert the buffers of :func:`note_counters` back to rounded integers, in place.
+
+    Used for a module whose code runs directly, without a training graph.
     """
     for _, part, own, dtype in _converted_buffers(module):
         buffer = part._buffers[own]
@@ -136,14 +143,17 @@ def restore_counters(module: nn.Module) -> None:
 
 
 def round_counters(tensors: Tensors, types: Mapping[str, torch.dtype]) -> Tensors:
-    """Return the tensors named in ``types``, rounded and converted to these dtypes. Names that ``tensors`` lacks are
-    skipped.
+    """Return the tensors that ``types`` names, rounded and converted to its dtypes, by name.
+
+    Names that ``tensors`` lacks are skipped; other tensors are left out.
     """
     return {name: tensors[name].round().to(dtype) for name, dtype in types.items() if name in tensors}
 
 
 def _converted_buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, torch.dtype]]:
-    """Yield path, module, name and original dtype of each converted buffer."""
+    """Yield (path of a part, the part, name of its buffer, original dtype) for each buffer that was converted to
+    float32.
+    """
     for path, part in module.named_modules():
         for own, dtype in part.__dict__.get(_NOTE, {}).items():
             yield path, part, own, dtype

@@ -31,13 +31,15 @@ RUNS = 4
 
 
 class Exit(nn.Module):
-    """Classifier behind a unit: mean over the positions, then a dense layer. Maps (B, ...) to (B, *out) like the head.
+    """Classifier behind a unit of a model: mean over the positions, then a dense layer.
+
+    It maps features (B, ...) of the unit to an output (B, *out) like that of the model's head.
 
     Args:
         dense: Dense layer.
         positions: Dimensions over which to average. Empty: classify each token.
-        passes: True for an exit between units, whose forward returns its input. False for the head of a shallower
-            model.
+        passes: True for an exit between units, whose forward returns its input; :meth:`classify` computes its output.
+            False for the head of a shallower model, whose forward classifies.
     """
 
     def __init__(self, dense: nn.Linear, positions: tuple[int, ...], *, passes: bool = True) -> None:
@@ -48,7 +50,7 @@ class Exit(nn.Module):
         return x if self.passes else self.classify(x)
 
     def classify(self, x: Tensor) -> Tensor:
-        """Return the classifier's output for the features ``x`` of the unit before it.
+        """Return the classifier's output (B, *out) for the features ``x`` (B, ...) of the unit before it.
 
         Raises:
             ModelError: ``x`` has another number of features than the classifier.
@@ -64,7 +66,7 @@ class Exit(nn.Module):
         return logits
 
     def as_head(self) -> Exit:
-        """Return a copy that shares the tensors and whose forward classifies, to be the last unit of a shallower model."""
+        """Return an exit that shares the tensors and whose forward classifies, to be the last unit of a shallower model."""
         return Exit(self.dense, self.positions, passes=False).train(self.training)
 
 
@@ -95,11 +97,12 @@ class BranchedUnits(nn.Sequential):
 
 @dataclass(frozen=True, eq=False)
 class ExitSpec(ModelSpec):
-    """Model with exits between its units."""
+    """Model with exits (classifiers that are units of their own) between its other units."""
 
     def part(self, start: int, stop: int) -> nn.Sequential:
-        """Return units ``start:stop`` like :meth:`ModelSpec.part`. A part with the head returns the outputs of all its
-        exits in training.
+        """Return units ``start`` to ``stop - 1`` as one module, like :meth:`ModelSpec.part`.
+
+        A part with the head returns the outputs of all its exits in training.
         """
         units = super().part(start, stop)
         return branch(units.named_children()) if stop >= len(self.units) else units
@@ -110,7 +113,7 @@ class ExitSpec(ModelSpec):
         return tuple(name for name, unit in self.module.named_children() if isinstance(unit, Exit))
 
     def level(self, exit: int) -> BranchedUnits:
-        """Return the model that ends at an exit, which becomes its head. The modules are shared.
+        """Return the model that ends at an exit, which becomes its head, as a sequence of units. The tensors are shared.
 
         Args:
             exit: Number of the exit from 1; the head has the highest.
@@ -141,7 +144,7 @@ class ExitSpec(ModelSpec):
 
 
 def branch(units: Iterator[tuple[str, nn.Module]] | Sequence[tuple[str, nn.Module]]) -> BranchedUnits:
-    """Return a :class:`BranchedUnits` with these named units."""
+    """Return a :class:`BranchedUnits` with the units, given as pairs (name, module)."""
     return BranchedUnits(OrderedDict(units))
 
 
@@ -150,8 +153,8 @@ def with_exits(
 ) -> ExitSpec:
     """Return a model with the units of ``spec`` and additional exits. The units are shared, not copied.
 
-    Samples of shape (T, C) are read as tokens with C features, all others as channels first, such as (C, H, W). An exit
-    averages over the positions, unless the head classifies each token.
+    The exits are units ``<unit>_exit``. Samples of shape (T, C) are read as tokens with C features, all others as channels
+    first, such as (C, H, W). An exit averages over the positions, unless the head classifies each token.
 
     Args:
         spec: Model without exits.
@@ -210,6 +213,9 @@ def early_exits(
         classes: Number of classes. None: the base model's default.
         seed: Seed of all initial values.
         options: Other options of the base model.
+
+    Raises:
+        ModelError: There is no such model or option, or a unit cannot be followed by an exit.
     """
     offered = {"in_channels": in_channels, "size": size, "classes": classes}
     shape_options = {name: value for name, value in offered.items() if value is not None}
@@ -219,12 +225,12 @@ def early_exits(
 
 
 def channel_dim(shape: Sequence[int]) -> int:
-    """Return the channel dimension of one sample's features: the last if the shape is (T, C), else the first."""
+    """Return the channel dimension of one sample's features, without batch dimension: 1 if the shape is (T, C), else 0."""
     return 1 if len(shape) == 2 else 0
 
 
 def _results(spec: ModelSpec) -> dict[str, TensorSpec]:
-    """Return one output sample of each unit, by the unit's name."""
+    """Return the spec of one output sample of each unit, without batch dimension, by the unit's name."""
     results, sample = dict[str, TensorSpec](), spec.sample
     for position, unit in enumerate(spec.units):
         sample = results[unit] = output_spec(spec.part(position, position + 1), sample)
@@ -232,8 +238,10 @@ def _results(spec: ModelSpec) -> dict[str, TensorSpec]:
 
 
 def _stage_ends(spec: ModelSpec, results: dict[str, TensorSpec]) -> tuple[str, ...]:
-    """Return the last unit of each stage except the last two. Units without weights, such as pooling, count to the stage
-    before.
+    """Return the name of the last unit of each stage except the last two; () if there are not more than two.
+
+    A stage is a run of units with equal output shapes in ``results``. Units without weights, such as pooling, count to the
+    stage before.
     """
     holding = {name.partition(".")[0] for name in spec.weights}
     ends: list[str] = []
@@ -247,7 +255,10 @@ def _stage_ends(spec: ModelSpec, results: dict[str, TensorSpec]) -> tuple[str, .
 
 
 def _run_ends(spec: ModelSpec) -> tuple[str, ...]:
-    """Divide the units with weights into up to ``RUNS`` runs, and return the last unit of each run but the last."""
+    """Divide the units with weights, without the head, into up to ``RUNS`` runs.
+
+    Return the name of the last unit of each run but the last; () if there is only one run.
+    """
     holding = {name.partition(".")[0] for name in spec.weights}
     units = [unit for unit in spec.units if unit in holding][:-1]
     count = min(RUNS, len(units))
@@ -276,8 +287,15 @@ def _check_places(spec: ModelSpec, places: tuple[str, ...]) -> None:
 
 
 def _exit(unit: str, features: TensorSpec, out: TensorSpec) -> Exit:
-    """Return a new exit behind ``unit``. Raises ModelError if it cannot turn ``features`` into the head's
-    output ``out``.
+    """Return a new exit behind ``unit``.
+
+    Args:
+        unit: Name of the unit, for errors.
+        features: One output sample of the unit.
+        out: One output sample of the head, whose shape the exit's output has.
+
+    Raises:
+        ModelError: No exit can turn such features into the shape of ``out``.
     """
     shape = features.shape
     channels = channel_dim(shape)

@@ -48,8 +48,9 @@ def hook_ids(part: nn.Module) -> tuple[int, ...]:
 
 @contextmanager
 def noting_gradient_hooks(module: nn.Module) -> Iterator[None]:
-    """Store the hooks of all parameters in attributes, which copies made in the block inherit. Removes the attributes
-    afterwards.
+    """Store the gradient hooks of all parameters as attributes of their modules, for copies that are made in the block.
+
+    A copy inherits the attributes (:func:`gradient_hooks` reads them). They are removed from ``module`` after the block.
 
     Raises:
         ModelError: A parameter has a hook that runs after its gradient was accumulated.
@@ -82,7 +83,7 @@ def noting_gradient_hooks(module: nn.Module) -> Iterator[None]:
 
 
 def gradient_hooks(module: nn.Module) -> dict[str, tuple[GradientHook, ...]]:
-    """Return the stored gradient hooks, by the path of their parameter in ``module``."""
+    """Return the gradient hooks that ``module`` stores as attributes, by the path of their parameter in ``module``."""
     return {
         f"{path}.{name}" if path else name: hooks
         for path, part in module.named_modules()
@@ -91,16 +92,16 @@ def gradient_hooks(module: nn.Module) -> dict[str, tuple[GradientHook, ...]]:
 
 
 def hooks_by_parameter(module: nn.Module) -> dict[int, tuple[GradientHook, ...]]:
-    """Return the stored gradient hooks, by the ``id`` of their parameter."""
+    """Return the gradient hooks that ``module`` stores as attributes, by the ``id`` of their parameter."""
     return {id(module.get_parameter(name)): hooks for name, hooks in gradient_hooks(module).items()}
 
 
 def note_gradient_hooks(module: nn.Module, hooks: Mapping[int, tuple[GradientHook, ...]]) -> None:
-    """Store gradient hooks in the parts of ``module`` that hold their parameters.
+    """Store gradient hooks as attributes of the parts of ``module`` that hold their parameters.
 
     Args:
-        module: Module.
-        hooks: Hooks by the ``id`` of their parameter.
+        module: Module, which is changed in place.
+        hooks: Hooks by the ``id`` of their parameter. Those of other parameters are ignored.
     """
     for part in module.modules() if hooks else ():
         found = {name: hooks[id(each)] for name, each in part._parameters.items() if id(each) in hooks}
@@ -109,9 +110,9 @@ def note_gradient_hooks(module: nn.Module, hooks: Mapping[int, tuple[GradientHoo
 
 
 def drop_backward_hooks(module: nn.Module) -> None:
-    """Remove the backward hooks of all parts, in place.
+    """Remove the backward hooks of all parts of ``module``, in place.
 
-    The comparison with torch rejects hooks that change a gradient; all others only observe.
+    Nothing is lost: the comparison with torch rejects hooks that change a gradient, and all others only observe.
     """
     for part in module.modules():
         part._backward_hooks.clear()
@@ -119,7 +120,10 @@ def drop_backward_hooks(module: nn.Module) -> None:
 
 
 def apply_gradient_hooks(tensor: Tensor, hooks: Sequence[GradientHook]) -> Tensor:
-    """Return a view of ``tensor`` whose gradient passes through ``hooks``, in order."""
+    """Return a view of ``tensor`` whose gradient passes through ``hooks``, in order.
+
+    A hook that returns None only observes.
+    """
     hooked: Tensor = _Hooked.apply(tuple(hooks), tensor)  # type: ignore[no-untyped-call]
     return hooked
 

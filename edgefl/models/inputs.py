@@ -22,11 +22,11 @@ from edgefl.wire.bundle.manifest import PARTS, SAMPLE
 
 
 class InputLayer(nn.Module):
-    """Layer that ignores its input ``x`` except for the batch size, and returns the input ``name``, (B, *sample.shape).
+    """Layer that ignores its input ``x`` except for the batch size, and returns the model's additional input ``name``.
 
-    The value is a non-persistent buffer, which an algorithm replaces by ``functional_call`` with the port
-    ``batch.<k>.<name>``. If it is not replaced, the layer returns ones for integers (a mask that hides nothing) and
-    zeros for floats.
+    The output is (B, *sample.shape). The value is a non-persistent buffer, which an algorithm replaces by
+    ``functional_call`` with the port ``batch.<k>.<name>``. If it is not replaced, the layer returns ones for integers (a
+    mask that hides nothing) and zeros for floats.
     """
 
     value: Tensor
@@ -49,11 +49,11 @@ class InputLayer(nn.Module):
 def with_one_input(module: nn.Module, inputs: Mapping[str, TensorSpec]) -> nn.Module:
     """Change a module with several inputs in place, so that its forward takes only the first. Return the module.
 
-    The other inputs are read from :class:`InputLayer` layers. Names in the state do not change.
+    The additional inputs are read from :class:`InputLayer` layers. Names in the state do not change.
 
     Args:
         module: Module.
-        inputs: One sample of each input by name, the first first.
+        inputs: One sample of each input by name; the first entry is the input that forward still takes.
 
     Raises:
         ModelError: Forward does not accept a name, or the name is reserved for another part of a batch.
@@ -76,7 +76,7 @@ def with_one_input(module: nn.Module, inputs: Mapping[str, TensorSpec]) -> nn.Mo
 
 
 def first_input(kind: type[nn.Module], inputs: Mapping[str, TensorSpec]) -> list[str]:
-    """Return the names of ``inputs`` as forward calls them.
+    """Return the names of ``inputs`` as forward calls them, in their order.
 
     They are unchanged, except that a first input ``x`` that forward does not have becomes forward's first parameter.
 
@@ -114,21 +114,21 @@ def first_input(kind: type[nn.Module], inputs: Mapping[str, TensorSpec]) -> list
 
 
 def extra_inputs(module: nn.Module) -> Mapping[str, TensorSpec]:
-    """Return one sample of each additional input that ``module`` reads, by name."""
+    """Return the spec of one sample of each additional input that ``module`` reads, by name; {} if it reads none."""
     return {part.name: part.sample for _, part in _layers(module)}
 
 
 def input_tensors(module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensors:
-    """Return the buffers of ``module`` that hold additional inputs, by their path, with the values that ``inputs`` has for
-    them.
+    """Return the buffers of ``module`` that hold additional inputs, for ``functional_call``.
 
-    For ``functional_call``. Inputs that the module does not read are ignored.
+    They are the tensors of ``inputs`` (by name of the input), by the path of their buffer. Inputs that the module does not
+    read are ignored.
     """
     return {f"{path}.value": inputs[part.name] for path, part in _layers(module) if part.name in inputs}
 
 
 def call_with_inputs(module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-    """Call ``module`` and return its output.
+    """Call ``module`` and return its output (B, *out).
 
     Args:
         module: Module, possibly with input layers.
@@ -142,5 +142,5 @@ def call_with_inputs(module: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
 
 
 def _layers(module: nn.Module) -> Iterable[tuple[str, InputLayer]]:
-    """Return the input layers of ``module`` with their paths."""
+    """Return (path, layer) of each input layer of ``module``."""
     return ((path, part) for path, part in module.named_modules() if isinstance(part, InputLayer))

@@ -23,7 +23,7 @@ def is_inference(part: nn.Module) -> bool:
 
 
 def enter_training(module: nn.Module) -> None:
-    """Switch ``module`` to the modes in which its user would train it.
+    """Switch ``module`` in place to the modes in which its user would train it.
 
     For a module in inference mode this calls ``module.train()``. In a module that is already in training mode, parts
     keep their modes. There, a part with its own ``train`` method may put more parts into inference mode.
@@ -41,8 +41,9 @@ def enter_training(module: nn.Module) -> None:
 
 
 def mark_inference(module: nn.Module) -> None:
-    """Mark the parts of ``module`` that :func:`enter_training` leaves in inference mode. The modes themselves do not
-    change.
+    """Mark the parts of ``module`` that stay in inference mode when it is trained (:func:`enter_training`).
+
+    The modes themselves do not change.
     """
     with keeping_modes(module):
         enter_training(module)
@@ -52,7 +53,7 @@ def mark_inference(module: nn.Module) -> None:
 
 
 def set_mode(module: nn.Module, *, training: bool) -> None:
-    """Set the mode of every part. With ``training``, all parts but the marked ones are in training mode."""
+    """Set the mode of every part in place. With ``training``, all parts but the marked ones are in training mode."""
     module.train(training)
     for part in module.modules():
         part.training = training and not is_inference(part)
@@ -60,7 +61,9 @@ def set_mode(module: nn.Module, *, training: bool) -> None:
 
 @contextmanager
 def in_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
-    """Set the modes of ``module`` as :func:`set_mode` does for the block, and restore all modes afterwards."""
+    """Set the modes of ``module`` for the block as :func:`set_mode` does, and restore the modes of all its parts
+    afterwards.
+    """
     with keeping_modes(module):
         set_mode(module, training=training)
         yield
@@ -87,6 +90,6 @@ def has_mode_side_effects(module: nn.Module) -> bool:
 
 
 def _attributes(part: nn.Module) -> dict[str, int]:
-    """Return the ``id`` of each attribute of a module, by name, except its mode."""
+    """Return the ``id`` of each attribute of a module, by name, without its mode ``training``."""
     groups = (part.__dict__, part._modules, part._parameters, part._buffers)
     return {name: id(value) for group in groups for name, value in group.items() if name != "training"}

@@ -31,13 +31,13 @@ class SplitRequest:
 
     Attributes:
         cuts: Paths of submodules, ``"auto"``, or None for the default.
-        sample: One sample of the input without batch dimension, or of several inputs by name.
+        sample: Spec of one sample of the input without batch dimension, or of several inputs by name.
         classes: Number of classes of a label.
         units: Most units, or None.
         name: Name of the model.
         accounting_batch: See :class:`edgefl.models.spec.ModelSpec`.
         loss: Loss to minimise, or None for the one that fits.
-        labels: One label of the data, or None.
+        labels: Spec of one label of the data, or None.
         output: Selects the output if the module returns several tensors.
         whole: Keep the module as one unit, and ignore ``cuts``.
     """
@@ -55,12 +55,13 @@ class SplitRequest:
 
     @property
     def first(self) -> TensorSpec:
-        """One sample of the first input."""
+        """Spec of one sample of the first input."""
         return next(iter(self.sample.values())) if isinstance(self.sample, Mapping) else self.sample
 
     def shortened(self, length: int) -> SplitRequest:
-        """Return the request for samples of ``length`` entries. Inputs and labels of another length than the first input
-        do not change.
+        """Return a copy of the request for samples whose first dimension is ``length``, such as the tokens of a sequence.
+
+        Further inputs and labels change too if their first dimension was as long as that of the first input.
         """
         longest = self.first.shape[:1]
 
@@ -90,11 +91,19 @@ class ModelSource:
     loss: Loss
 
     def split(self, request: SplitRequest) -> Any:
-        """Split the module by another request and return the :class:`edgefl.models.spec.ModelSpec`."""
+        """Split the module by another request and return the :class:`edgefl.models.spec.ModelSpec`.
+
+        Raises:
+            ModelError: The module cannot be split.
+        """
         raise NotImplementedError
 
     def shortened(self, length: int) -> Any:
-        """Split the module for samples of ``length`` entries and return the :class:`edgefl.models.spec.ModelSpec`."""
+        """Split the module for samples of ``length`` entries and return the :class:`edgefl.models.spec.ModelSpec`.
+
+        Raises:
+            ModelError: The module cannot read such samples.
+        """
         loss = self.returned_loss or self.loss
         return self.split(replace(self.request.shortened(length), loss=loss))
 
@@ -108,7 +117,7 @@ def unwrap(module: nn.Module) -> nn.Module:
     """Return the module inside of ``nn.DataParallel`` and ``torch.compile`` wrappers, or ``module`` itself.
 
     A data-parallel wrapper with hooks or its own forward is returned as it is, because it can be traced like any
-    module.
+    module. Wrappers inside of wrappers are removed, too.
 
     Raises:
         ModelError: A part is scripted, or a compiled or distributed wrapper has hooks or its own forward.
@@ -126,7 +135,13 @@ def unwrap(module: nn.Module) -> nn.Module:
 
 
 def _inside(module: nn.Module) -> nn.Module | None:
-    """Return the module that a wrapper of torch calls, or None if ``module`` is no such wrapper."""
+    """Return the module that ``module`` calls if it is a wrapper of torch, or None if it is none.
+
+    A data-parallel wrapper with hooks on a machine without GPUs counts as none.
+
+    Raises:
+        ModelError: The wrapper has hooks or its own forward, which would be lost.
+    """
     kinds = [f"{each.__module__}.{each.__qualname__}" for each in type(module).__mro__]
     compiled = _COMPILED in kinds
     if not compiled and not isinstance(module, _PARALLEL):

@@ -35,8 +35,8 @@ from edgefl.wire.bundle.manifest import SAMPLE
 class ModelSpec:
     """Model as an ordered list of units, with the information needed to cut and train it.
 
-    A unit maps one tensor to one tensor, so a cut may lie between any two units. State tensors are named
-    ``<unit>.<name>``. Units may share tensors (:mod:`edgefl.models.tied`).
+    A unit is a stage that is never split. It maps one tensor to one tensor, so a cut may lie between any two units. State
+    tensors are named ``<unit>.<name>``. Units may share tensors (:mod:`edgefl.models.tied`).
 
     Attributes:
         name: Name of the model.
@@ -46,7 +46,7 @@ class ModelSpec:
             a model with a single output (a logit) and cross-entropy.
         accounting_batch: Batch factor of the counted activations: 32 for the paper's ResNet20, 1 for its CNN and LSTM
             (embracingfl.md 2.8).
-        loss: Loss that training minimises. It also defines the form of a label.
+        loss: Loss that training minimises. It also defines shape and dtype of a label.
         global_names: Name in the state of each tensor of the module that was split, because tied weights have one name
             in the state. Empty if the units are the module.
         source: Module that was split, unchanged. None if the units read samples of any length.
@@ -68,7 +68,7 @@ class ModelSpec:
 
     @property
     def others(self) -> Mapping[str, TensorSpec]:
-        """One sample of each additional input, by name."""
+        """Spec of one sample of each additional input, by name; {} if the model has only one input."""
         return {name: sample for name, sample in extra_inputs(self.module).items() if name != SAMPLE}
 
     @property
@@ -77,16 +77,19 @@ class ModelSpec:
         return {name: tensor.detach() for name, tensor in self.module.state_dict().items()}
 
     def part(self, start: int, stop: int) -> nn.Sequential:
-        """Return units ``start:stop`` (from 0) under their global names. The modules are shared, not copied."""
+        """Return the units number ``start`` to ``stop - 1`` (from 0) under their names.
+
+        The modules are shared, not copied.
+        """
         return sequential((name, self.module.get_submodule(name)) for name in self.units[start:stop])
 
     @cached_property
     def _boundaries(self) -> dict[int, TensorSpec]:
-        """Cache of :meth:`boundary`, whose results each take a run of the units."""
+        """Results of :meth:`boundary` so far, by the number of units before the cut. Computing one runs these units."""
         return {}
 
     def boundary(self, cut: int) -> TensorSpec:
-        """Return one sample of the tensor between two units.
+        """Return the spec of one sample of the tensor between two units, without batch dimension.
 
         Args:
             cut: Number of units before it. 0: the input of the model.
@@ -105,7 +108,9 @@ class ModelSpec:
         return self._boundaries[cut]
 
     def shortened(self, length: int) -> ModelSpec:
-        """Return the model for samples of ``length`` entries, such as the tokens of a sequence.
+        """Return the model for samples whose first dimension is ``length``, such as the tokens of a sequence.
+
+        If the model was split from a module, the module is split again; else the units are shared.
 
         Raises:
             ModelError: The model's samples do not have more entries than ``length``, or the shape of a weight depends
@@ -136,22 +141,22 @@ class ModelSpec:
 
     @property
     def label(self) -> TensorSpec:
-        """Form of one label. Reading it raises ModelError if the loss cannot read the model's output."""
+        """Spec of one label. Reading it raises ModelError if the loss cannot read the model's output."""
         return self.loss.label(self.boundary(len(self.units)))
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the task's metrics, the main one first. Empty if the loss is the only metric."""
+        """Names of the metrics besides the loss, the main one first; () if the loss is the only metric."""
         return metrics_of(self.loss, self.boundary(len(self.units)))
 
 
 def cut_to(sample: TensorSpec, length: int) -> TensorSpec:
-    """Return the spec of the first ``length`` entries of a sample."""
+    """Return the spec of the first ``length`` entries (along the first dimension) of a sample."""
     return TensorSpec((length, *sample.shape[1:]), sample.dtype, sample.below, sample.ignored)
 
 
 def sequential(units: Iterable[tuple[str, nn.Module]]) -> nn.Sequential:
-    """Return an ``nn.Sequential`` with these named children, in order."""
+    """Return an ``nn.Sequential`` with the children, given as pairs (name, module), in order."""
     return nn.Sequential(OrderedDict(units))
 
 
@@ -160,11 +165,10 @@ CONSTANT = "edgefl_constant"
 
 
 def skeleton(module: nn.Sequential, *, training: bool) -> nn.Sequential:
-    """Return a copy of ``module`` whose state tensors are on the meta device, so that a graph does not contain them as
-    constants.
+    """Return a copy of ``module`` whose state tensors are on the meta device, where they have shapes but no values.
 
-    A tensor with several uses stays one tensor. Non-persistent buffers (constants such as position ids) keep their
-    values.
+    A graph that is traced from it does not contain them as constants. A tensor with several uses stays one tensor.
+    Non-persistent buffers (constants such as position ids) keep their values.
 
     Args:
         module: Units.
@@ -191,7 +195,10 @@ def skeleton(module: nn.Sequential, *, training: bool) -> nn.Sequential:
 
 
 def on_meta(module: nn.Sequential) -> nn.Sequential:
-    """Return a copy of ``module`` on the meta device. Values are not copied. Counters are integers again."""
+    """Return a copy of ``module`` on the meta device, where tensors have shapes but no values.
+
+    Counters, which :mod:`edgefl.models.counters` stores as floats, are integers again.
+    """
     tensors = [*module.parameters(), *module.buffers()]
     # A deep copy takes tensors from its memo, so that no value is copied.
     memo: dict[int, object] = {
@@ -206,7 +213,7 @@ def on_meta(module: nn.Sequential) -> nn.Sequential:
 
 
 def _autocast_anywhere(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-    """Initialize ``torch.autocast`` for the meta device as if it were the CPU."""
+    """Initialize ``torch.autocast``, for the meta device as if it were the CPU; the replacement of its ``__init__``."""
     _autocast_init(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
 
 
@@ -219,8 +226,8 @@ _autocast.replace(torch.autocast, "__init__", _autocast_anywhere)
 def without_values(module: nn.Module) -> Iterator[None]:
     """Prepare the block to run ``module`` on the meta device, and restore the module's Python state afterwards.
 
-    In the block, tensors that the module's code makes without a device are on the meta device too, and
-    ``torch.autocast(x.device.type)`` is accepted.
+    ``module`` itself is on the meta device, as :func:`on_meta` returns it. In the block, tensors that its code makes
+    without a device are on the meta device too, and ``torch.autocast(x.device.type)`` is accepted.
     """
     with on_meta_device(), TraceableMode() as mode, _autocast(), restored_state(module) as held:
         for tensor, original in move_to_meta(held):
@@ -230,11 +237,13 @@ def without_values(module: nn.Module) -> Iterator[None]:
 
 
 def run_fake(module: nn.Module, sample: TensorSpec, watch: BufferWatch | None = None) -> object:
-    """Run ``module`` in its current modes on a batch of three samples without values. Return its output, fake tensors.
+    """Run ``module`` in its current modes on a batch of three samples without values.
+
+    Returns the output, fake tensors of torch: they have shapes but no values. Exceptions of the module are not converted.
 
     Args:
         module: Module. Its buffers do not change.
-        sample: One sample of its input.
+        sample: Spec of one sample of its input.
         watch: Mode that records how the run uses buffers, or None.
     """
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, restored_state(module):
@@ -248,7 +257,13 @@ def run_fake(module: nn.Module, sample: TensorSpec, watch: BufferWatch | None = 
 
 
 def output_spec(module: nn.Sequential, sample: TensorSpec) -> TensorSpec:
-    """Return shape and dtype of one output sample. Runs the units on the meta device.
+    """Return shape and dtype of one output sample of the units ``module``, without batch dimension.
+
+    Runs the units on the meta device. Without units, return ``sample``.
+
+    Args:
+        module: Units.
+        sample: Spec of one sample of the input.
 
     Raises:
         ModelError: A unit cannot read the output of the one before, or returns no tensor.
@@ -264,8 +279,8 @@ def run_meta(module: nn.Sequential, sample: TensorSpec, batch: int) -> Tensor:
     """Run the units in inference mode on the meta device and return the output, which has a shape but no values.
 
     Args:
-        module: Units.
-        sample: One sample of the input.
+        module: Units. They are copied without their values.
+        sample: Spec of one sample of the input.
         batch: Number of samples.
 
     Raises:
@@ -277,7 +292,7 @@ def run_meta(module: nn.Sequential, sample: TensorSpec, batch: int) -> Tensor:
 
 
 def run_units(units: nn.Sequential, x: Tensor) -> Tensor:
-    """Run the units one after the other and return the last output.
+    """Run the units one after the other on the batch ``x`` and return the last output.
 
     Exporters recognize this function by its name in stack traces, to find the user's line of an operation.
 

@@ -104,8 +104,12 @@ def split(
 
 
 def _split(module: nn.Module, request: SplitRequest) -> ModelSpec:
+    """Return the units of a module without wrappers, split as ``request`` says. ``module`` is not changed.
+
+    Raises:
+        ModelError: The module cannot be copied, traced or cut, or no loss fits.
+    """
     # 1. Copy the module. Deep copies lose hooks of parameters, so the copy notes them for the training graphs.
-    """Split an unwrapped module by a request."""
     shaped_module = initialize_lazy(module, request.sample)
     kind = type(module).__name__
     unfit = f"{kind} cannot be copied and set to training; expected a module that deepcopy and train() accept"
@@ -182,8 +186,17 @@ def check_classes(spec: ModelSpec) -> None:
 
 
 def _units(module: nn.Module, sample: TensorSpec, request: SplitRequest) -> nn.Sequential:
-    """Return the units of ``module``, cut as the request says. Returns it as one unit if automatic cuts
-    fail but it runs.
+    """Return the units of ``module``, cut as the request says.
+
+    If automatic cuts fail but the module runs, it is one unit.
+
+    Args:
+        module: Copy of the user's module with one input. It may be changed.
+        sample: Spec of one sample of the input.
+        request: Cuts, largest number of units, and output.
+
+    Raises:
+        ModelError: The module cannot be cut.
     """
     cuts, output = request.cuts, request.output
     if request.whole:
@@ -209,8 +222,9 @@ def _units(module: nn.Module, sample: TensorSpec, request: SplitRequest) -> nn.S
 
 
 def _returns_tensor(module: nn.Sequential, sample: TensorSpec, output: Output) -> bool:
-    """Return True if ``module`` returns one tensor. Also returns True if it fails, because a later run reports the error
-    better.
+    """Return True if ``module`` returns one tensor for a batch of such samples and ``output`` is None.
+
+    Also return True if the module fails, because a later run reports the error better.
     """
     if output is not None:
         return False
@@ -224,7 +238,9 @@ def _returns_tensor(module: nn.Sequential, sample: TensorSpec, output: Output) -
 
 
 def _runs_without_values(module: nn.Module, sample: TensorSpec, output: Output) -> bool:
-    """Return True if ``module`` runs on tensors without values in both modes."""
+    """Return True if ``module`` runs on tensors without values, in training and in inference mode, and returns the
+    output.
+    """
     for training in (True, False):
         try:
             with in_mode(module, training=training), output_only(module, output):
@@ -237,7 +253,17 @@ def _runs_without_values(module: nn.Module, sample: TensorSpec, output: Output) 
 def _split_automatically(
     module: nn.Module, sample: TensorSpec, units: int | None, output: Output
 ) -> nn.Sequential:
-    """Return ``module`` as units between automatic cuts, or as one unit if its own forward draws random numbers."""
+    """Return ``module`` as units between automatic cuts, or as one unit if its own forward draws random numbers.
+
+    Args:
+        module: Module with one input.
+        sample: Spec of one sample of the input.
+        units: Largest number of units; None: as many as possible.
+        output: Selects the output of the module.
+
+    Raises:
+        ModelError: The module cannot be traced or cut.
+    """
     # 1. Trace with layers as leaf modules, for a look at all other code.
     sketch = _sketch(module, sample, output)
 
@@ -270,7 +296,10 @@ def _split_automatically(
 
 
 def _sketch(module: nn.Module, sample: TensorSpec, output: Output) -> TracedGraph:
-    """Return a trace of ``module`` in which only layers are leaf modules, to inspect all other code."""
+    """Return a trace of ``module`` in training in which only layers are leaf modules, to inspect all other code.
+
+    If possible, its batch size is fixed, which takes half the time.
+    """
     layers = {path for path, part in module.named_modules() if is_layer(part)}
     tracer = ModuleTracer(module, sample, layers, output)
     try:
@@ -283,7 +312,11 @@ def _sketch(module: nn.Module, sample: TensorSpec, output: Output) -> TracedGrap
 
 
 def _split_at(module: nn.Module, sample: TensorSpec, cuts: tuple[str, ...], output: Output) -> nn.Sequential:
-    """Return ``module`` as units between the named cuts."""
+    """Return ``module`` as units that end after the submodules ``cuts``.
+
+    Raises:
+        ModelError: A cut is unknown, named twice or impossible.
+    """
     known = {path for path, _ in module.named_modules() if path}
     unknown = [cut for cut in cuts if cut not in known]
     if unknown or len(set(cuts)) != len(cuts):
@@ -302,8 +335,10 @@ def _split_at(module: nn.Module, sample: TensorSpec, cuts: tuple[str, ...], outp
 
 
 def _one_random_unit(module: nn.Module, sample: TensorSpec, output: Output) -> nn.Sequential:
-    """Return a module whose own forward draws random numbers in training as one unit. Raises ModelError if inference draws
-    too.
+    """Return a module whose own forward draws random numbers in training as one unit.
+
+    Raises:
+        ModelError: It also draws in inference.
     """
     leaves = {path for path, _ in module.named_modules()}
     inference = ModuleTracer(module, sample, leaves, output).trace(training=False)
@@ -316,13 +351,13 @@ def _trace_around(module: nn.Module, sample: TensorSpec, opened: frozenset[str],
 
     Args:
         module: Module.
-        sample: One sample of the input.
-        opened: Paths of the submodules to trace into. All others become leaves.
+        sample: Spec of one sample of the input.
+        opened: Paths of the submodules to trace into. All others become leaf modules, which are called as a whole.
         output: Selects the output of the module.
 
     Raises:
-        ModelError: The module cannot be traced, draws random numbers outside of its leaves, or differs between the
-            modes.
+        ModelError: The module cannot be traced, draws random numbers outside of its leaf modules, or differs between
+            the modes.
     """
     remedy = "where a cut opens the code; draw in a submodule, or leave the cuts to edgefl"
     leaves = {path for path, _ in module.named_modules()} - opened

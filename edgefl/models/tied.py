@@ -25,10 +25,10 @@ _NAMES = "edgefl_tied"
 
 
 class BorrowedWeight(nn.Module):
-    """Layer of a graph that returns a tensor of another unit's state.
+    """Layer of a unit's graph that returns a tensor of another unit's state.
 
     Args:
-        value: Tensor.
+        value: The tensor itself, which both units share.
         name: Global name of the tensor.
     """
 
@@ -44,8 +44,9 @@ class BorrowedWeight(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class _ParameterUse:
-    """One registration of a parameter: attribute ``own`` of the module ``holder``, which has the path ``path`` in
-    ``unit``.
+    """Place at which a parameter is registered: attribute ``own`` of the module ``holder``.
+
+    ``path`` is the path of ``holder`` in the unit with the name ``unit``.
     """
 
     unit: str
@@ -65,7 +66,8 @@ class _ParameterUse:
 def share_weights(units: nn.Sequential) -> nn.Sequential:
     """Return the units with each shared tensor as a parameter of the last unit that uses it, and a buffer in all others.
 
-    A module that is in several units is copied. The tensors stay the same objects.
+    So the tensor has one name in the state. A module that is in several units is copied. The tensors stay the same
+    objects.
 
     Raises:
         ModelError: Several units share a buffer of the state, such as moving statistics, which each of them would
@@ -86,7 +88,7 @@ def share_weights(units: nn.Sequential) -> nn.Sequential:
 
 
 def borrowed_names(module: nn.Module) -> dict[str, str]:
-    """Return the tensors that ``module`` reads from the state of other units: global name by path in ``module``."""
+    """Return the tensors that ``module`` reads from the state of other units: their global names, by path in ``module``."""
     own = {id(parameter) for parameter in module.parameters()}
     return {
         f"{path}.{name}" if path else name: full
@@ -103,7 +105,7 @@ def collect_state(module: nn.Module) -> dict[str, Tensor]:
 
 
 def units_with_tied_weights(units: nn.Sequential) -> frozenset[str]:
-    """Return the names of the units that have or read a tensor with several uses."""
+    """Return the names of the units that own or borrow a tensor which several units use."""
     lent = [
         (unit, name)
         for unit, module in units.named_children()
@@ -114,12 +116,12 @@ def units_with_tied_weights(units: nn.Sequential) -> frozenset[str]:
 
 
 def _names(module: nn.Module) -> dict[str, str]:
-    """Return the global names of the borrowed tensors in ``module`` itself, by attribute."""
+    """Return the global names of the tensors that ``module`` itself, without its children, borrows, by attribute."""
     return cast(dict[str, str], module.__dict__.get(_NAMES, {}))
 
 
 def _register_read(holder: nn.Module, own: str, value: nn.Parameter, name: str) -> None:
-    """Register ``value`` as a non-persistent buffer ``own`` of ``holder``, borrowed under the global name ``name``."""
+    """Register ``value`` as a non-persistent buffer ``own`` of ``holder``, and note that the state has it as ``name``."""
     holder._buffers[own] = value
     holder._non_persistent_buffers_set.add(own)
     holder.__dict__[_NAMES] = {**_names(holder), own: name}
@@ -162,7 +164,13 @@ def _separate_within(unit: nn.Module) -> None:
 
 
 def _check_buffers(name: str, unit: nn.Module, seen: dict[int, str]) -> None:
-    """Raise ModelError if a buffer of the unit is also in another unit. ``seen`` collects the names of all buffers."""
+    """Raise ModelError if a buffer of the unit is also a buffer of another unit.
+
+    Args:
+        name: Name of the unit.
+        unit: The unit.
+        seen: Global name of each buffer so far, by the ``id`` of the tensor. The unit's are added.
+    """
     parameters = dict(unit.named_parameters(remove_duplicate=False))
     for path, tensor in unit.state_dict(keep_vars=True).items():
         other = f"{name}.{path}" if path in parameters else seen.setdefault(id(tensor), f"{name}.{path}")
@@ -175,7 +183,7 @@ def _check_buffers(name: str, unit: nn.Module, seen: dict[int, str]) -> None:
 
 
 def _uses(units: nn.Sequential) -> Iterator[tuple[_ParameterUse, nn.Parameter]]:
-    """Yield each registration of each parameter, in the order of the units."""
+    """Yield (place, parameter) for each registration of each parameter, in the order of the units."""
     for name, unit in units.named_children():
         for path, part in unit.named_modules():
             for own, parameter in part._parameters.items():
@@ -184,8 +192,10 @@ def _uses(units: nn.Sequential) -> Iterator[tuple[_ParameterUse, nn.Parameter]]:
 
 
 def _home(units: nn.Sequential, uses: list[_ParameterUse]) -> _ParameterUse:
-    """Return the use that keeps the parameter. It is in the last unit, and if possible one that the unit's graph reads by
-    name.
+    """Return the use of a shared parameter that keeps it. All others become reads of its state.
+
+    It is in the last unit, and if possible one that the unit's graph reads by name. ``uses`` has all uses of the
+    parameter in the order of the units.
     """
     last = [use for use in uses if use.unit == uses[-1].unit]
     read = _read_by_name(units.get_submodule(uses[-1].unit))
@@ -193,7 +203,9 @@ def _home(units: nn.Sequential, uses: list[_ParameterUse]) -> _ParameterUse:
 
 
 def _read_by_name(unit: nn.Module) -> Mapping[str, list[fx.Node]]:
-    """Return the nodes of the unit's own graph that read a tensor, by the tensor's name."""
+    """Return the nodes of the unit's own graph that read a tensor, by the tensor's name; {} if the unit is no graph
+    module.
+    """
     nodes: dict[str, list[fx.Node]] = {}
     for node in unit.graph.nodes if isinstance(unit, fx.GraphModule) else ():
         if node.op == "get_attr":
@@ -202,7 +214,14 @@ def _read_by_name(unit: nn.Module) -> Mapping[str, list[fx.Node]]:
 
 
 def _lend(unit: nn.Module, use: _ParameterUse, value: nn.Parameter, name: str) -> None:
-    """Replace ``use``, which is not the home of ``value``, by a read of the state tensor ``name``."""
+    """Replace a use of a parameter by a read of the state tensor that another place keeps, in place.
+
+    Args:
+        unit: Unit of the use.
+        use: Place that loses its parameter.
+        value: The parameter.
+        name: Global name under which the state has it.
+    """
     nodes = _read_by_name(unit).get(use.local, [])
     if nodes:
         graph = cast(fx.GraphModule, unit)

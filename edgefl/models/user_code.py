@@ -46,9 +46,10 @@ NO_VALUES = (
 
 
 def cause_of(text: str) -> str:
-    """Return cause and remedy for torch's error about a gradient inside of forward, or about a write to an outside tensor.
+    """Return cause and remedy for two kinds of torch's error texts: a gradient inside of forward, and a write to an
+    outside tensor.
 
-    Returns "" for any other error text.
+    Return "" for any other error text.
     """
     if _GRADIENT.search(text):
         return _NO_GRADIENT
@@ -59,9 +60,14 @@ def cause_of(text: str) -> str:
 def user_errors(action: str, otherwise: str = "") -> Iterator[None]:
     """Convert exceptions of user code in the block to ModelError. The message contains the innermost line of that code.
 
+    Errors of edgefl pass unchanged. SystemExit is converted, too; KeyboardInterrupt is not.
+
     Args:
         action: Beginning of the message, such as "cannot load model 'a.py:net'".
         otherwise: ``file:line`` to report if the exception comes from no line of user code.
+
+    Raises:
+        ModelError: The block raised an exception.
     """
     try:
         yield
@@ -92,7 +98,7 @@ def defined_at(thing: Callable[..., Any]) -> str:
 def user_line_of(error: BaseException) -> str:
     """Return ``file:line`` of the innermost user code that raised ``error``, or "" if there is none.
 
-    If a graph raised it, the line is the one that the operation was traced from.
+    If a traced graph raised it, the line is the one from which the operation was traced.
     """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
@@ -123,14 +129,17 @@ def source_of(node: fx.Node) -> str:
 
 
 def is_user_code(path: Path) -> bool:
-    """Return True if ``path`` is a file that belongs neither to edgefl nor to torch nor to Python's library."""
+    """Return True if ``path`` is an existing file that belongs neither to edgefl nor to torch nor to Python's library.
+
+    Other installed packages count as the user's code.
+    """
     standard = _STANDARD in path.parents and "site-packages" not in path.parts
     return path.is_file() and not standard and not any(room in path.resolve().parents for room in _ours())
 
 
 @cache
 def _ours() -> tuple[Path, ...]:
-    """Return the folders of edgefl and torch."""
+    """Return the folders of edgefl's packages and of torch."""
     return folders("torch", *PACKAGES)
 
 

@@ -32,7 +32,7 @@ def factory_of(name: str, what: str) -> Callable[..., Any]:
 
     Args:
         name: ``package.module:factory`` or ``path/to/file.py:factory``.
-        what: "model", "algorithm" or "loss", for error texts.
+        what: "model", "algorithm" or "loss", for error texts and the class of the error.
 
     Raises:
         ModelError: For a model: the module, file or factory is missing, or its code fails.
@@ -53,13 +53,18 @@ def factory_of(name: str, what: str) -> Callable[..., Any]:
 
 
 def absolute(name: str) -> str:
-    """Return ``name`` with an absolute path if it addresses a file, so that it is valid in other processes."""
+    """Return the address ``name`` with an absolute path if it addresses a file, so that it is valid in other processes.
+
+    An address of a module, or a name of a catalog, is returned unchanged.
+    """
     place, _, attribute = name.rpartition(":")
     return f"{Path(place).resolve()}:{attribute}" if _is_file(place) else name
 
 
 def source_of(name: str, what: str) -> bytes:
     """Return the source code of the factory's file, or b"" for a module without a source file.
+
+    Imports a module to find it.
 
     Args:
         name: Address of the factory.
@@ -80,13 +85,19 @@ def source_of(name: str, what: str) -> bytes:
 
 
 def files_of(names: Iterable[str]) -> dict[Path, bytes]:
-    """Return the contents of the files that these addresses of factories name, by absolute path. Skips modules."""
+    """Return the contents of the files that the addresses ``names`` of factories name, by absolute path.
+
+    Addresses of modules and names of catalogs are skipped.
+    """
     paths = [Path(place).resolve() for name in names if _is_file(place := name.rpartition(":")[0])]
     return {path: _source(path) for path in paths}
 
 
 def remember(files: Mapping[Path, bytes]) -> None:
-    """Use these contents instead of the files (absolute paths) in this process, even if the files change later."""
+    """Use these contents, by absolute path, instead of the files themselves, from now on in this process.
+
+    So all parts of a run load the same code, even if the files change later.
+    """
     _remembered.update(files)
 
 
@@ -108,7 +119,7 @@ def importing_for(name: str) -> Iterator[None]:
 
 
 def _packages(folder: Path) -> list[str]:
-    """Return the names of the packages that contain files of ``folder``, outermost first."""
+    """Return the names of the packages that contain the files of ``folder``, outermost first; [] if it is no package."""
     names: list[str] = []
     while (folder / "__init__.py").is_file() and folder.name.isidentifier():
         names.insert(0, folder.name)
@@ -117,7 +128,7 @@ def _packages(folder: Path) -> list[str]:
 
 
 def _source(path: Path) -> bytes:
-    """Return the remembered contents of a file, or read it."""
+    """Return the contents of a file: those that :func:`remember` set, else those on disk."""
     known = _remembered.get(path.resolve())
     return path.read_bytes() if known is None else known
 
@@ -127,7 +138,11 @@ def _is_file(place: str) -> bool:
 
 
 def _read(name: str, place: str, what: str) -> bytes:
-    """Return the source of a file. Raises the error of :func:`factory_of` if it cannot be read."""
+    """Return the source of the file ``place``.
+
+    Raises:
+        EdgeflError: It cannot be read. The class depends on ``what``, as in :func:`factory_of`.
+    """
     try:
         return _source(Path(place))
     except OSError as error:
@@ -139,7 +154,11 @@ def _read(name: str, place: str, what: str) -> bytes:
 
 
 def _module(name: str, place: str, what: str) -> ModuleType:
-    """Load the module or file that ``place`` names. Raises the errors of :func:`factory_of`."""
+    """Load the module or file that ``place`` names, and return it.
+
+    Raises:
+        EdgeflError: It is missing, or its code fails. The class depends on ``what``, as in :func:`factory_of`.
+    """
     source = _read(name, place, what) if _is_file(place) else b""
     try:
         with user_errors(f"cannot load {what} {name!r}"), importing_for(name):
@@ -153,7 +172,7 @@ def _module(name: str, place: str, what: str) -> ModuleType:
 
 
 def _load_file(path: Path, source: bytes) -> ModuleType:
-    """Return the module of a file. Equal contents are loaded once.
+    """Return the module of a file. Equal contents of the same path are loaded once in a process.
 
     It is compiled from ``source``, because Python's cache considers a file unchanged if its size and its time in
     seconds are.
@@ -179,8 +198,9 @@ def _load_file(path: Path, source: bytes) -> ModuleType:
 
 
 def refuse_while_loading(what: str) -> None:
-    """Check that no user file is being loaded for its factory, because every process that loads it would repeat the
-    action.
+    """Check that no user file is being loaded for its factory at the moment.
+
+    An action at the top level of such a file would be repeated in every process that loads it.
 
     Args:
         what: Action in the imperative, for the error text.
@@ -201,14 +221,14 @@ def _defined_by(module: ModuleType, thing: object) -> bool:
 
 
 def address_of(factory: Callable[..., Any], what: str) -> str:
-    """Return the address ``path/to/file.py:name`` of a function.
+    """Return the address ``/path/to/file.py:name`` of a function, with an absolute path.
 
     Args:
-        factory: Function at the top level of a file.
-        what: Kind of the function, for the error text.
+        factory: Function or class at the top level of a file.
+        what: Kind of the function, such as "a model", for the error text.
 
     Raises:
-        ConfigError: It is no function at the top level of a file, so other processes could not load it.
+        ConfigError: It is not at the top level of a file, so other processes could not load it.
     """
     name = getattr(factory, "__qualname__", "")
     try:
@@ -225,6 +245,6 @@ def address_of(factory: Callable[..., Any], what: str) -> str:
 
 
 def _short(factory: object) -> str:
-    # Not the repr of a module, which shows all of its layers.
     """Return a description of an object for an error text."""
+    # Not the repr of a module, which shows all of its layers.
     return repr(factory) if inspect.isfunction(factory) else f"an object of {type(factory).__name__}"

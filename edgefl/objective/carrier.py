@@ -20,41 +20,53 @@ Specs = Mapping[str, TensorSpec]
 
 
 class Carrier(ABC):
-    """Conversion between a tier's payload and the tensors that its units read. The defaults change nothing.
+    """Conversion between the tensors that a tier downloads and uploads, and those that its units compute with.
 
-    "Gates" are masks and thresholds that a carrier needs in training. "Noise" are uniform random tensors.
+    By default tensors are not changed, and there are neither gates nor noise. "Gates" are masks and thresholds that stay
+    constant during local training. "Noise" are tensors of uniform random numbers. All mappings are by local name of the
+    tensor.
     """
 
     @property
     @abstractmethod
     def payload(self) -> Specs:
-        """Specs of the tensors that the server sends: the ``weights.*`` ports of ``start`` and ``evaluate``, by local
-        name.
+        """Specs of the tensors that the server sends, by local name.
+
+        They are ports ``weights.*`` of ``start`` and ``evaluate``.
         """
 
     @property
     @abstractmethod
     def update(self) -> Specs:
-        """Specs of the tensors that a device sends: the result of :meth:`pack`, and the regions of a placement, by
-        local name.
+        """Specs of the tensors that a device sends, by local name: the result of :meth:`pack`.
+
+        The regions of a placement (positions in the global model) have the same names.
         """
 
     @property
     def gates(self) -> Specs:
-        """Specs of the masks and thresholds that stay constant during local training (``state.gate.*``)."""
+        """Specs of the masks and thresholds that stay constant during local training, by name after ``state.gate.``;
+        default {}.
+        """
         return {}
 
     @property
     def noise(self) -> Specs:
-        """Specs of the uniform tensors that :meth:`effective` reads in training (``noise.*``)."""
+        """Specs of the uniform tensors that :meth:`effective` reads in training, by name after ``noise.``; default {}."""
         return {}
 
     def unpack(self, payload: Tensors) -> tuple[Tensors, Tensors]:
-        """Return (weights in the units' shapes, gates) by local name, from the tensors of :attr:`payload`."""
+        """Return (weights in the units' shapes, gates), both by local name.
+
+        ``payload`` has the received tensors of :attr:`payload`.
+        """
         return payload, {}
 
     def held(self, gates: Tensors) -> Tensors:
-        """Return a bool mask for each tensor of which the tier holds only a part. True: the tier holds the entry."""
+        """Return a bool mask for each tensor that the tier holds only partly, by name. True: the tier holds the entry.
+
+        {} if the tier holds all its tensors completely.
+        """
         return {}
 
     def effective(
@@ -71,36 +83,52 @@ class Carrier(ABC):
         return weights
 
     def descent(self, grads: Tensors, weights: Tensors, gates: Tensors) -> Tensors:
-        """Return the direction in which a step moves ``weights``.
+        """Return the direction in which a step moves ``weights``, by name; the step subtracts it. By default the gradient.
 
         Args:
             grads: Gradient of the loss by ``weights``, through :meth:`effective`.
-            weights: Weights at which it was taken.
+            weights: Weights at which the gradient was taken.
             gates: Gates of :meth:`unpack`.
         """
         return grads
 
     def confine(self, new: Tensors, old: Tensors, gates: Tensors) -> Tensors:
-        """Return ``new`` at the entries that a step from ``old`` may move, and ``old`` at all others.
+        """Return ``new`` at the entries that a training step may change, and ``old`` at all others.
 
-        Momentum and weight decay change entries without a gradient; this undoes that.
+        Momentum and weight decay also change entries without a gradient; this restores them.
+
+        Args:
+            new: Weights after the step.
+            old: Weights before the step.
+            gates: Gates of :meth:`unpack`.
         """
         return new
 
     def keep_idle(self, moved: Tensors, before: Tensors, noise: Mapping[str, Tensor]) -> Tensors:
-        """Return the moving statistics after a step: ``moved``, but ``before`` for channels that the step with
-        ``noise`` left out.
+        """Return the moving statistics after a step, without changes to channels that the step did not use.
+
+        Args:
+            moved: Statistics after the step.
+            before: Statistics before the step, which are kept for unused channels.
+            noise: Tensors of :attr:`noise` with which the step drew its channels.
         """
         return moved
 
     def pack(self, weights: Tensors, gates: Tensors) -> Tensors:
-        """Return the tensors of :attr:`update`. ``weights`` may hold other values of the same shapes, such as codes."""
+        """Return the tensors of :attr:`update`, by local name.
+
+        Args:
+            weights: Trained weights, or other values of the same shapes, such as codes of quantized weights.
+            gates: Gates of :meth:`unpack`.
+        """
         return weights
 
 
 @runtime_checkable
 class ThresholdCarrier(Protocol):
-    """Carrier whose masks and gradients depend on thresholds, for :func:`edgefl.algorithms.submodels.tcbgd.tcbgd`."""
+    """Interface of a carrier whose masks and gradients depend on thresholds
+    (:func:`edgefl.algorithms.submodels.tcbgd.tcbgd`).
+    """
 
     def with_switches(self, *, remask: bool, bias: bool, freeze_dropped: bool) -> Carrier:
         """Return a copy of the carrier with other switches.

@@ -47,21 +47,22 @@ def count_derivatives() -> Iterator[Counts]:
 def gradient(
     objective: Objective, weights: Tensors, tensors: Tensors, index: int = 0
 ) -> tuple[Tensor, Tensor, Tensors, Tensors]:
-    """Return loss, correct answers, gradient and fixed tensors after the pass, at ``weights`` on one batch.
+    """Return loss, number of correct answers, gradient and moving statistics, at ``weights`` on one batch.
 
-    Back-propagation ends at the boundary: ``batch.<index>.x`` gets no gradient.
+    Back-propagation ends at the boundary: ``batch.<index>.x`` gets no gradient. Counts one gradient in
+    :func:`count_derivatives`.
 
     Args:
         objective: The objective.
-        weights: Tensors by name, float, of the parameters' shapes.
+        weights: Float tensors by name, of the shapes of ``objective.weights``.
         tensors: All inputs of the step by port: ``batch.<index>.x`` (B, *sample), ``batch.<index>.y`` (B, *label),
             gates, noise and scalars.
         index: Number of the batch.
 
     Returns:
-        The mean loss (), the number of correct answers (), the gradient by name after :meth:`Carrier.descent`, and the
-            moving
-        statistics after the pass by name.
+        (loss, correct, gradient, moved). The mean loss and the number of correct answers have shape (). The gradient
+        is by name of the parameter, after :meth:`Carrier.descent`. ``moved`` has the tensors that are not trained, by
+        name, such as moving statistics, as the pass left them.
     """
     if (counts := _counts.get()) is not None:
         counts.gradients += 1
@@ -71,7 +72,7 @@ def gradient(
 def hvp(
     objective: Objective, weights: Tensors, tensors: Tensors, direction: Tensors, index: int = 0
 ) -> Tensors:
-    """Return the exact Hessian-vector product H(w, B) v by name.
+    """Return the exact Hessian-vector product H(w, B) v, by parameter name.
 
     Computes forward over reverse: the derivative of the gradient along v. Its exported graphs are as fast as those of
     other methods and need the least memory. It costs about two to three gradients.
@@ -80,7 +81,7 @@ def hvp(
         objective: The objective.
         weights: The weights w, by name.
         tensors: All inputs of the step by port.
-        direction: The vector v: one tensor for each trained name.
+        direction: The vector v: one tensor for each name in ``objective.trainable``.
         index: Number of the batch B, ``batch.<index>``.
 
     Raises:
@@ -110,10 +111,18 @@ def hvp(
 def difference_hvp(
     objective: Objective, weights: Tensors, tensors: Tensors, direction: Tensors, h: Tensor, index: int = 0
 ) -> Tensors:
-    """Return H(w, B) v by the central difference (g(w + h v, B) - g(w - h v, B)) / (2 h), by name.
+    """Return H(w, B) v by the central difference (g(w + h v, B) - g(w - h v, B)) / (2 h), by parameter name.
 
-    Costs two gradients on one batch. The error is O(h^2) where third derivatives exist, plus rounding of the order of 1
-    / h. Arguments as in :func:`hvp`, and ``h``, a scalar.
+    Costs two gradients on one batch. The error is O(h^2) where third derivatives exist, plus rounding of the order of
+    1 / h.
+
+    Args:
+        objective: The objective.
+        weights: The weights w, by name.
+        tensors: All inputs of the step by port.
+        direction: The vector v, by name of the parameter.
+        h: Step of the difference, shape ().
+        index: Number of the batch B, ``batch.<index>``.
     """
     ahead, behind = (
         gradient(objective, weights | shift(weights, direction, by), tensors, index)[2] for by in (h, -h)
@@ -122,7 +131,10 @@ def difference_hvp(
 
 
 def shift(weights: Tensors, direction: Tensors, by: Tensor) -> Tensors:
-    """Return ``weights`` + ``by`` * ``direction`` for every name in ``direction``."""
+    """Return ``weights`` + ``by`` * ``direction`` for the names in ``direction``.
+
+    Other names of ``weights`` are left out.
+    """
     return {name: weights[name] + by * along for name, along in direction.items()}
 
 
@@ -134,6 +146,7 @@ def norm(tensors: Tensors) -> Tensor:
 def _gradient(
     objective: Objective, weights: Tensors, tensors: Tensors, index: int
 ) -> tuple[Tensor, Tensor, Tensors, Tensors]:
+    """Compute the result of :func:`gradient` without counting it."""
     noise, gates, facts = (select(tensors, prefix) for prefix in ("noise", "state.gate", "data"))
     hyper = {name: tensors[f"hyper.{name}"] for name in objective.scalars}
     batch = select(tensors, f"batch.{index}")

@@ -38,7 +38,11 @@ from edgefl.objective.carrier import Carrier, WholeCarrier
 
 
 class TrainedPart(Protocol):
-    """Interface of a submodel for an objective: its trained units, their input, their carrier, and the model's spec."""
+    """Interface of a submodel for an objective.
+
+    ``suffix`` has its trained units, ``boundary`` the spec of one sample of their input, ``carrier`` converts its tensors
+    (None: unchanged), and ``spec`` describes the whole model with its loss.
+    """
 
     @property
     def spec(self) -> ModelSpec: ...
@@ -54,9 +58,9 @@ class TrainedPart(Protocol):
 class SelfDistillation:
     """Settings of FjORD's self-distillation: the narrower model of a step learns from the output of the whole submodel.
 
-    With z the step's output and Z the output of the weights that inference reads (the device's largest width), the loss
-    is ``l(Z, y) + (1 - weight) l(z, y) + weight T^2 KL(softmax(Z / T) || softmax(z / T))``, Z a constant in the last
-    term. ``weight`` 1 is the FjORD paper's choice; ``temperature`` is T.
+    z is the output of the step's model. Z is the output of the weights that inference reads, the device's largest
+    width. The loss is ``l(Z, y) + (1 - weight) l(z, y) + weight T^2 KL(softmax(Z / T) || softmax(z / T))``, Z a
+    constant in the last term. ``weight`` 1 is the FjORD paper's choice; ``temperature`` is T.
 
     Raises:
         ModelError: ``weight`` is outside [0, 1], or T <= 0.
@@ -81,13 +85,16 @@ class SelfDistillation:
 class Objective:
     """Mean loss of the trained suffix of a model on a batch, and its inference, as pure functions of named tensors.
 
+    The suffix is the part of the model that a tier trains, such as its last layers.
+
     Attributes:
         suffix: Module from the boundary tensor (B, *boundary.shape) to the input of the loss: by default logits (B,
             classes), or one logit (B, 1) for two classes. Only its structure and shapes are used; values come from the
             arguments.
         boundary: Spec of one sample of the suffix's input, without batch dimension.
         loss: Training loss.
-        carried: Carrier of the suffix's tensors. None: they are sent and received unchanged.
+        carried: Carrier, which converts the suffix's tensors between the network and training. None: they are sent and
+            received unchanged.
         masked: True: set the logits of classes without local samples to 0 (HeteroFL).
         distilled: Settings of self-distillation. None: off.
 
@@ -143,13 +150,13 @@ class Objective:
 
     @cached_property
     def weights(self) -> Mapping[str, TensorSpec]:
-        """Specs of all state tensors of the suffix, moving statistics included, in state order."""
+        """Specs of all state tensors of the suffix by name, moving statistics included, in state order."""
         state = self.suffix.state_dict(keep_vars=True)
         return {name: TensorSpec.holding(tensor) for name, tensor in state.items()}
 
     @cached_property
     def trainable(self) -> tuple[str, ...]:
-        """Names of the parameters that require a gradient."""
+        """Names of the suffix's parameters that require a gradient, in the module's order."""
         return tuple(name for name, parameter in self.suffix.named_parameters() if parameter.requires_grad)
 
     @cached_property
@@ -165,7 +172,10 @@ class Objective:
 
     @cached_property
     def kernels(self) -> frozenset[str]:
-        """Trainable kernels of conv, dense and recurrent layers, on which weight decay acts (embracingfl.md 8, row 12)."""
+        """Names of the trainable kernels of conv, dense and recurrent layers, on which weight decay acts.
+
+        Embeddings are left out (embracingfl.md 8, row 12).
+        """
         embeddings = {
             f"{path}.weight" if path else "weight"
             for path, module in self.suffix.named_modules()
@@ -176,11 +186,13 @@ class Objective:
         )
 
     def batch(self, size: int) -> TensorSpec:
-        """Return the spec of ``size`` boundary samples."""
+        """Return the spec of the suffix's input for ``size`` samples: (size, *boundary.shape)."""
         return self.boundary.rows(size)
 
     def others(self, size: int) -> Mapping[str, TensorSpec]:
-        """Return the specs of the suffix's additional inputs, for ``size`` samples, by name."""
+        """Return the specs of the suffix's additional inputs, for ``size`` samples, by name; {} if it has only one
+        input.
+        """
         return {name: sample.rows(size) for name, sample in extra_inputs(self.suffix).items()}
 
     def labels(self, size: int) -> TensorSpec:
@@ -193,15 +205,16 @@ class Objective:
 
     @cached_property
     def facts(self) -> Mapping[str, TensorSpec]:
-        """Specs of the facts about all local data that training reads (``data.*``): ``class_counts`` if ``masked``,
-        else nothing.
+        """Specs of statistics of the device's whole data set that training reads, by name after ``data.``.
+
+        If ``masked``, ``class_counts``: local samples of each class, int64 (classes,). Else {}.
         """
         classes = self._label.below
         return {"class_counts": TensorSpec((classes,), torch.int64)} if self.masked and classes else {}
 
     @property
     def scalars(self) -> tuple[str, ...]:
-        """Names of the round's scalars that the loss reads (``hyper.*``)."""
+        """Names of the scalars of the round that the loss reads, without the prefix ``hyper.``."""
         return self.loss.scalars if isinstance(self.loss, RoundScalarsLoss) else ()
 
     def with_loss(self, loss: Loss) -> Objective:
@@ -216,7 +229,7 @@ class Objective:
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Names of the task's metrics, the main one first. () if the loss is the only metric."""
+        """Names of the metrics of an evaluation besides the loss, the main one first; () if there is none."""
         return metrics_of(self.loss, self._out)
 
     @cached_property
@@ -224,13 +237,14 @@ class Objective:
         return output_spec(self.suffix, self.boundary)
 
     def noise(self, size: int) -> Mapping[str, TensorSpec]:
-        """Return the specs of the uniform tensors that carrier and suffix read in a training step of ``size`` samples,
-        by name.
+        """Return the specs of the uniform random tensors that a training step of ``size`` samples reads, by name.
+
+        They are the carrier's noise, and numbers that replace the suffix's own draws, such as those of dropout.
         """
         return {**self.carrier.noise, **self._drawn(size)}
 
     def _drawn(self, size: int) -> Mapping[str, TensorSpec]:
-        """Return the specs of the random numbers that the suffix draws for ``size`` samples.
+        """Return the specs of the random numbers that the suffix draws for ``size`` samples, by name.
 
         Names are equal for all sizes.
         """
@@ -264,9 +278,11 @@ class Objective:
             others: Tensors of the additional inputs, as :meth:`others`.
 
         Returns:
-            The weighted mean loss (), the number of correct answers () float32, and the tensors :attr:`fixed` after the
-                pass, with
-            new moving statistics.
+            (loss, correct, moved): the weighted mean loss (), the number of correct answers () float32, and the
+            tensors :attr:`fixed` by name after the pass, with new moving statistics.
+
+        Raises:
+            ModelError: A tensor of ``params`` is missing.
         """
         loss = (
             self.loss.at(hyper or {})
@@ -276,7 +292,7 @@ class Objective:
         uniform = dict(noise or {})
 
         def run(training: bool) -> tuple[Tensor, Tensors]:
-            """Return the output, and the buffers after it, at the tensors that training or inference reads."""
+            """Return (output, tensors :attr:`fixed` after the pass), with the weights that training or inference reads."""
             read = self.carrier.effective(dict(params), dict(gates or {}), uniform, training=training)
             tensors = {**read, **{name: buffers[name].clone() for name in self.fixed}}
             with self._reading(uniform):
@@ -296,8 +312,14 @@ class Objective:
         return value, loss.correct(out.detach(), y).sum(), moved
 
     def _distill(self, how: SelfDistillation, part: Tensor, whole: Tensor, losses: Tensor) -> Tensor:
-        """Return the loss per sample (B,) of the narrower model: its own ``losses`` (B,), and its divergence from
-        ``whole``.
+        """Return the loss per sample (B,) of the narrower model, with a term that pulls its output to that of the
+        whole submodel.
+
+        Args:
+            how: Weight and temperature.
+            part: Output of the narrower model, (B, *out).
+            whole: Output of the whole submodel, treated as a constant.
+            losses: Loss per sample of ``part`` (B,).
         """
         logits = cast(ClassificationLoss, self.loss).logits
         apart = divergence(logits(whole).detach(), logits(part), how.temperature)
@@ -312,13 +334,15 @@ class Objective:
         gates: Mapping[str, Tensor] | None = None,
         others: Mapping[str, Tensor] | None = None,
     ) -> Tensors:
-        """Return the sums of loss and metrics in inference over the rows whose ``mask`` (B,) is 1 (:func:`sums_of`).
+        """Return the sums of loss and metrics in inference over the rows whose ``mask`` is 1.
+
+        They are scalars by the names of :func:`edgefl.models.losses.loss.sums_of`.
 
         Args:
             weights: Tensors by name; may hold more than the suffix needs.
             x: Boundary samples, (B, *boundary).
             y: Labels, as :meth:`labels`.
-            mask: 1 for rows that count, 0 for padding.
+            mask: (B,): 1 for rows that count, 0 for padding.
             gates: The carrier's gates.
             others: Tensors of the additional inputs.
         """
@@ -331,9 +355,16 @@ class Objective:
         gates: Mapping[str, Tensor] | None = None,
         others: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Return the suffix's output in inference for ``x``.
+        """Return the suffix's output in inference for ``x``, such as logits (B, classes).
 
-        ``weights`` may hold more than the suffix, such as the whole model.
+        Args:
+            weights: Tensors by name; may hold more than the suffix needs, such as the whole model.
+            x: Boundary samples, (B, *boundary).
+            gates: The carrier's gates.
+            others: Tensors of the additional inputs, as :meth:`others`.
+
+        Raises:
+            ModelError: A tensor of the suffix is missing.
         """
         tensors = {name: tensor for name, tensor in weights.items() if name in self.weights}
         read = self.carrier.effective(tensors, dict(gates or {}), {}, training=False)
@@ -341,8 +372,9 @@ class Objective:
             return self._output(read, x, others, training=False)
 
     def _reading(self, uniform: Mapping[str, Tensor]) -> AbstractContextManager[object]:
-        """Return the mode in which the suffix takes its random numbers from ``uniform``, or from torch's generator if
-        it has none.
+        """Return the mode to run the suffix in. In it, the suffix takes its random numbers from ``uniform``, by name.
+
+        If ``uniform`` has none for the suffix, it draws from torch's generator.
         """
         numbers = {name: tensor for name, tensor in uniform.items() if name not in self.carrier.noise}
         if not numbers:
@@ -354,6 +386,18 @@ class Objective:
     def _output(
         self, tensors: Tensors, x: Tensor, others: Mapping[str, Tensor] | None, *, training: bool
     ) -> Tensor:
+        """Run the suffix on ``x`` and return its output.
+
+        Args:
+            tensors: State of the suffix by name. Changed in place: it gets the new buffers, and copies of integer
+                counters.
+            x: Boundary samples, (B, *boundary).
+            others: Tensors of the additional inputs.
+            training: True: run in training mode, and apply the hooks on gradients.
+
+        Raises:
+            ModelError: A tensor of the suffix is missing.
+        """
         missing = [name for name in self.weights if name not in tensors]
         if missing:
             raise ModelError(f"the suffix needs {missing[0]!r}, which was not given", missing=missing)

@@ -15,7 +15,7 @@ SCALAR = TensorSpec(())
 
 
 def begun(objective: Objective, tensors: Tensors) -> Tensors:
-    """Begin a round: unpack the received tensors into the state that the steps train.
+    """Return the state that local steps train, unpacked from the tensors that the device received.
 
     Args:
         objective: The objective of training.
@@ -23,7 +23,7 @@ def begun(objective: Objective, tensors: Tensors) -> Tensors:
             state, are ignored.
 
     Returns:
-        ``state.weights.*`` and ``state.gate.*``.
+        ``state.weights.*`` and ``state.gate.*``, by port.
     """
     payload = {name: tensors[f"weights.{name}"] for name in objective.carrier.payload}
     weights, gates = objective.carrier.unpack(payload)
@@ -31,28 +31,30 @@ def begun(objective: Objective, tensors: Tensors) -> Tensors:
 
 
 def dtype_of(objective: Objective, state: Tensors) -> torch.dtype:
-    """Return the dtype in which a step computes: that of ``state.weights.*``, which in a simulation may be float64."""
+    """Return the dtype in which a step computes: that of ``state.weights.*``. It is float64 in some simulations."""
     return state[f"state.weights.{objective.trainable[0]}"].dtype
 
 
 def pack(objective: Objective, tensors: Tensors) -> Tensors:
-    """Return ``update.*`` from ``state.weights.*`` and ``state.gate.*``: every suffix tensor, moving statistics
-    included.
+    """Return the ports ``update.*``: all tensors of the suffix, with moving statistics, as the carrier sends them.
+
+    ``tensors`` has ``state.weights.*`` and ``state.gate.*``.
     """
     weights, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
     return prefixed("update", objective.carrier.pack(weights, gates))
 
 
 def finish(objective: Objective) -> Function:
-    """Return the function ``finish`` that sends the trained weights of ``objective`` and nothing else."""
+    """Return the algorithm's function ``finish`` for a device that sends its trained weights and nothing else."""
     return Function("finish", partial(pack, objective), held_ports(objective))
 
 
 def evaluate(objective: Objective, batch: int) -> Function:
     """Return the function that evaluates ``objective`` on ``batch`` rows. Rows whose ``batch.0.mask`` is 0 are padding.
 
-    Its outputs are the sums ``metric.loss_sum``, ``metric.correct``, ``metric.count``, and the other terms of the
-    loss's metrics (:func:`edgefl.models.losses.loss.sums_of`).
+    Its inputs are ``weights.*`` (the payload) and ``batch.0.*``. Its outputs are the sums ``metric.loss_sum``,
+    ``metric.correct``, ``metric.count``, and the other terms of the loss's metrics
+    (:func:`edgefl.models.losses.loss.sums_of`).
     """
 
     def fn(tensors: Tensors) -> Tensors:
@@ -67,7 +69,10 @@ def evaluate(objective: Objective, batch: int) -> Function:
 
 
 def inference(objective: Objective) -> Function:
-    """Return the function from ``weights.*`` (the payload) to the ``weights.*`` that the suffix uses in inference."""
+    """Return the function from ``weights.*`` (the payload) to the ``weights.*`` that the suffix uses in inference.
+
+    They differ if the carrier masks weights.
+    """
 
     def fn(tensors: Tensors) -> Tensors:
         weights, gates = objective.carrier.unpack(select(tensors, "weights"))
@@ -77,20 +82,24 @@ def inference(objective: Objective) -> Function:
 
 
 def batch_ports(objective: Objective, batch: int, index: int = 0) -> dict[str, TensorSpec]:
-    """Return the specs of batch number ``index`` by port: features, additional inputs of the suffix, and labels."""
+    """Return the specs of batch number ``index`` by port, for ``batch`` rows.
+
+    ``batch.<index>.x`` are features, ``batch.<index>.y`` labels, and the others additional inputs of the suffix.
+    """
     parts = {"x": objective.batch(batch), **objective.others(batch), "y": objective.labels(batch)}
     return prefixed(f"batch.{index}", parts)
 
 
 def held_ports(objective: Objective) -> dict[str, TensorSpec]:
-    """Return the specs of ``state.weights.*`` and ``state.gate.*`` of ``objective``, by port."""
+    """Return the specs of the state of local training, by port: ``state.weights.*`` and ``state.gate.*``."""
     return prefixed("state.weights", objective.weights) | prefixed("state.gate", objective.carrier.gates)
 
 
 def step_ports(objective: Objective, batch: int, streams: int = 1) -> dict[str, TensorSpec]:
     """Return the specs of the inputs of a step that takes gradients of ``objective``, by port.
 
-    They are weights, gates, ``batch.0`` to ``batch.<streams - 1>``, facts, noise, and the scalars that the loss reads.
+    They are ``state.weights.*``, ``state.gate.*``, ``batch.0`` to ``batch.<streams - 1>``, ``data.*``, ``noise.*``, and
+    ``hyper.*``, the scalars that the loss reads.
 
     Args:
         objective: The objective.

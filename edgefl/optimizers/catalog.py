@@ -26,7 +26,7 @@ NONE = "none"
 
 
 def build(name: str, **options: Any) -> ServerOpt:
-    """Return the server optimizer ``name`` with ``options``.
+    """Return the server optimizer with the name ``name``, a key of :data:`OPTIMIZERS`, and these options.
 
     Raises:
         ConfigError: The name, an option or a value is wrong. The text lists what is accepted.
@@ -40,12 +40,13 @@ def build(name: str, **options: Any) -> ServerOpt:
 
 
 def with_optimizer(algorithm: Algorithm, name: str, **options: Any) -> Algorithm:
-    """Return a copy of ``algorithm`` with the server optimizer ``name``.
+    """Return a copy of ``algorithm`` with the server optimizer ``name`` and these options.
 
     For the name ``none``, return ``algorithm`` itself.
 
     Raises:
-        ConfigError: The name or an option is wrong, or the algorithm has a server step of its own or several exchanges.
+        ConfigError: The name or an option is wrong, or the algorithm has a server step of its own or several exchanges
+            (round trips) in a round.
     """
     if name == NONE:
         if options:

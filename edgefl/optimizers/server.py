@@ -26,13 +26,14 @@ Rule = Callable[[Tensor, Mapping[str, Tensor]], tuple[Tensor, Mapping[str, Tenso
 def change_optimizer(name: str, state: Mapping[str, float], rule: Rule) -> ServerOpt:
     """Return an optimizer that sets the model to ``x + step``, with the step of ``rule`` for ``Delta = mean - x``.
 
-    ``x`` is the model at the start of the round. An entry that no device sent has Delta = 0, and its state still moves
-    it. Only parameters have a state. Moving statistics are set to their mean.
+    ``x`` is the model at the start of the round. An entry that no device sent has Delta = 0, but its state may still move
+    it. Only trainable parameters have a state. Moving statistics are set to their mean.
 
     Args:
         name: Name of the optimizer.
-        state: Initial value of each state, by name.
-        rule: Function that computes step and next state of one parameter.
+        state: Initial value of each state, by name of the state; at least one.
+        rule: Function ``(Delta, states) -> (step, next states)`` for one parameter. States are tensors of the
+            parameter's shape, by name of the state.
     """
 
     def step(before: Tensors, mean: Tensors, _hyper: Scalars) -> Tensors:
@@ -155,7 +156,15 @@ def fedams(
 def _adaptive(
     name: str, lr: float, beta1: float, tau: float, second: Callable[[Tensor, Tensor], Tensor]
 ) -> ServerOpt:
-    """Return the optimizer ``x + lr m / (sqrt(v) + tau)``. ``second`` computes the new v from the old v and Delta^2."""
+    """Return the optimizer with the step ``lr m / (sqrt(v) + tau)`` and the momentum m of the mean change.
+
+    Args:
+        name: Name of the optimizer.
+        lr: Step size.
+        beta1: Decay of m.
+        tau: Smallest scale of a step, and root of the initial v.
+        second: Function (old v, Delta^2) that returns the new second moment v.
+    """
 
     def rule(delta: Tensor, state: State) -> tuple[Tensor, State]:
         m = beta1 * state["m"] + (1 - beta1) * delta

@@ -28,12 +28,12 @@ from edgefl.errors import ConfigError, DataError
 
 
 class CorpusMissing(DataError):
-    """A file of a corpus that is in none of the searched folders."""
+    """Error for a published corpus of which none of the searched folders has a file."""
 
 
 @dataclass(frozen=True)
 class PublishedCorpus:
-    """Published files of a corpus.
+    """Description of a published corpus: names, sources and checksums of its files.
 
     Attributes:
         name: Name of the corpus.
@@ -55,7 +55,7 @@ class PublishedCorpus:
             names: Names of the file, in the order of preference.
 
         Raises:
-            Missing: No folder has such a file.
+            CorpusMissing: No folder has such a file.
         """
         for folder in self._folders(places):
             for path in (folder / name for name in names):
@@ -75,7 +75,7 @@ class PublishedCorpus:
 
         Args:
             target: Parent folder.
-            progress: Called with the progress. None: print it.
+            progress: Called with file name, bytes so far and bytes in all (0: unknown). None: print the progress.
 
         Raises:
             DataError: No URL has a file with its published MD5. The message has the remedy.
@@ -120,7 +120,7 @@ SHAKESPEARE = PublishedCorpus(
 
 @dataclass(frozen=True, eq=False)
 class Texts:
-    """Texts in order.
+    """Texts in order, such as the training half of a corpus.
 
     Attributes:
         texts: Texts.
@@ -161,7 +161,9 @@ class Corpus:
     classes: tuple[str, ...] = ()
 
     def limited(self, train: int, test: int, seed: int) -> Corpus:
-        """Return a copy with a random subset of the texts. Its name contains the numbers.
+        """Return a corpus with a random subset of the texts, or this one if the limits exclude none.
+
+        The name of a subset contains the numbers of texts.
 
         Args:
             train: Most training texts. 0: all.
@@ -189,12 +191,13 @@ def load(
     Args:
         name: One of :data:`CORPORA`.
         places: Folders to search.
-        target: Folder for the download if no folder has the corpus. None: do not download; read the well-known partial
-            copy if it is found.
-        progress: Called with the progress of the download. None: print it.
+        target: Folder for the download if no folder has the corpus. None: do not download, but read the well-known
+            partial copy if one is found.
+        progress: Called with file name, bytes so far and bytes in all (0: unknown). None: print the progress.
 
     Raises:
         DataError: The name is unknown, no folder has the corpus, the download failed, or files are damaged.
+        ConfigError: The file is Parquet, and pyarrow is not installed.
     """
     if name not in CORPORA:
         raise DataError(f"no texts {name!r}; there are: {', '.join(CORPORA)}", name=name)
@@ -254,7 +257,10 @@ def _some_ag_news(places: Sequence[Path]) -> Corpus:
 
 
 def _topics(train: Sequence[list[Any]], places: Sequence[Path]) -> Corpus:
-    """Return the corpus with these training texts and the test texts of AG News."""
+    """Return the corpus AG News with ``train`` (texts, class numbers) and the published test texts, found in ``places``.
+
+    The name contains the number of training texts if some are missing.
+    """
     test = _news(AG_NEWS.find(places, ("test.csv", "test.csv.gz")))
     some = len(train[0]) < 120_000
     name = f"{AG_NEWS.name} ({len(train[0]):,} of 120,000 training texts)" if some else AG_NEWS.name
@@ -311,7 +317,7 @@ _READERS: Mapping[str, tuple[_Reader, _Reader | None]] = {
 
 
 def _reviews(archive: Path) -> list[list[list[Any]]]:
-    """Return ``[texts, class numbers]`` of IMDB's training part and of its test part.
+    """Return IMDB's training part and its test part, each as ``[texts, class numbers]``, from the published archive.
 
     In each, all negative reviews (class 0) precede the positive ones (1), both in the order of the file names.
     """
@@ -329,7 +335,7 @@ def _reviews(archive: Path) -> list[list[list[Any]]]:
 
 
 def _text(path: Path, member: str = "") -> str:
-    """Return the text of a file, gzipped or not, or of the entry ``member`` of a zip archive."""
+    """Return the text of the file ``path``, which may be gzipped, or of the entry ``member`` of a zip archive."""
     if path.suffix == ".zip":
         with zipfile.ZipFile(path) as archive:
             return archive.read(member).decode("utf-8")
@@ -338,7 +344,11 @@ def _text(path: Path, member: str = "") -> str:
 
 
 def _columns(path: Path, *names: str) -> list[list[Any]]:
-    """Return columns of a Parquet file as lists. Raises ConfigError if pyarrow is not installed."""
+    """Return the named columns of a Parquet file, each as a list.
+
+    Raises:
+        ConfigError: pyarrow is not installed.
+    """
     try:
         from pyarrow import parquet
     except ImportError as error:
@@ -350,13 +360,16 @@ def _columns(path: Path, *names: str) -> list[list[Any]]:
 
 
 def _news(path: Path) -> tuple[list[str], list[int]]:
-    """Return texts and class numbers of a published AG News file (class from 1, title, description)."""
+    """Return (texts, class numbers from 0) of a published AG News file, a CSV of class from 1, title and description."""
     rows = [row for row in csv.reader(io.StringIO(_text(path))) if row]
     return [f"{title} {text}" for _, title, text in rows], [int(label) - 1 for label, _, _ in rows]
 
 
 def _articles(text: str) -> Texts:
-    """Split WikiText into articles, which begin with a heading of one level, `` = Title = ``. Each is an owner."""
+    """Split WikiText into articles, each with an owner number of its own.
+
+    An article begins with a heading `` = Title = ``.
+    """
     heads = [match.start() for match in re.finditer(r"(?m)^ = [^=].*? = $", text)]
     ends = [*heads[1:], len(text)]
     found = (
@@ -370,6 +383,6 @@ def _with_labels(texts: Sequence[str], labels: Sequence[int]) -> Texts:
 
 
 def _with_owners(pairs: Iterable[tuple[int, str]]) -> Texts:
-    """Return texts with owners, from pairs of owner and text."""
+    """Return texts with owners, from pairs (owner number, text)."""
     listed = list(pairs)
     return Texts([text for _, text in listed], owners=np.array([who for who, _ in listed], np.int64))

@@ -28,7 +28,7 @@ def text_samples(
         encode: Function that returns the token numbers of each text.
         length: Tokens of a sample.
         vocabulary: Number of tokens.
-        mask: Add the input ``attention_mask``.
+        mask: True: add the input ``attention_mask``, int64 (n, length), 1 at tokens and 0 at padding.
 
     Raises:
         ConfigError: The texts have no classes.
@@ -57,7 +57,7 @@ def text_samples(
 
 
 def window_samples(corpus: Corpus, encode: Encode, *, length: int, vocabulary: int) -> Dataset:
-    """Return windows of ``length`` tokens, int64 (n, length), and the next token of each, for a language model.
+    """Return windows of ``length`` tokens, int64 (n, length), for a language model. Labels are the next token of each.
 
     Windows follow each other in the joined texts of one owner. A shorter rest is left out.
 
@@ -94,7 +94,7 @@ def window_samples(corpus: Corpus, encode: Encode, *, length: int, vocabulary: i
 
 
 def _pad(rows: Sequence[Sequence[int]], length: int) -> tuple[Array, Array]:
-    """Return the tokens of each row, cut or padded to ``length``, and the mask, both int64 (n, length)."""
+    """Return (tokens, mask), both int64 (n, length). Rows of tokens are cut or padded with 0; the mask is 1 at tokens."""
     tokens, mask = np.zeros((2, len(rows), length), np.int64)
     for place, row in enumerate(rows):
         kept = row[:length]
@@ -103,7 +103,7 @@ def _pad(rows: Sequence[Sequence[int]], length: int) -> tuple[Array, Array]:
 
 
 def _windows(part: Texts, encode: Encode, length: int) -> tuple[Array, Array, Array]:
-    """Return tokens and next tokens of each window, both (n, length), and its owner (n,)."""
+    """Return (tokens, next tokens, owners) of all windows: int64 (n, length), (n, length) and (n,)."""
     owners = np.zeros(len(part), np.int64) if part.owners is None else part.owners
     said: dict[int, list[int]] = {}
     for who, tokens in zip(owners.tolist(), encode(part.texts), strict=True):

@@ -34,10 +34,10 @@ class Vocabulary:
     tokenizer: bytes = b""
 
     def encoder(self) -> Callable[[Sequence[str]], list[list[int]]]:
-        """Return a function that returns the token numbers of each text.
+        """Return a function that takes texts and returns the list of token numbers of each.
 
         Raises:
-            ConfigError: The library is not installed.
+            ConfigError: The library ``tokenizers`` is not installed.
             DataError: The tokenizer is damaged.
         """
         if not self.tokenizer:
@@ -56,37 +56,42 @@ class Vocabulary:
 def words(texts: Iterable[str], size: int) -> Vocabulary:
     """Return a vocabulary of the most frequent words of ``texts``, lower case and without punctuation.
 
-    Words with equal frequency are ordered alphabetically, so that equal texts give equal numbers. Raises ConfigError if
-    the library is not installed.
+    Words with equal frequency are ordered alphabetically, so that equal texts give equal numbers.
 
     Args:
         texts: Texts to count words in.
         size: Number of tokens, padding and unknown word included.
+
+    Raises:
+        ConfigError: The library ``tokenizers`` is not installed.
     """
     library = _library()
     plain = library.normalizers.Sequence([library.normalizers.NFKC(), library.normalizers.Lowercase()])
-    return _trained(texts, size, plain, library.pre_tokenizers.BertPreTokenizer())
+    return _train_vocabulary(texts, size, plain, library.pre_tokenizers.BertPreTokenizer())
 
 
 def separated(texts: Sequence[str], size: int) -> Vocabulary:
     """Return a vocabulary like :func:`words` for texts whose tokens are separated by spaces (WikiText). Case is kept."""
-    return _trained(texts, size, None, _library().pre_tokenizers.WhitespaceSplit())
+    return _train_vocabulary(texts, size, None, _library().pre_tokenizers.WhitespaceSplit())
 
 
 def cached_vocabulary(
     made: Callable[[Sequence[str], int], Vocabulary], texts: Sequence[str], size: int
 ) -> Vocabulary:
-    """Return a vocabulary from the cache folder, or make it and write it there.
+    """Return the vocabulary of ``texts`` from the user's cache folder. If it is missing, make it and write it there.
 
-    Counting the words of tens of thousands of texts takes seconds, in every run and every worker of a simulation.
+    Without the cache, counting the words of tens of thousands of texts takes seconds in every run and every worker.
 
     Args:
-        made: :func:`words` or :func:`separated`.
+        made: :func:`words` or :func:`separated`, which makes the vocabulary.
         texts: Texts to count words in.
         size: Number of tokens.
+
+    Raises:
+        ConfigError: The library ``tokenizers`` is not installed.
     """
     try:
-        place = _place(made, texts, size)
+        place = _cache_path(made, texts, size)
     except ConfigError:  # nowhere to keep anything
         return made(texts, size)
     with suppress(OSError, DataError):
@@ -100,16 +105,27 @@ def cached_vocabulary(
     return vocabulary
 
 
-def _place(made: Callable[[Sequence[str], int], Vocabulary], texts: Sequence[str], size: int) -> Path:
-    """Return the path of a cached vocabulary. Its name is a digest of everything that determines the content."""
+def _cache_path(made: Callable[[Sequence[str], int], Vocabulary], texts: Sequence[str], size: int) -> Path:
+    """Return the path of a cached vocabulary. Its name is a digest of the arguments and of the library's version.
+
+    Raises:
+        ConfigError: There is no cache folder, or the library ``tokenizers`` is not installed.
+    """
     digest = hashlib.sha256(f"{made.__name__} {size} {_library().__version__}".encode())
     for text in texts:
         digest.update(len(text).to_bytes(8, "little") + text.encode())
     return folders.cache("vocabularies") / "vocabularies" / f"{digest.hexdigest()}.json"
 
 
-def _trained(texts: Iterable[str], size: int, normalizer: Any, split: Any) -> Vocabulary:
-    """Return a vocabulary of whole tokens that is trained on ``texts``."""
+def _train_vocabulary(texts: Iterable[str], size: int, normalizer: Any, split: Any) -> Vocabulary:
+    """Return a vocabulary of whole words, trained on ``texts``.
+
+    Args:
+        texts: Texts to count words in.
+        size: Number of tokens, padding and unknown word included.
+        normalizer: Normalizer of the library ``tokenizers``; None: texts stay as they are.
+        split: Pre-tokenizer of the library, which splits a text into words.
+    """
     library = _library()
     made = library.Tokenizer(library.models.WordLevel(vocab={}, unk_token=UNKNOWN))
     if normalizer is not None:
@@ -123,7 +139,11 @@ def _trained(texts: Iterable[str], size: int, normalizer: Any, split: Any) -> Vo
 
 
 def _library() -> Any:
-    """Import and return the package ``tokenizers``. Raises ConfigError if it is not installed."""
+    """Import and return the package ``tokenizers``.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
     try:
         import tokenizers
         from tokenizers import models, normalizers, pre_tokenizers, trainers  # noqa: F401

@@ -29,7 +29,7 @@ Gradient = tuple[Tensor, Tensor, Tensor]
 def lstm_cells(
     x: Tensor, kernel: Tensor, recurrent: Tensor, bias: Tensor, h: Tensor, c: Tensor, reverse: bool
 ) -> LstmResult:
-    """Run T steps of an LSTM.
+    """Run T steps of an LSTM, as one operator.
 
     p = kernel @ x[t] + bias + recurrent @ h consists of the gates i, f, g, o in this order. Then::
 
@@ -45,8 +45,9 @@ def lstm_cells(
         reverse: Run from the last position to the first.
 
     Returns:
-        Hidden states (T, B, H); last h and last c (B, H); and for the backward pass six sequences (T, H, B): the
-        activated gates i, f, g, o, the cell state before each step, and tanh of the cell state after it.
+        (hidden states (T, B, H), last h (B, H), last c (B, H), i, f, g, o, before, squashed). The last six are for the
+        backward pass, each (T, H, B): the activated gates, the cell state before each step, and tanh of the one after
+        it.
     """
     projected, hidden = _project(x, kernel, bias), h.shape[1]
     states, i_, f_, g_, o_, before, squashed = _sequences(x, h, 6)
@@ -71,7 +72,8 @@ def lstm_cells(
     "Tensor squashed, Tensor recurrent, bool reverse) -> (Tensor, Tensor, Tensor)",
 )
 def lstm_cells_backward(d_states: Tensor | None, d_h: Tensor, d_c: Tensor, *saved: Any) -> Gradient:
-    """Return the gradients of :func:`lstm_cells` with respect to every p (T, B, 4H), and to the initial h and c (B, H).
+    """Return the gradients of :func:`lstm_cells`: of every p (T, B, 4H), of the initial h (B, H) and of the initial c
+    (B, H).
 
     With dh = d_states[t] + (gradient from the step after), s = ``squashed`` and c = ``before``::
 
@@ -113,7 +115,7 @@ def lstm_cells_backward(d_states: Tensor | None, d_h: Tensor, d_c: Tensor, *save
 def gru_cells(
     x: Tensor, kernel: Tensor, recurrent: Tensor, outer: Tensor, inner: Tensor, h: Tensor, reverse: bool
 ) -> GruResult:
-    """Run T steps of a GRU.
+    """Run T steps of a GRU, as one operator.
 
     a = kernel @ x[t] + outer and p = recurrent @ h + inner each consist of the blocks r, z, n. Then::
 
@@ -129,8 +131,8 @@ def gru_cells(
         reverse: Run from the last position to the first.
 
     Returns:
-        Hidden states (T, B, H); the last one (B, H); and for the backward pass five sequences (T, H, B): r, z, n, p_n
-        and h - n.
+        (hidden states (T, B, H), last h (B, H), r, z, n, p_n, h - n). The last five are for the backward pass, each
+        (T, H, B).
     """
     projected, hidden = _project(x, kernel, outer), h.shape[1]
     states, r, z, n, p_n, away = _sequences(x, h, 5)
@@ -158,8 +160,8 @@ def gru_cells_backward(
     recurrent: Tensor,
     reverse: bool,
 ) -> Gradient:
-    """Return the gradients of :func:`gru_cells` with respect to every a and every p (T, B, 3H), and to the initial h (B,
-    H).
+    """Return the gradients of :func:`gru_cells`: of every a (T, B, 3H), of every p (T, B, 3H), and of the initial h
+    (B, H).
 
     With dh = d_states[t] + (gradient from the step after) and h - n = ``away``::
 
@@ -196,20 +198,26 @@ def gru_cells_backward(
 
 
 def _project(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
-    """Return ``kernel @ x[t] + bias`` for all steps, computed as one product, (G, T, B) with G rows of ``kernel``."""
+    """Return ``kernel @ x[t] + bias`` for all steps t, computed as one product.
+
+    The result is (G, T, B), for ``x`` (T, B, E), ``kernel`` (G, E) and ``bias`` (G,).
+    """
     steps, batch, features = x.shape
     rows = x.reshape(steps * batch, features)
     return torch.addmm(bias.unsqueeze(1), kernel, rows.t()).view(-1, steps, batch)
 
 
 def _order(sequence: Tensor, reverse: bool) -> range:
-    """Return the positions in the order in which the steps run."""
+    """Return the positions of ``sequence`` (T, ...) in the order in which the steps run: descending if ``reverse``."""
     steps = range(sequence.shape[0])
     return steps[::-1] if reverse else steps
 
 
 def _sequences(x: Tensor, h: Tensor, saved: int) -> list[Tensor]:
-    """Return uninitialized tensors: one (T, B, H) for the hidden states, and ``saved`` of shape (T, H, B)."""
+    """Return uninitialized tensors: one (T, B, H) for the hidden states, then ``saved`` tensors of shape (T, H, B).
+
+    ``x`` is the sequence (T, B, E), ``h`` a state (B, H).
+    """
     batch, hidden = h.shape
     return [h.new_empty(x.shape[0], batch, hidden)] + [
         h.new_empty(x.shape[0], hidden, batch) for _ in range(saved)
@@ -222,7 +230,7 @@ Shapes = Callable[..., tuple[Tensor, ...]]
 
 
 def _results(products: int) -> Shapes:
-    """Return the shape function of a forward operator, for tracing and the meta device.
+    """Return a function that makes the results of a forward operator without values, for tracing and the meta device.
 
     Args:
         products: Number of products of weights in a step: 1 for an LSTM, 2 for a GRU.
@@ -237,7 +245,11 @@ def _results(products: int) -> Shapes:
 
 
 def _gradients(products: int) -> Shapes:
-    """Return the shape function of a backward operator. ``products`` as for :func:`_results`."""
+    """Return a function that makes the results of a backward operator without values, for tracing and the meta device.
+
+    Args:
+        products: Number of products of weights in a step: 1 for an LSTM, 2 for a GRU.
+    """
 
     def shapes(*args: Any) -> tuple[Tensor, ...]:
         saved, recurrent, _ = args[-3:]
@@ -252,8 +264,9 @@ def _gradients(products: int) -> Shapes:
 
 
 def _one_by_one(operator: Callable[..., Sequence[Tensor]]) -> Callable[..., Any]:
-    """Return the vmap rule of an operator, which runs it once for each entry of the mapped dimension and stacks the
-    results.
+    """Return the vmap rule of an operator. It runs the operator once for each entry of the mapped dimension.
+
+    The rule stacks the results along dimension 0.
     """
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> Any:
@@ -280,9 +293,10 @@ for _forward, _backward, _products in (
 def lstm(
     x: Tensor, kernel: Tensor, recurrent: Tensor, bias: Tensor, h: Tensor, c: Tensor, *, reverse: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run a differentiable LSTM layer.
+    """Run a differentiable LSTM layer, with the arguments of :func:`lstm_cells`.
 
-    It has the arguments of :func:`lstm_cells`. Returns the hidden states (T, B, H), and the last h and c (B, H).
+    Returns:
+        (hidden states (T, B, H), last h (B, H), last c (B, H)).
     """
     states, h, c, *_ = _Cells.apply(_LSTM, x, kernel, recurrent, bias, h, c, reverse)  # type: ignore[no-untyped-call]
     return states, h, c
@@ -298,9 +312,10 @@ def gru(
     *,
     reverse: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Run a differentiable GRU layer.
+    """Run a differentiable GRU layer, with the arguments of :func:`gru_cells`.
 
-    It has the arguments of :func:`gru_cells`. Returns the hidden states (T, B, H), and the last one (B, H).
+    Returns:
+        (hidden states (T, B, H), last hidden state (B, H)).
     """
     states, h, *_ = _Cells.apply(_GRU, x, kernel, recurrent, outer, inner, h, reverse)  # type: ignore[no-untyped-call]
     return states, h
@@ -370,13 +385,22 @@ class _CellsBackward(torch.autograd.Function):
 
 
 def _shift_states(states: Tensor, first: Tensor, reverse: bool) -> Tensor:
-    """Return the hidden state before each step, (T, B, H)."""
+    """Return the hidden state before each step, (T, B, H).
+
+    Args:
+        states: Hidden state after each step (T, B, H).
+        first: Initial state (B, H).
+        reverse: True if the steps ran from the last position to the first.
+    """
     first = first.unsqueeze(0)
     return torch.cat((states[1:], first)) if reverse else torch.cat((first, states[:-1]))
 
 
 def _sum_over_steps(d_product: Tensor, read: Tensor) -> Tensor:
-    """Return a weight's gradient (G, E): ``d_product[t]^T @ read[t]``, summed over the steps, from (T, B, G) and (T, B,
-    E).
+    """Return the gradient of a weight (G, E): the sum over all steps and samples of ``d_product[t]^T @ read[t]``.
+
+    Args:
+        d_product: Gradient of the product with the weight (T, B, G).
+        read: Factor that the weight was multiplied with (T, B, E).
     """
     return d_product.flatten(0, 1).t() @ read.flatten(0, 1)

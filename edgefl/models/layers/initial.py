@@ -23,7 +23,10 @@ class SelfInitializing(Protocol):
     """Interface of a module that sets its own initial values, such as positions or scales."""
 
     def fill(self, generator: torch.Generator) -> None:
-        """Set each tensor to its initial value. Random values are drawn from ``generator``."""
+        """Set each tensor of the module itself to its initial value, in place.
+
+        Random values are drawn from ``generator``.
+        """
 
 
 @torch.no_grad()
@@ -33,6 +36,9 @@ def initialize(build: Callable[[], nn.Sequential], seed: int) -> nn.Sequential:
     Args:
         build: Function that returns the module. It runs under the meta device, so its tensors have no values.
         seed: Seed of the values.
+
+    Returns:
+        The module on the CPU, with values.
     """
     # Built without storage: torch's layers would otherwise draw their own initial values from the global generator.
     with torch.device("meta"):
@@ -81,8 +87,9 @@ def _batch_norm(part: BatchNorm) -> None:
 
 
 def _lstm(part: BiLstm, generator: torch.Generator) -> None:
-    """Fill input kernels by Glorot, recurrent kernels with an orthogonal matrix per gate, biases with 0, or 1 at the
-    forget gate.
+    """Set the initial values of a bidirectional LSTM, in place.
+
+    Input kernels are Glorot uniform, recurrent kernels an orthogonal matrix per gate, biases 0, but 1 at the forget gate.
     """
     for direction in part.directions:
         _glorot(direction.kernel, generator)

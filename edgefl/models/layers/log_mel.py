@@ -50,7 +50,9 @@ class LogMel(nn.Module):
 
     @classmethod
     def of(cls, reader: SoundSpec) -> LogMel:
-        """Return the layer with the settings of a sound reader."""
+        """Return the layer with the rate, length, mels, window and step of a sound reader (settings that read sound
+        files).
+        """
         return cls(
             rate=reader.rate, length=reader.length, mels=reader.mels, window=reader.window, step=reader.step
         )
@@ -64,7 +66,13 @@ class LogMel(nn.Module):
 
 
 def _triangles(rate: int, window: int, mels: int) -> Tensor:
-    """Return the weight of each frequency in each filter, float64 (mels, window // 2 + 1)."""
+    """Return the weight of each frequency in each triangular filter, float64 (mels, window // 2 + 1).
+
+    Args:
+        rate: Samples per second.
+        window: Samples of a frame.
+        mels: Number of filters.
+    """
     frequencies = torch.arange(window // 2 + 1, dtype=torch.float64) * rate / window
     top = 2595.0 * math.log10(1.0 + rate / 2 / 700.0)
     edges = 700.0 * (10.0 ** (torch.linspace(0.0, top, mels + 2, dtype=torch.float64) / 2595.0) - 1.0)

@@ -75,13 +75,13 @@ class BatchNorm(nn.Module):
 
 
 def moments(x: Tensor, mean: Tensor, inverse_std: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return mean and unbiased variance of a batch per channel.
+    """Return (mean, unbiased variance) of a batch, each per channel (C,) and detached from the autograd graph.
 
     Args:
-        x: Batch.
-        mean: Mean per channel, as the kernel returned it.
+        x: Batch (B, C, ...).
+        mean: Mean per channel, as the kernel ``native_batch_norm`` returned it.
         inverse_std: 1 / sqrt(biased variance + eps) per channel, as the kernel returned it.
-        eps: Added to the variance by the kernel.
+        eps: Constant that the kernel added to the variance.
     """
     count = x.numel() // x.shape[1]
     # The kernel has the variance already; recovering it from 1/std saves a second pass over the batch.

@@ -28,7 +28,7 @@ class CellKind(ABC):
 
     Attributes:
         gates: Number of gates.
-        state_tensors: Number of tensors of a state.
+        state_tensors: Number of tensors of a state: 2 (h, c) for an LSTM, 1 (h) for a GRU.
         hold: Number per gate. Added to the gates' inputs beyond the end of a sequence, they keep the state (an LSTM's
             c, a GRU's h) unchanged.
     """
@@ -87,13 +87,13 @@ def run_layers(
         sequence: Input (T, B, E).
         state: Tensors of the initial state, each (layers*D, B, H) for D directions.
         layers: Number of layers.
-        ends: Suffix of the parameter names of each direction.
+        ends: Suffix of the parameter names of each direction: ``""`` forward, ``"_reverse"`` backward.
         drop: Function (layer below, hidden states) that applies dropout between two layers.
         run: Function (sequence, layer, suffix, initial state) that runs one layer in one direction like
             :meth:`CellKind.run`.
 
     Returns:
-        Hidden states of the last layer (T, B, D*H), and the tensors of the final state.
+        (hidden states of the last layer (T, B, D*H), tensors of the final state, each (layers*D, B, H)).
     """
     first = zip(*(part.unbind() for part in state), strict=True)
     last = []
@@ -169,12 +169,17 @@ class Stack(nn.Module):
         return self.weight_hh_l0.shape[1]
 
     def _names(self, layer: int) -> list[str]:
-        """Return the names of the parameters of one layer."""
+        """Return the names of the parameters of layer number ``layer``, of all its directions, such as
+        ``weight_ih_l0_reverse``.
+        """
         return [f"{tensor}_l{layer}{end}" for end in self.ends for tensor in self.tensors]
 
     @torch.no_grad()
     def fill(self, generator: torch.Generator | None = None) -> None:
-        """Set the initial values as torch does: uniform in +-1/sqrt(H)."""
+        """Set the initial values of all parameters as torch does: uniform in +-1/sqrt(H).
+
+        They are drawn from ``generator``, or from torch's global generator if it is None.
+        """
         for parameter in self.parameters():
             parameter.uniform_(-(self.hidden**-0.5), self.hidden**-0.5, generator=generator)
 
@@ -186,7 +191,7 @@ class Stack(nn.Module):
             state: Initial state: (h, c) for an LSTM and (h,) for a GRU, each (layers*D, B, H). None: zeros.
 
         Returns:
-            Hidden states of the last layer at every position (B, T, D*H), and the final state.
+            (hidden states of the last layer at every position (B, T, D*H), final state like ``state``).
 
         Raises:
             ModelError: ``x`` is no padded batch with this number of features.
@@ -242,19 +247,22 @@ class _Sequences(Stack):
 
 
 class Lstm(_Sequences):
-    """Stacked LSTM layers. Map (B, T, E) to the hidden states at every position, (B, T, D*H)."""
+    """Stacked LSTM layers. They map (B, T, E) to the hidden states at every position, (B, T, D*H) for D directions."""
 
     own = LSTM
 
 
 class Gru(_Sequences):
-    """Stacked GRU layers. Map (B, T, E) to the hidden states at every position, (B, T, D*H)."""
+    """Stacked GRU layers. They map (B, T, E) to the hidden states at every position, (B, T, D*H) for D directions."""
 
     own = GRU
 
 
 class LstmDirection(nn.Module):
-    """One direction of an LSTM. The gates are input, forget, cell, output; ``kernel`` is (4H, E), ``recurrent`` (4H, H)."""
+    """One direction of an LSTM over E features with a state of size H.
+
+    The gates are input, forget, cell, output; ``kernel`` is (4H, E), ``recurrent`` (4H, H), ``bias`` (4H,).
+    """
 
     def __init__(self, features: int, hidden: int) -> None:
         super().__init__()
@@ -271,7 +279,7 @@ class LstmDirection(nn.Module):
         return self.recurrent.shape[1]
 
     def forward(self, words: Tensor, state: State, *, reverse: bool = False) -> State:
-        """Return the state after the last step.
+        """Return the state (h, c) after the last step, each (B, H).
 
         Args:
             words: Embedded words (B, T, E).
@@ -283,7 +291,7 @@ class LstmDirection(nn.Module):
         return h, c
 
     def zero_state(self, words: Tensor) -> State:
-        """Return the state (h, c) of zeros for the batch ``words``."""
+        """Return the initial state (h, c) of zeros, each (B, H), for the batch ``words`` (B, T, E)."""
         zeros = words.new_zeros(words.shape[0], self.hidden)
         return zeros, zeros
 
@@ -292,7 +300,7 @@ class BiLstm(nn.Module):
     """Bidirectional LSTM with dropout. Maps words (B, T, E) to the last hidden states of both directions (B, 2H).
 
     If ``skip`` is not 0, :class:`BiLstmStart` has computed the states after the first ``skip`` words of each direction.
-    The input is then packed by :func:`pack`, (B, T*E + 4H), and only T - skip steps run: the paper's weak tier,
+    The input is then packed by :func:`pack`, (B, T*E + 4H), and only T - skip steps run. This is the paper's weak tier,
     truncated back-propagation (embracingfl.md 3.3).
 
     Args:
@@ -337,7 +345,7 @@ class BiLstm(nn.Module):
         return out
 
     def _unpack(self, x: Tensor) -> tuple[Tensor, tuple[State, State]]:
-        """Return the words (B, T, E) and the initial states of both directions."""
+        """Return (words (B, T, E), (state of the forward direction, state of the reverse direction)); a state is (h, c)."""
         if self.skip == 0:
             return x, (self.forward_cell.zero_state(x), self.reverse_cell.zero_state(x))
         words, *h_and_c = torch.split(x, [self.length * self.features, *[self.hidden] * 4], dim=1)
@@ -370,14 +378,20 @@ class BiLstmStart(nn.Module):
 
 
 def pack(words: Tensor, forward: State, reverse: State) -> Tensor:
-    """Return one tensor (B, T*E + 4H): all embeddings, then h and c of the forward, then h and c of the
-    reverse direction.
+    """Return the input of a truncated :class:`BiLstm` as one tensor (B, T*E + 4H).
+
+    It is the words, then h and c of the forward direction, then h and c of the reverse direction.
+
+    Args:
+        words: Embedded words (B, T, E).
+        forward: State (h, c) of the forward direction, each (B, H).
+        reverse: State (h, c) of the reverse direction.
     """
     return torch.cat((words.flatten(1), *forward, *reverse), dim=1)
 
 
 def truncate(whole: BiLstm, skip: int) -> tuple[BiLstmStart, BiLstm]:
-    """Split a bidirectional LSTM into its frozen first steps and the trained rest. Both share its tensors.
+    """Split a bidirectional LSTM into (its frozen first steps, the trained rest). Both share its tensors.
 
     Args:
         whole: LSTM to split.

@@ -24,7 +24,8 @@ _IGNORE_NOTHING = -100
 
 
 def loss_as_torch(loss: Loss) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return a function (outputs, labels) that computes the mean loss of a batch with ``torch.nn.functional``.
+    """Return a function (outputs, labels) that computes the mean loss of a batch, a tensor (), with
+    ``torch.nn.functional``.
 
     A loss that torch does not have is computed by edgefl's own code.
     """

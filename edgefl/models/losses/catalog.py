@@ -45,7 +45,7 @@ _POSITIONAL = 2  # (out, y)
 
 
 def build(name: str, **options: Any) -> Loss:
-    """Return the loss of a name.
+    """Return the loss with a name and options, as a federation file has them.
 
     Args:
         name: Key of :data:`LOSSES`, or ``file.py:function`` of the user's own: ``function(out, y, **options)`` as in
@@ -73,7 +73,12 @@ def build(name: str, **options: Any) -> Loss:
 
 
 def _build_own(name: str, options: Mapping[str, Any]) -> Loss:
-    """Return the loss of a user's function or class."""
+    """Return the loss of a user's function or class, imported by its address ``file.py:function``.
+
+    Raises:
+        ConfigError: There is no such function, an option is unknown, or the class has no method of a loss.
+        ModelError: The class fails.
+    """
     made = factory_of(name, "loss")
     if not inspect.isclass(made):
         check_options(f"loss {name!r}", made, options, upon=_POSITIONAL)
@@ -94,8 +99,9 @@ def _build_own(name: str, options: Mapping[str, Any]) -> Loss:
 
 @dataclass(frozen=True)
 class TokenLabels(TensorSpec):
-    """Form of labels that are tokens of a sequence: the input tokens themselves, or the token after each of them
-    (``next``).
+    """Spec of labels that are tokens of a sequence.
+
+    ``are`` is ``tokens`` if the labels are the input tokens themselves, ``next`` if they are the token after each of them.
     """
 
     are: Literal["tokens", "next"] = "tokens"
@@ -108,9 +114,9 @@ def fit_loss(
 
     Args:
         loss: Loss that the user chose, or None for the one that fits.
-        out: One output sample. (classes,) with unknown labels means classification.
-        labels: One label of the data. None: unknown.
-        sample: One sample of the input. None: unknown.
+        out: Spec of one output sample. (classes,) with unknown labels means classification.
+        labels: Spec of one label of the data. None: unknown.
+        sample: Spec of one sample of the input. None: unknown.
 
     Returns:
         ``loss`` (with these labels if it is a function of the user's), or the only loss that fits.
@@ -140,19 +146,19 @@ def fit_loss(
 def fitting_losses(
     out: TensorSpec, labels: TensorSpec | None, sample: TensorSpec | None = None
 ) -> tuple[str, ...]:
-    """Return the names of the losses that can read these outputs and labels.
+    """Return the names of the losses that can read these outputs and labels; () if none can.
 
     Args:
-        out: One output sample.
-        labels: One label of the data. None: unknown.
-        sample: One sample of the input. None: unknown. A floating input excludes ``causal_lm``.
+        out: Spec of one output sample.
+        labels: Spec of one label of the data. None: unknown.
+        sample: Spec of one sample of the input. None: unknown. A floating input excludes ``causal_lm``.
     """
     tokens = sample is None or not sample.dtype.is_floating_point
     return tuple(name for name in LOSSES if _reads(name, out, labels) and (name != "causal_lm" or tokens))
 
 
 def _reads(name: str, out: TensorSpec, labels: TensorSpec | None) -> bool:
-    """Return True if the loss ``name`` can read these outputs and labels."""
+    """Return True if the loss ``name`` can read outputs and labels with these specs. Unknown labels (None) fit any loss."""
     if name == "ctc":  # the only one whose labels have a length of their own
         return len(out.shape) == 2 and (labels is None or _are_shorter(labels, out))
     try:
@@ -169,7 +175,7 @@ def _reads(name: str, out: TensorSpec, labels: TensorSpec | None) -> bool:
 
 
 def _are_shorter(labels: TensorSpec, out: TensorSpec) -> bool:
-    """Return True if labels are integer sequences that are shorter than the output's."""
+    """Return True if labels are integer sequences that are shorter than the sequence of outputs."""
     return not labels.dtype.is_floating_point and len(labels.shape) == 1 and labels.shape[0] < out.shape[0]
 
 

@@ -70,8 +70,9 @@ class CrossEntropy:
         return ("accuracy", "f1") if len(out.shape) == 1 else ("accuracy", "iou", "f1")
 
     def sums(self, out: Tensor, y: Tensor) -> Tensors:
-        """Return the counts of :func:`confusion` for each class; for two classes per sample only for the second, the
-        positive one.
+        """Return the counts of :func:`confusion` for each class, (B, C).
+
+        For two classes per sample, only for the second: (B, 1).
         """
         logits = _pair(out)
         classes = torch.arange(logits.shape[1], device=y.device)
@@ -83,13 +84,15 @@ class CrossEntropy:
 
 
 def confusion(predicted: Tensor, actual: Tensor, counted: Tensor | None = None) -> Tensors:
-    """Return true positives ``tp``, false positives ``fp`` and false negatives ``fn`` per sample and class, (B, C)
-    float32.
+    """Return counts per sample and class, each float32 (B, C).
 
     Args:
         predicted: True where a class is predicted, bool (B, *S, C).
         actual: True where it is the label, bool (B, *S, C).
         counted: 1 at the positions that count, float32 (B, *S). None: all.
+
+    Returns:
+        True positives ``tp``, false positives ``fp``, and false negatives ``fn``.
     """
     rows, classes = predicted.shape[0], predicted.shape[-1]
     positives, truths = (each.to(torch.float32).reshape(rows, -1, classes) for each in (predicted, actual))
@@ -101,7 +104,7 @@ def confusion(predicted: Tensor, actual: Tensor, counted: Tensor | None = None) 
 
 
 def _pair(out: Tensor) -> Tensor:
-    """Return logits of at least two classes. A single logit z becomes (0, z)."""
+    """Return logits (B, C, ...) of at least two classes. A single logit z becomes (0, z)."""
     return torch.cat((torch.zeros_like(out), out), dim=1) if out.shape[1] == 1 else out
 
 
@@ -189,8 +192,10 @@ class SequenceCrossEntropy:
         return ("accuracy", "perplexity")
 
     def sums(self, out: Tensor, y: Tensor) -> Tensors:
-        """Return per sample ``nll``, the negative log-likelihood without smoothing (for the perplexity), and the number of
-        ``tokens``.
+        """Return two sums per sample, each (B,): ``nll`` and ``tokens``.
+
+        ``nll`` is the negative log-likelihood without smoothing, for the perplexity, and ``tokens`` the number of
+        tokens that count.
         """
         counted = counted_labels(y, self.ignore_index)
         if counted is None:
@@ -241,5 +246,7 @@ class CausalLM(SequenceCrossEntropy):
         return super().sums(*self._pair(out, y))
 
     def _pair(self, out: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits and the tokens that they predict, aligned."""
+        """Return (logits, tokens that they predict), aligned: (B, T - 1, V) and (B, T - 1) if labels are the input
+        tokens.
+        """
         return (out[:, :-1], y[:, 1:]) if self.shift else (out, y)

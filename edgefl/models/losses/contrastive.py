@@ -31,8 +31,7 @@ class _Contrastive(ABC):
 
     @abstractmethod
     def log_likelihood(self, out: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log-probabilities of the candidates for each view, and a mask with 1 at the correct candidate, both
-        (2B, n).
+        """Return (log-probabilities of the candidates for each view, mask with 1 at the correct candidate), both (2B, n).
 
         Args:
             out: Embeddings of two views per sample, (B, 2, D).
@@ -74,7 +73,7 @@ class InfoNCE(_Contrastive):
     temperature: float = 0.07
 
     def log_likelihood(self, out: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log-probabilities of each view over the B opposite views, and a mask of the correct one, both (2B,
+        """Return (log-probabilities of the B opposite views for each view, mask with 1 at the correct one), both (2B,
         B).
         """
         one, other = F.normalize(out, dim=-1).unbind(dim=1)
@@ -102,7 +101,10 @@ class NTXent(_Contrastive):
     temperature: float = 0.5
 
     def log_likelihood(self, out: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log-probabilities of each view over all other views, and a mask of the correct one, both (2B, 2B)."""
+        """Return (log-probabilities of all views for each view, mask with 1 at the correct one), both (2B, 2B).
+
+        A view is no candidate for itself.
+        """
         rows = len(out)
         views = torch.cat(F.normalize(out, dim=-1).unbind(dim=1))
         similarity = views @ views.T / self.temperature
@@ -118,7 +120,7 @@ class NTXent(_Contrastive):
 
 @dataclass(frozen=True)
 class _MaskedContrastive:
-    """Contrastive loss in which only views of the samples with ``mask`` (B,) 1 are candidates."""
+    """Contrastive loss ``loss`` in which only views of the samples whose ``mask`` (B,) is 1 are candidates."""
 
     loss: _Contrastive
     mask: Tensor

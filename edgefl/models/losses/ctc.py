@@ -81,12 +81,15 @@ class CTC:
         return TensorSpec((self.length,), torch.int64, out.shape[1])
 
     def _states(self, y: Tensor) -> Tensor:
-        """Return the text with a blank before, between and after its symbols, (B, 2 length + 1)."""
+        """Return the symbols of the text ``y`` with a blank before, between and after them, (B, 2 length + 1)."""
         blanks = torch.full_like(y, self.blank)
         pairs = torch.stack((blanks, y), dim=2).reshape(len(y), -1)
         return torch.cat((pairs, blanks[:, :1]), dim=1)
 
     def _skips(self, states: Tensor) -> Tensor:
-        """Return a bool mask of the states that may follow the second state before them, with no blank in between."""
+        """Return a bool mask (B, 2 length + 1) of the states that may directly follow the state two positions before.
+
+        These are symbols that differ from the symbol before them.
+        """
         before = torch.cat((states[:, :2], states[:, :-2]), dim=1)
         return (states != self.blank) & (states != before)

@@ -66,11 +66,14 @@ class ExitLoss:
 
     @property
     def scalars(self) -> tuple[str, ...]:
-        """Names of the scalars that the round announces."""
+        """Names of the scalars that the round announces: ``kd_weight`` if :attr:`announced`, else none."""
         return (WEIGHT,) if self.announced else ()
 
     def at(self, scalars: Mapping[str, Tensor]) -> ExitLoss:
-        """Return the loss with the weight that a round announces."""
+        """Return a copy with the weight that a round announces.
+
+        ``scalars`` has the scalars of the round by name, among them ``kd_weight``, of shape ().
+        """
         return replace(self, kd_weight=scalars[WEIGHT])
 
     def each(self, out: Tensor, y: Tensor) -> Tensor:
@@ -79,7 +82,12 @@ class ExitLoss:
         return self._over_exits(out, lambda logits: self.base.each(logits, y), self._distillation)
 
     def batch_loss(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the value that training minimises for a batch, ()."""
+        """Return the value that training minimises for a batch, of shape ().
+
+        Args:
+            out: Outputs of all m exits (B, m, *out), or of the last exit alone (B, *out).
+            y: Labels of the batch.
+        """
         if not isinstance(self.base, WholeBatchLoss):
             return batch_mean(self, self.each(out, y), y)
         if out.dim() == self.rank:
@@ -92,7 +100,10 @@ class ExitLoss:
         return self._over_exits(out, lambda logits: training_loss(self.base, logits, y), distilled)
 
     def is_separable(self, out: TensorSpec) -> bool:
-        """Return True if the base loss is separable (:func:`edgefl.models.losses.loss.is_separable`)."""
+        """Return True if the loss of one exit is a mean of independent values per sample.
+
+        See :func:`edgefl.models.losses.loss.is_separable`.
+        """
         return is_separable(self.base, out)
 
     def _over_exits(
@@ -104,7 +115,7 @@ class ExitLoss:
         """Return the weighted mean of the exits' losses, of the shape that ``loss_of`` returns.
 
         Args:
-            out: Outputs of all exits.
+            out: Outputs of all m exits, (B, m, *out).
             loss_of: Function that returns the base loss of one exit's output.
             distilled: Function (last output, early output) that returns the weighted divergence.
         """
@@ -116,8 +127,9 @@ class ExitLoss:
         return total / (count * (count + 1) / 2)
 
     def _distillation(self, last: Tensor, early: Tensor) -> Tensor | float:
-        """Return ``kd_weight`` times the divergence of an early exit from the last one, (B,), or 0.0
-        without distillation.
+        """Return ``kd_weight`` times the divergence of an early exit from the last one, (B,); 0.0 without distillation.
+
+        ``last`` and ``early`` are outputs (B, *out) of one exit. ``last`` gets no gradient.
         """
         off = not isinstance(self.kd_weight, Tensor) and not self.kd_weight
         if off or not isinstance(self.base, ClassificationLoss):
@@ -143,7 +155,10 @@ class ExitLoss:
         return self.base.sums(self._last(out), y) if isinstance(self.base, LossWithMetrics) else {}
 
     def _last(self, out: Tensor) -> Tensor:
-        """Return the output of the last exit."""
+        """Return the output of the last exit, (B, *out).
+
+        ``out`` may be this output alone, or that of all exits (B, m, *out).
+        """
         return out if out.dim() == self.rank else out[:, -1]
 
 
@@ -155,7 +170,7 @@ def divergence(teacher: Tensor, student: Tensor, temperature: float = TEMPERATUR
     Args:
         teacher: Logits of the target distribution.
         student: Logits of the estimate.
-        temperature: T.
+        temperature: The divisor T of the logits.
     """
     target, estimate = (F.log_softmax(logits / temperature, dim=-1) for logits in (teacher, student))
     each = (target.exp() * (target - estimate)).sum(dim=-1)

@@ -32,7 +32,7 @@ Inputs = TensorSpec | Mapping[str, TensorSpec]
 def lift_loss(
     root: nn.Module, sample: Inputs, output: Output, loss: ModelLoss, labels: TensorSpec | None
 ) -> OwnLoss:
-    """Return the loss that a module computes from its output and the labels.
+    """Return the loss that a module computes itself, as a function of its output and the labels.
 
     The module is traced with labels in training and in inference mode, because some models smooth labels or add terms
     only in training.
@@ -45,8 +45,8 @@ def lift_loss(
         labels: One label of the data.
 
     Raises:
-        ModelError: The module cannot be traced, or its loss needs more than the output and the labels. Also if the loss
-            differs between training and inference, or counts labels that the data ignore.
+        ModelError: The module cannot be traced, or its loss needs more than the output and the labels. Also if the
+            loss differs between training and inference, or counts labels that the data ignore.
     """
     label = loss.label_of_data(labels)
     inputs = {"": sample} if isinstance(sample, TensorSpec) else dict(sample)
@@ -63,7 +63,10 @@ def lift_loss(
 
 
 def _check_same(training: list[str], inference: list[str], name: str) -> None:
-    """Raise ModelError if the operations of the loss differ between training and inference."""
+    """Raise ModelError if the operations of the loss differ between training and inference.
+
+    Both are lists of :meth:`_LossGraph.describe`; ``name`` is the class of the module.
+    """
     different = next((pair for pair in zip_longest(training, inference) if pair[0] != pair[1]), None)
     if different is not None:
         found = [shorten(line or "nothing", _MOST_SHOWN) for line in different]
@@ -77,7 +80,14 @@ def _check_same(training: list[str], inference: list[str], name: str) -> None:
 
 
 def _check_ignored(function: fx.GraphModule, out: TensorSpec, label: TensorSpec, name: str) -> None:
-    """Raise ModelError if labels that the data ignore contribute to the loss."""
+    """Raise ModelError if labels that the data ignore contribute to the loss. Runs it on a batch of only ignored labels.
+
+    Args:
+        function: Graph module (outputs, labels) of the loss.
+        out: One output sample.
+        label: One label, with the ignored number.
+        name: Class of the module, for the error text.
+    """
     if label.ignored is None:
         return
     outputs = torch.randn((_ROWS, *out.shape), generator=torch.Generator().manual_seed(0))
@@ -99,7 +109,14 @@ def _check_ignored(function: fx.GraphModule, out: TensorSpec, label: TensorSpec,
 def _returning_loss(
     root: nn.Module, inputs: tuple[str, ...], output: Output, loss: ModelLoss
 ) -> Iterator[None]:
-    """Replace the forward of ``root`` for the block: it takes the inputs and the labels, and returns output and loss."""
+    """Replace the forward of ``root`` for the block. It takes all inputs and then the labels, and returns (output, loss).
+
+    Args:
+        root: Module.
+        inputs: Names of the inputs. The first is passed by position.
+        output: Selects the output among the returned values.
+        loss: Names of the labels' argument and of the loss in the returned value.
+    """
     original, name = root.forward, type(root).__name__
 
     def forward(*inputs_and_labels: Any) -> tuple[Tensor, Tensor]:
@@ -120,7 +137,7 @@ def _returning_loss(
 
 
 class _LossGraph:
-    """Subgraph of an exported module from its output and the labels to its loss."""
+    """Part of an exported module's graph that computes the loss from the module's output and the labels."""
 
     def __init__(self, algorithm: ExportedProgram, root: nn.Module) -> None:
         self._name = type(root).__name__
@@ -145,12 +162,12 @@ class _LossGraph:
 
     @property
     def output(self) -> TensorSpec:
-        """Output of the model for one sample."""
+        """Spec of one output sample of the model."""
         value = self._output.meta["val"]
         return TensorSpec(tuple(value.shape[1:]), value.dtype)
 
     def describe(self) -> list[str]:
-        """Return one line per operation and constant. Equal lists mean the same computation in the same order."""
+        """Return one line per operation and constant. Two graphs with equal lists compute the same."""
         needed = self._needed_nodes()
         names: dict[fx.Node, str] = {self._output: "out", self._labels: "y"}
         lines = []
@@ -166,7 +183,7 @@ class _LossGraph:
         return [*lines, f"returned({names.get(self._loss, '')})"]
 
     def module(self) -> fx.GraphModule:
-        """Return a graph module (out, y) that computes the loss."""
+        """Return a new graph module whose call (outputs, labels) computes the loss."""
         needed = self._needed_nodes()
         made, held = fx.Graph(), nn.Module()
         copies: dict[fx.Node, Any] = {
@@ -189,7 +206,7 @@ class _LossGraph:
         return module
 
     def _needed_nodes(self) -> set[fx.Node]:
-        """Return the nodes that the loss depends on, down to the output and the labels.
+        """Return the nodes that the loss depends on. The search ends at the output, the labels and the batch size.
 
         Raises:
             ModelError: The loss depends on another input.

@@ -1,9 +1,9 @@
-"""Interfaces of losses: one value per sample, the form of a label, and the metrics of a model.
+"""Interfaces of losses: one value per sample, the spec of a label, and the metrics of a model.
 
 One value per sample can be averaged in training and masked in evaluation. A loss that reduces a batch itself is a
-:class:`WholeBatchLoss`. A loss also defines the label port of every algorithm: its shape, dtype and bounds. Features of
-only some losses are separate protocols: :class:`WeightedLoss`, :class:`CrossSampleLoss`, :class:`ClassificationLoss`,
-:class:`RoundScalarsLoss`, :class:`LossWithMetrics`.
+:class:`WholeBatchLoss`. A loss also defines the label port of every algorithm: its shape, dtype and bounds. Features
+of only some losses are separate protocols: :class:`WeightedLoss`, :class:`CrossSampleLoss`,
+:class:`ClassificationLoss`, :class:`RoundScalarsLoss`, :class:`LossWithMetrics`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,27 @@ from edgefl.errors import ModelError
 
 @runtime_checkable
 class Loss(Protocol):
-    """Interface of a loss of outputs ``out`` (B, ...) and labels ``y``, which have the form of :meth:`label`."""
+    """Interface of a loss of outputs ``out`` (B, ...) and labels ``y`` (B, ...), whose shape and dtype :meth:`label`
+    defines.
+    """
 
     def each(self, out: Tensor, y: Tensor) -> Tensor:
         """Return the loss of each sample, (B,)."""
 
     def correct(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the share of each sample's predictions that are correct, (B,) float32 from 0 to 1. Its mean is the
-        accuracy.
+        """Return the share of each sample's predictions that are correct, (B,) float32 from 0 to 1.
+
+        The mean over the samples is the accuracy.
         """
 
     def label(self, out: TensorSpec) -> TensorSpec:
-        """Return the form of one sample's label for the output ``out`` of one sample. Raises ModelError if it cannot read
-        it.
+        """Return the spec of one sample's label: shape, dtype, bound, and the label to ignore.
+
+        Args:
+            out: Spec of one output sample, without batch dimension.
+
+        Raises:
+            ModelError: The loss cannot read such an output.
         """
 
 
@@ -51,10 +59,13 @@ class WholeBatchLoss(Protocol):
     """
 
     def batch_loss(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the value that training minimises for a batch, ()."""
+        """Return the value that training minimises for a batch, of shape ()."""
 
     def is_separable(self, out: TensorSpec) -> bool:
-        """Return True if, for outputs ``out`` of one sample, that value is a mean of independent values per sample."""
+        """Return True if :meth:`batch_loss` is a mean of independent values per sample.
+
+        ``out`` is the spec of one output sample.
+        """
 
 
 @runtime_checkable
@@ -62,7 +73,7 @@ class CrossSampleLoss(Protocol):
     """Interface of a loss that compares the samples of a batch with each other."""
 
     def among(self, mask: Tensor) -> Loss:
-        """Return the loss that compares only with samples whose ``mask`` (B,) is 1."""
+        """Return a loss that compares samples only with those whose ``mask`` (B,) is 1."""
 
 
 @runtime_checkable
@@ -70,10 +81,10 @@ class ClassificationLoss(Protocol):
     """Interface of a loss whose labels are class numbers and whose outputs are their logits."""
 
     def logits(self, out: Tensor) -> Tensor:
-        """Return the logits of an output, with the classes in the last dimension."""
+        """Return the logits of an output ``out``, with the classes in the last dimension."""
 
     def output(self, logits: Tensor) -> Tensor:
-        """Return the output with these logits; the inverse of :meth:`logits`."""
+        """Return the output with these ``logits``, whose last dimension is the classes; the inverse of :meth:`logits`."""
 
 
 @runtime_checkable
@@ -90,16 +101,17 @@ class RoundScalarsLoss(Protocol):
 
 @runtime_checkable
 class LossWithMetrics(Protocol):
-    """Interface of a loss that defines its own metrics (:mod:`edgefl.wire.metrics`)."""
+    """Interface of a loss that defines its own metrics. Their names and terms are in :mod:`edgefl.wire.metrics`."""
 
     def metrics(self, out: TensorSpec) -> tuple[str, ...]:
-        """Return the names of the metrics for the output ``out`` of one sample, the main one first. Empty: the loss is the
-        only one.
+        """Return the names of the metrics besides the loss, the main one first. Empty: the loss is the only metric.
+
+        ``out`` is the spec of one output sample.
         """
 
     def sums(self, out: Tensor, y: Tensor) -> Tensors:
-        """Return the sums that the metrics need in addition to loss and ``correct``: per sample, (B,) or (B, n) float32,
-        by name.
+        """Return values per sample that the metrics need in addition to loss and ``correct``, by name: (B,) or (B, n)
+        float32.
 
         They are added over rows, batches and devices.
         """
@@ -111,7 +123,7 @@ def sample_weights(loss: Loss, y: Tensor) -> Tensor | None:
 
 
 def batch_mean(loss: Loss, values: Tensor, y: Tensor) -> Tensor:
-    """Return the weighted mean, (), of a value per sample.
+    """Return the weighted mean, of shape (), of a value per sample.
 
     Args:
         loss: Loss that defines the weights.
@@ -128,7 +140,7 @@ def batch_mean(loss: Loss, values: Tensor, y: Tensor) -> Tensor:
 
 
 def training_loss(loss: Loss, out: Tensor, y: Tensor) -> Tensor:
-    """Return the value, (), that training minimises for a batch."""
+    """Return the value, of shape (), that training minimises for a batch: the loss's own, or the mean over the samples."""
     if isinstance(loss, WholeBatchLoss):
         return loss.batch_loss(out, y)
     return batch_mean(loss, loss.each(out, y), y)
@@ -139,7 +151,7 @@ def is_separable(loss: Loss, out: TensorSpec) -> bool:
 
     Args:
         loss: Loss.
-        out: Output of one sample.
+        out: Spec of one output sample.
     """
     return not isinstance(loss, WholeBatchLoss) or loss.is_separable(out)
 
@@ -149,7 +161,7 @@ def check_separable(loss: Loss, out: TensorSpec, what: str) -> None:
 
     Args:
         loss: Loss.
-        out: Output of one sample.
+        out: Spec of one output sample.
         what: Feature that needs it, for the error text.
 
     Raises:
@@ -166,14 +178,18 @@ def check_separable(loss: Loss, out: TensorSpec, what: str) -> None:
 
 
 def among(loss: Loss, mask: Tensor) -> Loss:
-    """Return ``loss`` restricted to the samples whose ``mask`` (B,) is 1. Returns ``loss`` itself if its samples are
-    independent.
+    """Return a loss that compares only samples whose ``mask`` (B,) is 1, such as those that do not pad a batch.
+
+    If ``loss`` compares no samples with each other, it is returned itself.
     """
     return loss.among(mask) if isinstance(loss, CrossSampleLoss) else loss
 
 
 def metrics_of(loss: Loss, out: TensorSpec) -> tuple[str, ...]:
-    """Return the names of a loss's metrics, the main one first. A loss that defines none has ``accuracy``."""
+    """Return the names of a loss's metrics besides the loss, the main one first.
+
+    A loss that defines none itself has ``accuracy``. ``out`` is the spec of one output sample.
+    """
     return loss.metrics(out) if isinstance(loss, LossWithMetrics) else ("accuracy",)
 
 
@@ -187,9 +203,9 @@ def sums_of(loss: Loss, out: Tensor, y: Tensor, mask: Tensor) -> Tensors:
         mask: 1 for the samples that count, (B,).
 
     Returns:
-        Sums by name: ``loss_sum`` and ``correct``, (), and ``count``, the number of samples. If the loss weights
+        Sums by name: ``loss_sum``, ``correct`` and ``count``, the number of samples, each (). If the loss weights
         samples, also ``weight``, ``weighted_loss`` and ``weighted_correct``. Then the loss's own sums
-        (:meth:`LossWithMetrics.sums`).
+        (:meth:`LossWithMetrics.sums`), () or (n,).
     """
     present = among(loss, mask)
     losses, correct = present.each(out, y), present.correct(out, y)
@@ -211,22 +227,19 @@ def _masked_sum(each: Tensor, mask: Tensor) -> Tensor:
 
 
 def without_absent(loss: ClassificationLoss, out: Tensor, counts: Tensor) -> Tensor:
-    """Set the logits of classes without local samples to 0, so that they get no gradient (HeteroFL).
+    """Return outputs whose logits of classes without local samples are 0, so that they get no gradient (HeteroFL).
 
     Args:
         loss: Loss that reads the output.
-        out: Outputs of a batch.
+        out: Outputs of a batch. They are not changed.
         counts: Number of local samples of each class, (classes,).
-
-    Returns:
-        The changed outputs.
     """
     logits = loss.logits(out)
     return loss.output(torch.where(counts > 0, logits, torch.zeros_like(logits)))
 
 
 def negative_log_likelihood(logits: Tensor, y: Tensor, smoothing: float, dim: int = -1) -> Tensor:
-    """Return the cross-entropy of each label.
+    """Return the cross-entropy of each label, of the shape of ``y``.
 
     The label's log-probability is gathered. In ONNX Runtime this takes at most two thirds of the time of a comparison
     with all classes, for 10 to 33,278 classes.
@@ -243,12 +256,18 @@ def negative_log_likelihood(logits: Tensor, y: Tensor, smoothing: float, dim: in
 
 
 def class_labels(y: Tensor, ignored: int | None) -> Tensor:
-    """Return ``y`` with ``ignored`` labels replaced by class 0, because a gather must not see a label that is no class."""
+    """Return ``y`` with each label ``ignored`` replaced by class 0; ``y`` itself if ``ignored`` is None.
+
+    A gather by labels needs this, because an ignored label need not be a class.
+    """
     return y if ignored is None else torch.where(y != ignored, y, torch.zeros_like(y))
 
 
 def counted_labels(y: Tensor, ignored: int | None) -> Tensor | None:
-    """Return 1.0 where a label counts and 0.0 where it is ``ignored``, float32 like ``y``. None if all labels count."""
+    """Return 1.0 where a label counts and 0.0 where it equals ``ignored``, float32 of the shape of ``y``.
+
+    Return None if ``ignored`` is None, because all labels count.
+    """
     return None if ignored is None else (y != ignored).to(torch.float32)
 
 
@@ -278,11 +297,11 @@ def check_smoothing(smoothing: float) -> None:
 
 
 def output_error(loss: Loss, out: TensorSpec, expected: str) -> ModelError:
-    """Return the error for an output that a loss cannot read.
+    """Return the ModelError for an output that a loss cannot read.
 
     Args:
         loss: Loss.
-        out: Output of one sample.
+        out: Spec of one output sample.
         expected: Description of the outputs that the loss reads.
     """
     return ModelError(

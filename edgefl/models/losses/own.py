@@ -34,7 +34,7 @@ class LossTrial:
     """Result of running a user's loss on random data.
 
     Attributes:
-        labels: Form of one sample's label.
+        labels: Spec of one sample's label.
         separable: True if the loss of a sample does not depend on the other samples.
     """
 
@@ -53,8 +53,8 @@ def try_loss(
     Args:
         function: User's function (outputs, labels), which returns one loss or one per sample.
         name: Its name, for errors.
-        out: Output of one sample.
-        labels: Form of one sample's label.
+        out: Spec of one output sample.
+        labels: Spec of one sample's label.
         alone: Function (outputs, labels) that evaluates ``function`` on each sample separately.
 
     Raises:
@@ -116,10 +116,14 @@ def _try_once(
 
 
 def draw(out: TensorSpec, labels: TensorSpec) -> tuple[Tensor, Tensor]:
-    """Return random outputs and labels of a batch. Classes occur in unequal numbers, and some labels are ignored ones.
+    """Return (outputs, labels) of a random batch, always the same for equal arguments.
 
-    The batch size differs from every dimension of a sample, so that a result with that size must be one value per
-    sample.
+    Classes occur in unequal numbers, and some labels are ignored ones. The batch size differs from every dimension of a
+    sample, so that a result with that size must be one value per sample.
+
+    Args:
+        out: Spec of one output sample.
+        labels: Spec of one sample's label.
     """
     generator = torch.Generator().manual_seed(0)
     fits = max(3, _MOST_ENTRIES // max(1, torch.Size(out.shape).numel()))
@@ -143,7 +147,10 @@ def draw(out: TensorSpec, labels: TensorSpec) -> tuple[Tensor, Tensor]:
 
 
 def _check_result(values: object, name: str, rows: int) -> None:
-    """Raise ModelError unless ``values`` is a differentiable float tensor of shape () or (rows,)."""
+    """Raise ModelError unless ``values`` is a differentiable float tensor of shape () or (rows,).
+
+    ``values`` is what the loss ``name`` returned for ``rows`` samples.
+    """
     if not isinstance(values, Tensor) or values.shape not in ((), (rows,)):
         found = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise ModelError(
@@ -160,7 +167,7 @@ def _check_result(values: object, name: str, rows: int) -> None:
 
 
 def _check_state(name: str, before: Snapshot) -> None:
-    """Raise ModelError if the function has changed Python state since the snapshot ``before``."""
+    """Raise ModelError if the function has changed Python state since the snapshot ``before``. ``name`` is its name."""
     changed = [each.path for each in before.changes()]
     if changed:
         raise ModelError(
@@ -262,8 +269,9 @@ class OwnLoss:
         """Return this loss if it has labels, else a copy with the labels of the data.
 
         Args:
-            labels: One label of the data. None: unknown; for a loss module of torch they are derived from the output.
-            out: Output of one sample.
+            labels: Spec of one label of the data. None: unknown; for a loss module of torch they are derived from the
+                output.
+            out: Spec of one output sample.
         """
         if self.labels is not None:
             return self
@@ -276,11 +284,20 @@ class OwnLoss:
         return values if values.dim() == 0 else values.mean()
 
     def is_separable(self, out: TensorSpec) -> bool:
-        """Return True if the function returns one loss per sample that does not depend on the other samples."""
+        """Return True if the function returns one loss per sample that does not depend on the other samples.
+
+        Runs the function on random data of the shape of ``out``, the spec of one output sample; the result is cached.
+
+        Raises:
+            ModelError: The labels are unknown, or the function is no usable loss.
+        """
         return self._try_once(out).separable
 
     def each(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the loss of each sample evaluated separately, (B,). For evaluation."""
+        """Return the loss of each sample evaluated separately, (B,). For evaluation.
+
+        A sample whose label alone makes the value NaN has loss 0.
+        """
         with RewriteMode():
             values, reduced = _one_by_one(self.function, out, y)
             if not reduced:
@@ -304,7 +321,11 @@ class OwnLoss:
         return {}
 
     def _try_once(self, out: TensorSpec) -> LossTrial:
-        """Return the cached result of the trial run."""
+        """Run the function once on random data, and return the result, which is cached.
+
+        Raises:
+            ModelError: The labels are unknown, or the function is no usable loss (:func:`try_loss`).
+        """
         if self.labels is None:
             raise ModelError(
                 f"the loss {self.name!r} does not say what labels it reads: give `data`, or "
@@ -333,7 +354,7 @@ def own_loss(function: Function | Loss, labels: TensorSpec | None = None) -> Los
 
 
 def _labels_of(function: Function, out: TensorSpec) -> TensorSpec | None:
-    """Return the form of the labels that a loss module of torch reads with outputs ``out``, or None if it is unknown."""
+    """Return the spec of one label that a loss module of torch reads with outputs ``out``, or None if it is unknown."""
     if isinstance(function, _OF_CLASSES) and out.shape:
         places = out.shape[1:]
         ignored: int | None = getattr(function, "ignore_index", None)
@@ -348,7 +369,7 @@ def _one_by_one(function: Function, out: Tensor, y: Tensor) -> tuple[Tensor, boo
     """Evaluate ``function`` on each sample separately.
 
     Returns:
-        Loss of each sample (B,), and True if the function reduces a batch to one value.
+        (loss of each sample (B,), True if the function reduces a batch to one value).
     """
     reduced = False
 
@@ -374,8 +395,8 @@ class ModelLoss:
     """Loss that a module returns besides its output if its forward gets labels, as models of transformers do.
 
     When the module is split, the loss is extracted from its graph and becomes an :class:`OwnLoss`. It must be computed
-    from the output and the labels alone, and equally in training and inference. The data define the form of a label.
-    Labels to ignore must be those that the model ignores, often -100.
+    from the output and the labels alone, and equally in training and inference. The data define shape and dtype of a
+    label. Labels to ignore must be those that the model ignores, often -100.
 
     Attributes:
         labels: Name of forward's argument for labels.
@@ -395,7 +416,11 @@ class ModelLoss:
         raise self._refusal()
 
     def label_of_data(self, label: TensorSpec | None) -> TensorSpec:
-        """Return ``label``, one label of the data. Raises ModelError if it is None."""
+        """Return ``label``, the spec of one label of the data.
+
+        Raises:
+            ModelError: It is None, because there are no data.
+        """
         if label is None:
             raise ModelError(
                 "the loss `model` does not say what labels it reads: give `data`, or the TensorSpec of one sample's label "
@@ -404,7 +429,7 @@ class ModelLoss:
         return label
 
     def _refusal(self) -> ModelError:
-        """Return the error for a model of units, from which no loss can be extracted."""
+        """Return the error for a model that consists of units already, from which no loss can be extracted."""
         return ModelError(
             "the loss `model` is what an nn.Module returns when it is given labels; this model is made of units already: "
             "name another loss"

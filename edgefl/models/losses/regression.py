@@ -17,7 +17,10 @@ TOLERANCE = 0.5
 
 
 class _Regression:
-    """Base of regression losses: labels and metrics."""
+    """Base of regression losses.
+
+    It defines labels, correct answers (by the attribute ``tolerance``) and the metric ``mae``.
+    """
 
     tolerance: float
 
@@ -140,13 +143,13 @@ class Quantile(_Regression):
         return super().sums(self._median(out), y)
 
     def _median(self, out: Tensor) -> Tensor:
-        """Return the output of the level nearest to 0.5."""
+        """Return the output of the level nearest to 0.5, of the shape of the labels."""
         if len(self.levels) == 1:
             return out
         return out[..., min(range(len(self.levels)), key=lambda at: abs(self.levels[at] - 0.5))]
 
 
 def _pinball(out: Tensor, y: Tensor, level: float) -> Tensor:
-    """Return the pinball loss of each entry for one level."""
+    """Return the pinball loss of each entry for the quantile ``level``, of the shape of ``out``."""
     error = y - out
     return torch.maximum(level * error, (level - 1.0) * error)

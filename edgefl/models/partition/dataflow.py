@@ -48,12 +48,12 @@ class Dataflow:
 
     @cached_property
     def operations(self) -> tuple[fx.Node, ...]:
-        """All operations in order."""
+        """All operations of the graph in order, without placeholders and output."""
         return tuple(node for node in self.graph.graph.nodes if node.op == "call_function")
 
     @cached_property
     def steps(self) -> tuple[fx.Node, ...]:
-        """Operations that depend on the input, in order."""
+        """Steps (operations that depend on the input), in order."""
         return tuple(node for node in self.operations if node in self._input_dependent)
 
     @cached_property
@@ -62,7 +62,7 @@ class Dataflow:
         return {self.graph.source: -1} | {node: position for position, node in enumerate(self.steps)}
 
     def is_batch_size(self, node: fx.Node) -> bool:
-        """Return True if the value of ``node`` is the batch size."""
+        """Return True if the value of ``node`` is the size of the batch, an integer, and no tensor."""
         value = node.meta.get("val")
         return isinstance(value, torch.SymInt) and _size(value) == self._batch
 
@@ -72,14 +72,16 @@ class Dataflow:
         return call is not None and isinstance(self.graph.root.get_submodule(call.path), InputLayer)
 
     def inputs_of(self, node: fx.Node) -> list[fx.Node]:
-        """Return the nodes that ``node`` reads, and the earlier operations that wrote in place to the memory that it
-        reads.
+        """Return the nodes that ``node`` depends on.
+
+        They are the nodes that it reads, and the earlier operations that wrote in place to the memory that it reads.
         """
         return [*node.all_input_nodes, *self._earlier_writes.get(node, ())]
 
     def dependencies(self, step: fx.Node) -> frozenset[fx.Node]:
-        """Return ``step`` and all nodes that it needs, back to other steps: operations that are no steps, weights and
-        constants.
+        """Return the nodes that a unit needs to compute ``step``, apart from the results of earlier steps.
+
+        They are ``step`` itself, and operations independent of the input, weights and constants that it needs.
         """
         nodes: set[fx.Node] = set()
         waiting = [step]
@@ -95,12 +97,15 @@ class Dataflow:
 
     @cached_property
     def weights_used(self) -> tuple[frozenset[str], ...]:
-        """Names of the state tensors that each step uses."""
+        """Names of the state tensors that each step uses, by index of the step."""
         return tuple(frozenset(self._state_names(self.dependencies(step))) for step in self.steps)
 
     @cached_property
     def kernels(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the weights with two or more dimensions that each step uses, except elementwise."""
+        """Names of the kernels that each step uses, by index of the step.
+
+        A kernel is a weight of two or more dimensions that is not only used elementwise.
+        """
         dimensions = {name: tensor.dim() for name, tensor in self.graph.root.state_dict().items()}
         return tuple(
             ()
@@ -115,7 +120,11 @@ class Dataflow:
 
     @cached_property
     def live_values(self) -> tuple[tuple[fx.Node, ...], ...]:
-        """Values that are live after each step: the input or results so far that a later step needs."""
+        """Values that are live after each step, by index of the step: the input, or results so far, that a later step
+        needs.
+
+        If units may read the input again (:attr:`reread_input`), it is left out.
+        """
         last = {node: index for node, index in self.step_index.items() if index < 0}
         for index, step in enumerate(self.steps):
             for reached in self.dependencies(step):
@@ -130,8 +139,9 @@ class Dataflow:
 
     @cached_property
     def state_on_both_sides(self) -> tuple[frozenset[str], ...]:
-        """Names of the state tensors that are used both up to each step and after it. Tied weights have the first of their
-        names.
+        """Names of the state tensors that are used both up to each step and after it, by index of the step.
+
+        Tied weights have the first of their names.
         """
         first: dict[str, int] = {}
         last: dict[str, int] = {}
@@ -146,12 +156,15 @@ class Dataflow:
 
     @cached_property
     def shareable_weights(self) -> frozenset[str]:
-        """Names of the parameters, which several units may read. A buffer that forward changes belongs to one unit."""
+        """Names of the parameters, which several units may read, each under the first of its names.
+
+        A buffer that forward changes is left out, because it belongs to one unit.
+        """
         state = self.graph.root.state_dict(keep_vars=True)
         return self.first_names(name for name, tensor in state.items() if isinstance(tensor, nn.Parameter))
 
     def first_names(self, names: Iterable[str]) -> frozenset[str]:
-        """Return the state tensors with these names, each under the first of its names."""
+        """Return ``names`` of state tensors, where a tied tensor, which has several names, has the first of them."""
         return frozenset(self._first_name[name] for name in names)
 
     @cached_property
@@ -163,7 +176,8 @@ class Dataflow:
     def is_valid_cut(self, index: int) -> bool:
         """Return True if a cut may lie after the step at ``index``.
 
-        One tensor with a batch dimension is live there, and both sides need no common state except shared weights.
+        One tensor with a batch dimension is live there, and both sides have no state tensor in common except shared
+        weights.
         """
         live = self.live_values[index]
         return (
@@ -187,8 +201,9 @@ class Dataflow:
         return bool(leading == self._batch) and not any(varies)
 
     def _computed_inputs(self, node: fx.Node) -> list[fx.Node]:
-        """Return the inputs of ``node``. Empty for the batch size and for additional inputs, which every unit reads
-        itself.
+        """Return the nodes that ``node`` depends on.
+
+        The batch size and additional inputs depend on none, because every unit reads them itself.
         """
         has_own = self.is_batch_size(node) or self.is_extra_input(node)
         return [] if has_own else self.inputs_of(node)
@@ -205,7 +220,7 @@ class Dataflow:
 
     @cached_property
     def _batch(self) -> Any:
-        """Batch size of the input."""
+        """Size of the batch in the trace: a number, or a sympy expression if it is symbolic."""
         return _size(self.graph.source.meta["val"].shape[0])
 
     @cached_property
@@ -231,7 +246,10 @@ class Dataflow:
 
     @cached_property
     def _written_groups(self) -> tuple[tuple[fx.Node, ...], ...]:
-        """Groups of nodes that share memory, in order. Only groups with an operation that writes."""
+        """Groups of nodes that share memory, each in the order of the graph.
+
+        Groups in which no operation writes are left out.
+        """
         owner: dict[fx.Node, fx.Node] = {}
         for node in self.graph.graph.nodes:
             bases = [owner[base] for base in _aliased_arguments(node)]
@@ -245,7 +263,7 @@ class Dataflow:
 
     @cached_property
     def _earlier_writes(self) -> Mapping[fx.Node, Sequence[fx.Node]]:
-        """Earlier operations that write to memory that an operation reads, by that operation."""
+        """Earlier operations that write in place to memory that an operation reads, by the reading operation."""
         order = {node: position for position, node in enumerate(self.operations)}
         by_reader: dict[fx.Node, list[fx.Node]] = {}
         for group in self._written_groups:
@@ -281,6 +299,10 @@ def check_not_random(graph: TracedGraph, remedy: str) -> None:
 def check_same_in_both_modes(inference: TracedGraph, training: TracedGraph) -> None:
     """Check that the code outside of leaf modules computes the same in training and in inference.
 
+    Args:
+        inference: Trace of the module in inference mode.
+        training: Trace of the same module in training mode.
+
     Raises:
         ModelError: An operation differs between the two graphs.
     """
@@ -301,7 +323,7 @@ def check_same_in_both_modes(inference: TracedGraph, training: TracedGraph) -> N
 
 
 def _size(size: int | torch.SymInt) -> Any:
-    """Return a size as a number, or as a formula if it depends on the batch size."""
+    """Return a size as a number, or as a sympy expression if it depends on the batch size."""
     return size.node.expr if isinstance(size, torch.SymInt) else size
 
 
@@ -313,7 +335,7 @@ def _base_of_view(node: fx.Node) -> fx.Node:
 
 
 def _aliased_arguments(node: fx.Node) -> list[fx.Node]:
-    """Return the arguments whose memory the result may share."""
+    """Return the arguments of ``node`` whose memory its result may share."""
     if node.target is operator.getitem:
         return [argument for argument in node.args[:1] if isinstance(argument, fx.Node)]
     schema = getattr(node.target, "_schema", None)

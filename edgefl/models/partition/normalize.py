@@ -23,7 +23,7 @@ _FILLINGS = {
 
 
 def normalize(module: fx.GraphModule) -> fx.Graph:
-    """Normalize the graph of ``module`` in place and return it.
+    """Normalize the graph of ``module``, the result of an export, in place and return it.
 
     Inlines the regions of ``no_grad`` and ``autocast``, turns indices that were read from tensors into tensors, and
     removes dead operations.
@@ -41,7 +41,11 @@ def normalize(module: fx.GraphModule) -> fx.Graph:
 
 
 def _inline_regions(module: fx.GraphModule) -> None:
-    """Replace the regions of ``no_grad`` and ``autocast`` by their operations, in place."""
+    """Replace the regions of ``no_grad`` and ``autocast`` by their operations, in place.
+
+    Raises:
+        ModelError: A region enables gradients or autocast.
+    """
     regions = torch.ops.higher_order
     for node in list(module.graph.nodes):
         if node.target is regions.wrap_with_set_grad_enabled:
@@ -140,18 +144,20 @@ def arguments(node: fx.Node) -> tuple[Any, ...]:
 
 
 def writes(node: fx.Node) -> bool:
-    """Return True if the operation changes one of its arguments in place."""
+    """Return True if the operation of ``node`` changes one of its arguments in place."""
     schema = getattr(node.target, "_schema", None)
     return bool(schema is not None and schema.is_mutable)
 
 
 def is_random(node: fx.Node) -> bool:
-    """Return True if the operation can draw random numbers."""
+    """Return True if the operation of ``node`` can draw random numbers, whatever its arguments are."""
     return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 
 
 def random_nodes(graph: fx.Graph) -> list[fx.Node]:
-    """Return the operations that draw random numbers, except dropout, which can become a layer."""
+    """Return the operations of a graph that draw random numbers with their arguments, except dropout, which can become
+    a layer.
+    """
     return [node for node in graph.nodes if _draws(node)]
 
 
@@ -168,7 +174,7 @@ def _draws(node: fx.Node) -> bool:
 
 
 def vmap_nodes(graph: fx.Graph) -> list[fx.Node]:
-    """Return the nodes that enter or leave ``torch.vmap``. They cannot run outside of it."""
+    """Return the nodes that enter or leave ``torch.vmap``. They cannot run outside of the mapped function."""
     return [
         node
         for node in graph.nodes
@@ -192,7 +198,7 @@ def path_of(node: fx.Node) -> str:
 def module_of(node: fx.Node) -> str:
     """Return the innermost submodule in whose forward the operation was called, as ``path (class)``.
 
-    For the root it is the class alone, and "" if it is unknown.
+    For the root it is only the class; "" if it is unknown.
     """
     stack = list(node.meta.get("nn_module_stack", {}).values())
     if not stack:

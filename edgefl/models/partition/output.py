@@ -23,7 +23,8 @@ def select_output(returned: object, output: Output, name: str) -> Tensor:
 
     Args:
         returned: Tensor, or a mapping, a dataclass, a tuple or a list with tensors.
-        output: Selects the output.
+        output: Key, attribute or position of the output. None: the tensor itself, else ``logits``, else the first
+            floating tensor.
         name: Class of the model, for the error text.
 
     Raises:
@@ -56,7 +57,17 @@ def select_output(returned: object, output: Output, name: str) -> Tensor:
 
 @contextmanager
 def output_only(root: nn.Module, output: Output) -> Iterator[None]:
-    """Make calls of ``root`` in the block return only its output, after its hooks ran. Also disables key caches."""
+    """Make calls of ``root`` in the block return only its output, after its hooks ran.
+
+    Caches of keys are disabled in the block, because they would be a second output.
+
+    Args:
+        root: Module.
+        output: Selects the output.
+
+    Raises:
+        ModelError: A call returns no such tensor. Calls raise it.
+    """
     call: Callable[..., Any] = root._call_impl
 
     def call_for_output(*args: Any, **kwargs: Any) -> Tensor:
@@ -67,8 +78,9 @@ def output_only(root: nn.Module, output: Output) -> Iterator[None]:
 
 
 def return_output_only(root: nn.Module, output: Output) -> nn.Module:
-    """Change ``root`` in place so that all calls return only its output, after its hooks ran. Disables key caches. Return
-    ``root``.
+    """Change ``root`` in place so that all calls return only its output, after its hooks ran, and return ``root``.
+
+    Its class becomes a subclass. Caches of keys are disabled, because they would be a second output.
     """
     kind = type(root)
     for config in filter(None, map(_caching_config, root.modules())):
@@ -94,7 +106,7 @@ def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Abstract
 
 @contextmanager
 def _replaced_attribute(module: nn.Module, name: str, value: object) -> Iterator[None]:
-    """Set an attribute of ``module`` for the block and restore it afterwards."""
+    """Set the attribute ``name`` of ``module`` itself for the block, and restore or delete it afterwards."""
     own = {name: module.__dict__[name]} if name in module.__dict__ else {}
     module.__dict__[name] = value
     try:
@@ -106,9 +118,7 @@ def _replaced_attribute(module: nn.Module, name: str, value: object) -> Iterator
 
 @contextmanager
 def without_cache(root: nn.Module) -> Iterator[None]:
-    """Set ``use_cache`` of all configurations in ``root`` to False for the block. A cache of keys would be a second
-    output.
-    """
+    """Set ``use_cache`` of all configurations in ``root`` to False for the block. A cache would be a second output."""
     configs = {id(config): config for config in map(_caching_config, root.modules()) if config is not None}
     for config in configs.values():
         config.use_cache = False
@@ -120,13 +130,16 @@ def without_cache(root: nn.Module) -> Iterator[None]:
 
 
 def _caching_config(module: nn.Module) -> Any:
-    """Return the configuration of ``module`` if it enables a cache of keys, else None."""
+    """Return the configuration of ``module`` if it enables a cache of keys and values of attention, else None."""
     config = module.__dict__.get("config")
     return config if getattr(config, "use_cache", None) is True else None
 
 
 def _parts(value: object) -> Iterator[tuple[str, object]]:
-    """Yield the parts of ``value`` with their key, attribute or position. Yields nothing if it is no container."""
+    """Yield each part of ``value`` as (key, attribute or position as text, part).
+
+    A value that is no container has no parts.
+    """
     if isinstance(value, Mapping):
         yield from ((str(key), part) for key, part in value.items())
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -138,7 +151,7 @@ def _parts(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _tensors(value: object, path: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield all tensors in ``value`` in order, with their paths."""
+    """Yield each tensor in ``value``, at any depth and in order, as (path, tensor). Paths begin with ``path``."""
     for key, part in _parts(value):
         inner = f"{path}.{key}" if path else key
         if isinstance(part, Tensor):

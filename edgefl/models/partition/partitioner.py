@@ -36,8 +36,9 @@ _STATEFUL = (nn.modules.batchnorm._NormBase, nn.RNNBase)
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Return True for layers of torch and of edgefl, and for subclasses of torch's layers with statistics. Cuts never
-    divide them.
+    """Return True if cuts never divide ``module``: a layer of torch or edgefl, or a subclass of a layer with statistics.
+
+    Containers such as ``nn.Sequential`` are no layers.
     """
     package = type(module).__module__
     if isinstance(module, _STATEFUL):
@@ -50,7 +51,7 @@ class UnitCut:
     """Boundary between two units.
 
     Attributes:
-        index: Index of the last step before the cut.
+        index: Index of the last step (operation that depends on the input) before the cut.
         path: Path of the submodule after which the user placed the cut, "" for an automatic cut.
     """
 
@@ -84,11 +85,11 @@ class Partitioner:
     def relax(self, sample: TensorSpec) -> Partitioner:
         """Return a partitioner with weaker conditions if that more than doubles the number of units, else this one.
 
-        First, units may read ``sample`` again: a decoder's classifier looks up at its end where the padding of each
+        First, units may read the input again: a decoder's classifier looks up at its end where the padding of each
         text begins. Second, units on both sides of a cut may read tied weights.
 
         Args:
-            sample: One sample of the input.
+            sample: Spec of one sample of the input.
         """
         partitioner, dataflow = self, self.dataflow
         if any(dataflow.graph.source in values for values in dataflow.live_values):
@@ -100,12 +101,12 @@ class Partitioner:
         return partitioner
 
     def _better(self, other: Partitioner) -> Partitioner:
-        """Return ``other`` if it proposes more than twice as many units, else this partitioner."""
+        """Return ``other`` if it proposes more than twice as many units as this partitioner, else this partitioner."""
         units, more = (1 + len(each.propose()) for each in (self, other))
         return other if more > 2 * units else self
 
     def _tied_weights(self) -> frozenset[str]:
-        """Return the names of the parameters that several layers or operations use."""
+        """Return the names of the parameters that several layers or operations use, each under the first of its names."""
         flow = self.dataflow
         users: dict[str, set[object]] = {}
         for step, names in zip(flow.steps, flow.weights_used, strict=True):
@@ -114,7 +115,7 @@ class Partitioner:
         return frozenset(name for name, uses in users.items() if len(uses) > 1) & flow.shareable_weights
 
     def propose(self, units: int | None = None) -> list[UnitCut]:
-        """Return the automatic cuts in order.
+        """Return the automatic cuts in order; [] if the module stays one unit.
 
         Args:
             units: Merge neighbouring units into at most this many, with balanced numbers of weights. None: do not
@@ -158,13 +159,17 @@ class Partitioner:
         return cuts
 
     def _end_of(self, path: str) -> int:
-        """Return the index of a submodule's last step. Raises ModelError if forward never calls it."""
+        """Return the index of the last step of the submodule ``path``.
+
+        Raises:
+            ModelError: Forward never calls the submodule.
+        """
         if path not in self._spans:
             raise ModelError(f"the submodule {path!r} is never called in forward", cut=path)
         return self._spans[path][1]
 
     def _check(self, cut: UnitCut) -> None:
-        """Raise ModelError unless one tensor crosses the cut, and both sides need no common state."""
+        """Raise ModelError unless exactly one tensor crosses the cut, and both sides need no common state."""
         dataflow = self.dataflow
         live = dataflow.live_values[cut.index]
         if len(live) != 1 or not dataflow.is_sample_tensor(live[0]):
@@ -185,7 +190,10 @@ class Partitioner:
             )
 
     def split(self, cuts: Sequence[UnitCut]) -> list[Subgraph]:
-        """Return the subgraphs between ``cuts``, in order. A cut after the last step has no effect."""
+        """Return the subgraphs between ``cuts``, in order: one more than there are cuts.
+
+        A cut after the last step has no effect.
+        """
         dataflow = self.dataflow
         source: fx.Node = dataflow.graph.source
         subgraphs: list[Subgraph] = []
@@ -197,10 +205,10 @@ class Partitioner:
         return subgraphs
 
     def name(self, subgraphs: Sequence[Subgraph]) -> list[str]:
-        """Return a name for the unit of each subgraph.
+        """Return a unit name for each subgraph, in order.
 
-        It is the path of the submodule that the unit equals. Otherwise it is the largest submodule that contains the
-        unit's first kernel and no state of another unit.
+        It is made of the path of the submodule that the unit equals. Otherwise it is the largest submodule that
+        contains the unit's first kernel and no state of another unit.
         """
         state = frozenset[str]().union(*(each.state_names for each in subgraphs))
         return unit_names(
@@ -209,7 +217,10 @@ class Partitioner:
         )
 
     def _first_weight(self, subgraph: Subgraph) -> str:
-        """Return the name of the subgraph's first kernel, else of its first state tensor, or "" if it has no state."""
+        """Return the name of the subgraph's first kernel (weight of two or more dimensions).
+
+        Without one, return that of its first state tensor, or "" if it has no state.
+        """
         steps = slice(subgraph.start, subgraph.stop)
         kernels = [name for names in self.dataflow.kernels[steps] for name in names]
         others = [name for names in self.dataflow.weights_used[steps] for name in sorted(names)]
@@ -231,7 +242,10 @@ class Partitioner:
         return frozenset(path for path in same | cut_inside if not is_layer(root.get_submodule(path)))
 
     def _find_blocks(self) -> list[str]:
-        """Return the paths of the submodules whose class occurs several times in a list, except stages of such blocks."""
+        """Return the paths of the submodules that cuts must not divide: those whose class occurs several times in a list.
+
+        Submodules that contain such lists themselves and can be cut inside, such as the stages of a ResNet, are left out.
+        """
         root = self.dataflow.graph.root
         classes = _repeated_classes(root)
         instances = {path: type(module) for path, module in root.named_modules() if path in self._spans}
@@ -243,7 +257,9 @@ class Partitioner:
         return [path for path, kind in instances.items() if kind in classes - stages]
 
     def _are_stages(self, paths: Sequence[str]) -> bool:
-        """Return True if some of these submodules repeat a class themselves, and a cut is possible inside each of those."""
+        """Return True if some of the submodules ``paths`` repeat a class in a list themselves, and a cut fits into
+        each of these.
+        """
         root = self.dataflow.graph.root
         spans = [self._spans[path] for path in paths if _repeated_classes(root.get_submodule(path))]
         return bool(spans) and all(
@@ -252,7 +268,10 @@ class Partitioner:
 
 
 def _repeated_classes(module: nn.Module) -> set[type[nn.Module]]:
-    """Return the user's classes that occur several times in one list of submodules of ``module``."""
+    """Return the classes that occur several times in one list of submodules of ``module``.
+
+    Classes of torch are left out.
+    """
     classes: set[type[nn.Module]] = set()
     for part in module.modules():
         if isinstance(part, nn.Sequential | nn.ModuleList):
@@ -269,8 +288,8 @@ def balanced_starts(sizes: Sequence[int], groups: int) -> list[int]:
     """Divide a sequence of sizes into consecutive groups whose largest sum is as small as possible.
 
     Args:
-        sizes: Sizes.
-        groups: Number of groups, if there are that many sizes.
+        sizes: Sizes, at least one.
+        groups: Number of groups. If there are fewer sizes, each is a group of its own.
 
     Returns:
         Index of the first size of each group but the first.
@@ -284,8 +303,9 @@ def balanced_starts(sizes: Sequence[int], groups: int) -> list[int]:
 
 
 def _starts(sizes: Sequence[int], limit: int, runs: int) -> list[int]:
-    """Return the first index of each group but the first: as few groups as the sum ``limit`` allows, but at least
-    ``runs``.
+    """Return the index of the first size of each group but the first.
+
+    Consecutive groups are as few as the largest sum ``limit`` allows, but at least ``runs``.
     """
     starts: list[int] = []
     total = 0
@@ -299,7 +319,10 @@ def _starts(sizes: Sequence[int], limit: int, runs: int) -> list[int]:
 
 
 def unit_names(paths: Iterable[str]) -> list[str]:
-    """Return a unit name for each path: dots become ``_``, and ``_`` is appended while the name is taken."""
+    """Return a different unit name for each path: dots become ``_``, and ``_`` is appended while the name is taken.
+
+    An empty path becomes ``unit``.
+    """
     names: list[str] = []
     for path in paths:
         name = path.replace(".", "_") or "unit"
@@ -311,8 +334,9 @@ def unit_names(paths: Iterable[str]) -> list[str]:
 
 
 def _largest_path(weight: str, others: frozenset[str]) -> str:
-    """Return the path of the largest submodule that contains the tensor ``weight`` and none of ``others``, else
-    ``weight``.
+    """Return the path of the largest submodule that contains the tensor ``weight`` and none of the tensors ``others``.
+
+    If there is none, return ``weight``.
     """
     parts = weight.split(".")
     for length in range(1, len(parts)):

@@ -35,7 +35,11 @@ class ConstantLayer(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Subgraph:
-    """Steps ``start:stop`` of a dataflow, which compute the node ``result`` from the node ``source``."""
+    """Part of a dataflow that becomes one unit: its steps number ``start`` to ``stop - 1``.
+
+    They compute the node ``result`` from the node ``source``, the unit's input. A step is an operation that depends on the
+    input of the model.
+    """
 
     dataflow: Dataflow
     start: int
@@ -45,7 +49,9 @@ class Subgraph:
 
     @property
     def nodes(self) -> list[fx.Node]:
-        """All nodes to compute, in order: the steps and the other nodes that they need."""
+        """All nodes that the module must compute, in order: the steps, and the weights, constants and operations they
+        need.
+        """
         reached = {
             node
             for step in self.dataflow.steps[self.start : self.stop]
@@ -69,13 +75,17 @@ class Subgraph:
         return call.path if _reads_one_tensor(graph.root.get_submodule(call.path), call) else ""
 
     def to_module(self) -> nn.Module:
-        """Return the submodule itself if the subgraph is exactly one call of it, else a new graph module."""
+        """Return the subgraph as a module of one input and one output.
+
+        It is the submodule of the traced module itself if the subgraph is exactly one call of it, else a new graph
+        module. Both share the tensors of the traced module.
+        """
         root = self.dataflow.graph.root
         return root.get_submodule(self.submodule) if self.submodule else _GraphBuilder(self).build()
 
 
 def _reads_one_tensor(module: nn.Module, call: LeafCall) -> bool:
-    """Return True if the call is ``module(x)``, apart from arguments that equal their defaults."""
+    """Return True if ``call``, a call of ``module``, is ``module(x)``, apart from arguments that equal their defaults."""
     args, kwargs = call.arguments
     try:
         parameters = inspect.signature(module.forward)
@@ -151,8 +161,8 @@ class _GraphBuilder:
         return self._graph.create_node("get_attr", name)
 
     def _copy_leaf(self, call: LeafCall, node: fx.Node) -> list[fx.Node]:
+        """Copy the call of a leaf module, which ``node`` represents. Return one node per tensor that it returns."""
         # An extra input only needs to know the number of rows.
-        """Copy the call of a leaf module. Return one node per tensor that it returns."""
         is_extra = self._subgraph.dataflow.is_extra_input(node)
         tensors = [self._x if is_extra else self._copies[argument] for argument in arguments(node)[0]]
         args, kwargs = pytree.tree_map(
@@ -166,7 +176,10 @@ class _GraphBuilder:
         ]
 
     def _copy_dropout(self, node: fx.Node) -> Any:
-        """Replace ``F.dropout`` by a dropout layer, which follows the mode of the unit and not that of the trace."""
+        """Return a call of a new dropout layer instead of ``F.dropout``, or the input itself if the trace dropped nothing.
+
+        The layer follows the mode of the unit and not that of the trace.
+        """
         x, rate, training = arguments(node)
         if not training or not rate:
             return self._copies[x]
@@ -175,7 +188,7 @@ class _GraphBuilder:
         return self._call(name, nn.Dropout(float(rate)), (self._copies[x],), {})
 
     def _call(self, path: str, module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> fx.Node:
-        """Add ``module`` at ``path`` and return a node that calls it."""
+        """Add ``module`` to the graph module at ``path``, and return a node that calls it with these arguments."""
         self._targets[path] = module
         return self._graph.create_node("call_module", path, tuple(args), kwargs)
 

@@ -62,7 +62,7 @@ _UNSTEADY = frozenset({"_call_impl", "_flat_weights", "_flat_weight_refs"})
 
 @dataclass(frozen=True)
 class LeafCall:
-    """One call of a leaf module.
+    """One call of a leaf module (a submodule that a trace does not enter).
 
     Attributes:
         path: Path of the submodule.
@@ -88,7 +88,7 @@ class TracedGraph:
 
     Attributes:
         root: Module that was traced.
-        graph: Its operations.
+        graph: Its operations. The call of a leaf module, which the trace does not enter, is one operation.
         source: Placeholder of the input.
         result: Node of the returned tensor.
         state: Name in ``root.state_dict()`` of each placeholder of a state tensor.
@@ -118,11 +118,14 @@ class TracedGraph:
         return call.path if call is not None else node.name
 
     def operations(self) -> list[fx.Node]:
-        """Return all operations in order."""
+        """Return all operations in order: calls of functions and of leaf modules, without placeholders and output."""
         return [node for node in self.graph.nodes if node.op == "call_function"]
 
     def describe(self) -> list[str]:
-        """Return one line per operation with its arguments. Equal lists mean the same computation in the same order."""
+        """Return one line per operation with its arguments.
+
+        Two traces with equal lists compute the same in the same order.
+        """
         numbers = {node: f"%{number}" for number, node in enumerate(self.operations())}
         lines = []
         for node in numbers:
@@ -164,13 +167,13 @@ class _TraceRecord:
 
     Attributes:
         calls: Calls of leaf modules so far.
-        forwards: Recorded call for each of ``calls``.
-        applied: Number of calls of each class of autograd functions.
+        forwards: Recorded call for each of ``calls``, in the same order.
+        applied: Number of calls of each class of autograd functions, by name of the class.
         returned: Value that the last leaf module returned.
         in_leaf: True while a leaf module runs.
         reads_mode: True if code outside of leaf modules read its mode.
         trained: Tensors that require a gradient in training. Tensors of an export do not have that flag.
-        states: State of each leaf module when the root was called.
+        states: State of each leaf module when the root was called, as :func:`_state_of` returns it.
     """
 
     calls: list[LeafCall] = field(default_factory=list)
@@ -196,7 +199,10 @@ _active: ContextVar[_TraceRecord | None] = ContextVar("active", default=None)
 
 @torch.library.custom_op("edgefl::leaf_module", mutates_args=())
 def _call_leaf(tensors: list[Tensor], index: int) -> list[Tensor]:
-    """Call the leaf module with this index. The operator exists only in graphs and never runs on values."""
+    """Call the leaf module of the recorded call number ``index`` with ``tensors``, and return the tensors that it returns.
+
+    The operator exists only in graphs and never runs on values.
+    """
     raise NotImplementedError
 
 
@@ -217,7 +223,7 @@ _LEAF_OPERATOR = torch.ops.edgefl.leaf_module.default
 
 
 class ModuleTracer:
-    """Tracer of a module on batches of one sample.
+    """Tracer of a module on batches of one kind of sample.
 
     A leaf module is traced into if a call has arguments or results other than tensors and plain constants. So is one
     whose weights, attributes or mode were changed since ``root`` was called, because the unit would not repeat that
@@ -225,7 +231,7 @@ class ModuleTracer:
 
     Args:
         root: Module.
-        sample: One sample of its input, without batch dimension.
+        sample: Spec of one sample of its input, without batch dimension.
         leaf_modules: Paths of the submodules whose calls become one node.
         output: Selects the output among several returned tensors.
     """
@@ -283,7 +289,7 @@ class ModuleTracer:
             yield
 
     def _calling_root(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a wrapper of the root's call that first records the state of all leaf modules."""
+        """Return a wrapper of ``call``, the root's call, that first records the state of all leaf modules."""
 
         def call_root(*args: Any, **kwargs: Any) -> Any:
             self._record.states = {module: _state_of(module) for _, module in self._leaves}
@@ -310,7 +316,9 @@ class ModuleTracer:
             del nn.Module.training
 
     def _apply_function(self, kind: Kind, args: tuple[Any, ...]) -> Any:
-        """Apply an autograd function as a call of a leaf module, which is added to the root.
+        """Apply the autograd function ``kind`` to ``args`` as a call of a leaf module, and return its result.
+
+        The leaf module is added to the root. Inside of another leaf module, the function is applied as usual.
 
         Raises:
             ModelError: An argument or result is neither a tensor nor a plain constant.
@@ -337,7 +345,11 @@ class ModuleTracer:
         return result
 
     def _leaf_forward(self, path: str, module: nn.Module, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Return the replacement of ``original``, the call of the leaf module at ``path``."""
+        """Return a function that replaces ``original``, the call of the leaf module ``module`` at ``path``.
+
+        It records the call and makes it one operation of the graph. If the call cannot be such an operation, it runs
+        ``original``.
+        """
         record = self._record
 
         def call_leaf(*args: Any, **kwargs: Any) -> Any:
@@ -371,7 +383,10 @@ class ModuleTracer:
 
 
 def _state_of(module: nn.Module) -> Hashable:
-    """Return the identities of all modes, attributes and tensors of a module and its parts. Equal if none was replaced."""
+    """Return a key of all modes, attributes and tensors of a module and its parts, by identity.
+
+    Two keys are equal if none was replaced in between.
+    """
     return tuple(
         (name, _identity(value))
         for part in module.modules()
@@ -382,7 +397,7 @@ def _state_of(module: nn.Module) -> Hashable:
 
 
 def _identity(value: object) -> Hashable:
-    """Return a key of a value: the value of a plain constant, else its ``id`` or those of its items."""
+    """Return a hashable key of a value: a plain constant itself, the ``id`` of each item of a container, or the ``id``."""
     if isinstance(value, list | tuple):
         return tuple(map(id, value))
     if isinstance(value, dict):
@@ -411,7 +426,7 @@ def export_module(root: nn.Module, *samples: TensorSpec, sketched: bool = False)
 
     Args:
         root: Module, in the mode to export.
-        samples: One sample of each input of its forward.
+        samples: Spec of one sample of each input of its forward, without batch dimension.
         sketched: Export with a fixed batch size, which takes half the time.
 
     Raises:
@@ -476,15 +491,19 @@ class _TracedMode(TraceableMode):
 
 
 def _requires_gradient(values: Any, record: _TraceRecord | None) -> bool:
-    """Return True if a tensor in ``values`` requires a gradient, or would in training."""
+    """Return True if a tensor in ``values``, at any depth, requires a gradient, or would in training.
+
+    ``record`` has the tensors that would; None: only the flags of the tensors count.
+    """
     tensors = (leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor))
     return any(each.requires_grad or (record is not None and each in record.trained) for each in tensors)
 
 
 @contextmanager
 def _explain_errors(action: str) -> Iterator[None]:
-    """Convert exceptions to ModelError like :func:`user_errors`, with a shorter text if torch itself cannot trace the
-    code.
+    """Convert exceptions of the block to ModelError like :func:`user_errors`. The text begins with ``action``.
+
+    If torch itself cannot trace the code, the text is shorter than torch's.
     """
     try:
         with user_errors(action):
@@ -501,6 +520,11 @@ def _explain_errors(action: str) -> Iterator[None]:
 
 def _read_program(root: nn.Module, program: ExportedProgram, record: _TraceRecord) -> TracedGraph:
     """Return the traced graph of an exported program.
+
+    Args:
+        root: Module that was exported.
+        program: Result of ``torch.export``.
+        record: Record of the trace, with its calls of leaf modules.
 
     Raises:
         ModelError: The output does not depend on the input, or a buffer changes its shape.

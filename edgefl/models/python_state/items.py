@@ -20,20 +20,23 @@ _MISSING = object()
 
 
 class Container(Protocol):
-    """Interface of a container with values by key."""
+    """Interface of a container in which Python stores values by key, such as a dictionary, a class or a closure."""
 
     def read(self) -> dict[Any, Any]:
         """Return the current values by key."""
 
     def write(self, key: Any, value: object) -> None:
-        """Replace one existing value."""
+        """Replace the existing value of ``key``."""
 
     def restore(self, before: Mapping[Any, Any]) -> None:
-        """Restore values that an earlier :meth:`read` returned. Unchanged values are not written."""
+        """Restore the values ``before``, which an earlier :meth:`read` returned. Unchanged values are not written.
+
+        Keys that were added since then are removed, as far as the container allows it.
+        """
 
 
 class DictItems:
-    """Values of a dictionary: all, all except the ``hidden`` names, or only the ``names``."""
+    """Values of the dictionary ``holder``: all, all except the keys ``hidden``, or only the keys ``names``."""
 
     def __init__(
         self, holder: dict[Any, Any], *, names: set[str] | None = None, hidden: frozenset[str] = frozenset()
@@ -85,8 +88,9 @@ class _ObjectContainer:
 
 
 class _AttributeContainer(_ObjectContainer):
-    """Base of containers of attributes. It sets them by the methods of ``_kind``, because the object's own may compute or
-    refuse.
+    """Base of containers of attributes of an object.
+
+    It sets them by the methods of ``_kind``, a class of Python, because the object's own may compute or refuse.
     """
 
     _kind: ClassVar[Any]
@@ -115,7 +119,7 @@ class SlotAttributes(_AttributeContainer):
     _kind = object
 
     def read(self) -> dict[str, Any]:
-        """Return the present values."""
+        """Return the present values by name; names without a value are left out."""
         names = slots_of(type(self.holder))
         return {name: value for name in names if (value := self._value(name)) is not _MISSING}
 
@@ -158,13 +162,15 @@ class ArrayEntries(_ObjectContainer):
     """Entries of a numpy array: one value with all its bytes, or one value per entry if they are objects."""
 
     def read(self) -> dict[Any, Any]:
-        """Return the present entries."""
+        """Return the present entries by flat index if they are objects, else all bytes under the key ""."""
         return (
             dict(enumerate(self.holder.flat)) if self.holder.dtype.hasobject else {"": self.holder.tobytes()}
         )
 
     def write(self, key: Any, value: Any) -> None:
-        """Replace one entry if entries are objects; else all entries, by their bytes."""
+        """Replace the entry with the flat index ``key`` if entries are objects; else all entries, by the bytes
+        ``value``.
+        """
         if self.holder.dtype.hasobject:
             self.holder.flat[key] = value
         else:
@@ -179,7 +185,7 @@ class ArrayEntries(_ObjectContainer):
 
 
 class IteratorPosition:
-    """Position of an iterator.
+    """Container of one value: the position of an iterator.
 
     A position cannot be set, so :meth:`restore` replaces the iterator by a new one at the earlier position. A
     generator, or an iterator in a tuple, cannot be replaced.
@@ -197,7 +203,7 @@ class IteratorPosition:
         return self._owner is not None and _is_restorable(tuple(self.read().values()))
 
     def read(self) -> dict[str, Any]:
-        """Return the present position."""
+        """Return the present position under the key "", as :func:`_position` returns it; {} if the iterator is gone."""
         value = self._place if self._owner is None else self._owner.read().get(self._place)
         return {"": _position(value)} if is_iterator(value) else {}
 
@@ -209,7 +215,7 @@ class IteratorPosition:
         if self._owner is None or not _is_restorable(tuple(before.values())):
             return
         if before and not is_equal(self.read(), before):
-            self._owner.write(self._place, _at((_NESTED, *before[""])))
+            self._owner.write(self._place, _iterator_at((_NESTED, *before[""])))
 
 
 def is_iterator(value: object) -> bool:
@@ -230,7 +236,7 @@ def iterated_values(iterator: Any) -> Iterator[Any]:
 
 
 def _is_restorable(position: tuple[Any, ...]) -> bool:
-    """Return True if an iterator can be created at ``position``."""
+    """Return True if an iterator can be created at ``position``, a result of :func:`_position`."""
     return all(
         each is not _MISSING and (type(each) is not tuple or _is_restorable(each)) for each in position
     )
@@ -241,7 +247,11 @@ _NESTED = object()
 
 
 def _position(iterator: Any) -> tuple[Any, ...]:
-    """Return the position of an iterator: its constructor, the constructor's arguments, and the state to set afterwards."""
+    """Return the position of an iterator as (constructor, its arguments, state to set afterwards).
+
+    The state is missing if there is none to set. If the iterator cannot be created anew, such as a generator, the
+    constructor is ``_MISSING``.
+    """
     if isinstance(iterator, GeneratorType | AsyncGeneratorType):
         frame = getattr(iterator, "gi_frame", None)
         return _MISSING, (), frame and (frame.f_lasti, tuple(map(id, frame.f_locals.values())))
@@ -253,30 +263,33 @@ def _position(iterator: Any) -> tuple[Any, ...]:
 
 
 def _positions(value: Any) -> Any:
-    """Replace iterators in a position by their own positions."""
+    """Return ``value``, a part of a position, with each iterator in it replaced by ``_NESTED`` and its own position."""
     if type(value) is tuple:
         return tuple(map(_positions, value))
     return (_NESTED, *_position(value)) if is_iterator(value) else value
 
 
-def _at(position: Any) -> Any:
-    """Return a new iterator at ``position``. Return any other value unchanged."""
+def _iterator_at(position: Any) -> Any:
+    """Return a new iterator at ``position``, if it is ``_NESTED`` followed by a result of :func:`_position`.
+
+    In other tuples, replace each such item. Return any other value unchanged.
+    """
     if type(position) is not tuple:
         return position
     if position[:1] == (_NESTED,):
         made, arguments, *state = position[1:]
-        iterator = made(*_at(arguments))
+        iterator = made(*_iterator_at(arguments))
         if state and state[0] is not None:
-            iterator.__setstate__(_at(state[0]))
+            iterator.__setstate__(_iterator_at(state[0]))
         return iterator
-    return tuple(map(_at, position))
+    return tuple(map(_iterator_at, position))
 
 
 class SetItems(_ObjectContainer):
     """Items of a set. Each item is its own key."""
 
     def read(self) -> dict[Any, Any]:
-        """Return the present items."""
+        """Return the present items as keys; all values are None."""
         return {each: None for each in self.holder}
 
     def write(self, key: Any, value: object) -> None:
@@ -360,7 +373,7 @@ class DefaultArguments(_ObjectContainer):
 
 
 def _is_same(now: Mapping[Any, Any], before: Mapping[Any, Any]) -> bool:
-    """Return True if keys and values are the same objects in the same order."""
+    """Return True if keys and values of both mappings are the same objects in the same order."""
     return len(now) == len(before) and all(
         a is b and now[a] is before[b] for a, b in zip(now, before, strict=True)
     )

@@ -63,15 +63,15 @@ LruCache = functools._lru_cache_wrapper
 
 
 class StateSearch:
-    """Containers, tensors and cached functions that code can reach.
+    """Search for the containers, tensors and cached functions that code can reach. The constructor runs it.
 
     Args:
         root: Module, or a function.
-        others: Further objects to search, with their path in error texts.
+        others: Further objects to search, as pairs (path in error texts, object).
 
     Attributes:
         containers: Containers of values.
-        tensors: Tensors with their paths, parameters and buffers included.
+        tensors: Pairs (path, tensor), parameters and buffers included.
         caches: Functions with an ``lru_cache``.
     """
 
@@ -246,14 +246,19 @@ class StateSearch:
             self._add([(f"{name}.{each}", names[each]) for each in mentioned & names.keys()], depth)
 
     def _globals_of(self, names: dict[str, Any]) -> set[str]:
-        """Return the set of names that are read in the globals ``names``. The caller adds names to it."""
+        """Return the set of names that code reads in the globals ``names``. The caller adds names to this set."""
         if id(names) not in self._globals:
             self._globals[id(names)] = set()
             self._note(DictItems(names, names=self._globals[id(names)]), "")
         return self._globals[id(names)]
 
     def _note(self, container: Container, prefix: str, suffix: str = "") -> Mapping[Any, Any]:
-        """Add a container, and one for each iterator in it. Return the values of the container."""
+        """Add ``container`` to the result, and one for the position of each iterator in it.
+
+        Return the values of ``container``.
+
+        ``prefix`` and ``suffix`` enclose the key in the path of a value.
+        """
         self.containers.append(container)
         self._affixes[id(container)] = prefix, suffix
         values = container.read()
@@ -265,19 +270,25 @@ class StateSearch:
         return values
 
     def _hold(self, container: Container, depth: int, prefix: str, suffix: str = "") -> None:
-        """Add a container, and queue its values."""
+        """Add ``container`` like :meth:`_note`, and queue its values for the search.
+
+        ``depth`` is the level at which it was found.
+        """
         values = self._note(container, prefix, suffix)
         self._add(((self.path(container, key), value) for key, value in values.items()), depth)
 
     def _add(self, values: Iterable[tuple[str, object]], depth: int) -> None:
-        """Queue values with their paths for the search, one level deeper."""
+        """Queue pairs (path, value) for the search, one level below ``depth``."""
         self._queue.extend(
             (path, value, depth + 1) for path, value in values if not isinstance(value, _LEAVES)
         )
 
 
 def _array_on(value: Any) -> np.ndarray[Any, Any] | None:
-    """Return an array that shares the memory of a C variable, a memory map or a memoryview. None for any other object."""
+    """Return an array that shares the memory of ``value``: a C variable, a memory map or a memoryview.
+
+    Return None for any other object.
+    """
     if type(value) is memoryview or any(each.__module__ in _BUFFERS for each in type(value).__mro__):
         with suppress(TypeError, ValueError, BufferError):
             return np.asarray(memoryview(value))
@@ -297,21 +308,24 @@ def _names(code: CodeType) -> frozenset[str]:
 
 @functools.cache
 def _is_foreign(name: str | None) -> bool:
-    """Return True for a module whose code is not searched. Code without a module is the user's."""
+    """Return True if the code of the module ``name`` is not searched: torch, numpy, edgefl and Python's library.
+
+    Code without a module (None) belongs to the user.
+    """
     return name is not None and name.partition(".")[0] in _FOREIGN
 
 
 def _is_followed(kind: type) -> bool:
+    """Return True if the attributes of the class ``kind`` are searched: one in Python code that is not foreign."""
     # A class made by exec() in a namespace without a name is said to be of builtins.
-    """Return True if the attributes of the class are searched."""
     made = bool(kind.__flags__ & _HEAP_TYPE)
     return made and (kind.__module__ == "builtins" or not _is_foreign(kind.__module__))
 
 
 @functools.cache
 def _is_machinery(name: str) -> bool:
+    """Return True if objects of classes of the module ``name`` are not searched: threads, files, processes, tracers."""
     # The values that processes share are variables of C.
-    """Return True for modules whose objects are not searched: threads, files, processes, tracers."""
     return name != "multiprocessing.sharedctypes" and (
         name.partition(".")[0] in _MACHINERY or name.startswith(_TORCH_MACHINERY)
     )
@@ -322,7 +336,7 @@ def _is_code(value: object) -> bool:
 
 
 def _is_implicit(name: str, kind: type) -> bool:
-    """Return True for methods that Python or torch calls without a name in the code."""
+    """Return True if Python or torch calls the method ``name`` of the class ``kind`` without a name in the user's code."""
     if issubclass(kind, nn.Module):
         return name in ("forward", "__call__", "__getattr__")
     if issubclass(kind, torch.autograd.Function):

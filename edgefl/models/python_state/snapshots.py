@@ -33,7 +33,7 @@ def restored_state(module: nn.Module) -> Iterator[list[Held]]:
     values must not mix.
 
     Yields:
-        Each container with the values that it had before.
+        Pairs (container, values that it had before by key).
     """
     found = StateSearch(module)
     before = [(container, container.read()) for container in found.containers]
@@ -69,19 +69,19 @@ class StateChange:
     steers: bool = True
 
     def value(self) -> object:
-        """Return the current value."""
+        """Return the current value, or the tensor whose entries changed; None if the value was removed."""
         return self.tensor if self.container is None else self.container.read().get(self.key)
 
 
 class Snapshot:
-    """Snapshot of the state that a search found.
+    """Copy of the Python state that a search found, to compare it with the state later or to restore it.
 
     Args:
         references: Result of the search.
         module: Module whose own parameters and buffers are excluded. None: exclude nothing.
 
     Attributes:
-        tensors: All tensors that the search found, with their paths.
+        tensors: All tensors that the search found, as pairs (path, tensor).
     """
 
     def __init__(self, references: StateSearch, module: nn.Module | None = None) -> None:
@@ -102,7 +102,7 @@ class Snapshot:
         ]
 
     def changes(self) -> list[StateChange]:
-        """Return the differences between the snapshot and the current state."""
+        """Return the differences between the snapshot and the current state; [] if there is none."""
         found = [
             StateChange(path, tensor=each, steers=False)
             for path, each, _, values, *_ in self._tensors
@@ -124,7 +124,7 @@ class Snapshot:
         return found
 
     def restore(self) -> None:
-        """Restore all values in place."""
+        """Restore all values of the snapshot in place, also values and gradients of tensors."""
         for container, before in self._held:
             container.restore(before)
         for _, each, data, values, gradient, learns in self._tensors:
@@ -138,8 +138,9 @@ class Snapshot:
 
 
 def snapshot_of(module: nn.Module, loss: object) -> Snapshot:
-    """Return a snapshot of the state that the code of a module and of a loss can change, except the
-    module's own tensors.
+    """Return a snapshot of the Python state that the code of a module and of a loss can change.
+
+    The module's own parameters and buffers are left out.
     """
     # The losses of edgefl hold those of the user.
     roots = [("loss", each) for each in (loss, *getattr(loss, "__dict__", {}).values())]
@@ -156,7 +157,7 @@ def restoring(snapshot: Snapshot) -> Iterator[None]:
 
 
 def _is_managed(key: object) -> bool:
-    """Return True for attributes that torch or edgefl sets."""
+    """Return True if ``key`` is the name of an attribute that torch or edgefl sets, such as ``training``."""
     return isinstance(key, str) and (key == "training" or key.startswith(("edgefl_", "_flat_weight")))
 
 
@@ -166,10 +167,10 @@ def move_to_meta(held: list[Held]) -> list[tuple[Tensor, Tensor]]:
     Scalars stay. The caller restores the originals by :func:`restored_state`.
 
     Args:
-        held: Containers with their values.
+        held: Pairs (container, its values by key).
 
     Returns:
-        Each new tensor with the tensor that it replaces.
+        Pairs (new tensor, tensor that it replaces).
     """
     moved: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -198,8 +199,8 @@ def _clear(caches: list[LruCache[Any]]) -> None:
 
 
 def _has_tensor(cache: LruCache[Any]) -> bool:
-    # The results are referents of a bounded cache, and values of the dictionary that is one of an unbounded cache.
     """Return True if a cached result is or contains a tensor."""
+    # The results are referents of a bounded cache, and values of the dictionary that is one of an unbounded cache.
     found = [each for each in gc.get_referents(cache) if each is not vars(cache)]
     for _ in range(_LEVELS):
         if any(isinstance(each, Tensor) for each in found):

@@ -59,7 +59,11 @@ class FunctionLayer(nn.Module):
 
 
 def _apply(kind: Kind, *args: Any, **kwargs: Any) -> Any:
-    """Replacement of ``Function.apply``."""
+    """Apply the autograd function ``kind``; the replacement of ``Function.apply``.
+
+    Checkpointing becomes a plain call. If an observer is set, it handles the user's functions. Under ``torch.func``, a
+    function of the older form is replaced by its subclass in the newer form.
+    """
     if kind is checkpoint.CheckpointFunction:
         run, _preserve_rng_state, *inputs = args
         return run(*inputs)
@@ -84,7 +88,7 @@ def _uncheckpointed(
     *others: Any,
     **named: Any,
 ) -> Iterator[None]:
-    """Replacement of torch's checkpointing generator: run the function between its two steps without saving anything."""
+    """Replace torch's generator of checkpointing: run the function between its two steps without saving anything."""
     with context_fn()[0]:
         yield
 
@@ -109,7 +113,7 @@ class _EmptyContext:
 
 @functools.cache
 def _twin(kind: Kind) -> Kind:
-    """Return a subclass of ``kind`` in the newer form, with a separate ``setup_context``."""
+    """Return a subclass of ``kind`` in the newer form, with a separate ``setup_context``. It computes the same."""
 
     def forward(*args: Any) -> Any:
         return kind.forward(_EmptyContext(len(args)), *args)

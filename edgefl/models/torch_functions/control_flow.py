@@ -64,7 +64,7 @@ class ConstantValues:
         self._values: Any = WeakTensorKeyDictionary()
 
     def python_value(self, name: str, args: Any) -> Any:
-        """Return the result of the tensor method ``name`` that reads a Python value, such as ``item``.
+        """Return the Python value that the tensor method ``name``, such as ``item``, reads from the constant ``args[0]``.
 
         Returns NotImplemented if ``name`` is no such method, or the value of the tensor is unknown.
         """
@@ -74,13 +74,14 @@ class ConstantValues:
         return NotImplemented
 
     def add(self, tensor: Tensor, values: Tensor) -> None:
-        """Register a constant ``tensor`` with its ``values``. Large tensors are ignored."""
+        """Register a constant ``tensor``, which has no values itself, with its ``values``. Large tensors are ignored."""
         if _is_small(values):
             self._values[tensor] = values
 
     def update(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        """Record a call: store the values of its results if all arguments are constants, and forget values that it
-        overwrote.
+        """Record a call. If all arguments are constants, compute and store the values of its results.
+
+        Values that the call may have overwritten are forgotten, unless they could be computed.
 
         Args:
             func: Function that was called.
@@ -115,8 +116,9 @@ class ConstantValues:
                 self._values.pop(each, None)
 
     def with_numbers(self, name: str, args: Any) -> Any:
-        """Return ``args`` with constant tensors replaced by numbers where torch would read them: in slices, clamp and
-        ranges.
+        """Return the positional arguments ``args`` of the function ``name``, with constant tensors replaced by numbers.
+
+        It does so where torch would read the numbers: in slices, ``clamp`` and ranges. Other arguments are unchanged.
         """
         if name in _READING_NUMBERS:
             return tuple(
@@ -149,7 +151,10 @@ class ConstantValues:
             del self._values[each]
 
     def _values_of(self, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
-        """Return the arguments with real tensors on the CPU, or None if the value of a tensor or a size is unknown."""
+        """Return (args, kwargs) with values on the CPU instead of tensors without values.
+
+        Return None if the value of a tensor or of a size is unknown.
+        """
         leaves, spec = pytree.tree_flatten(
             (args, {**kwargs, "device": "cpu"} if "device" in kwargs else kwargs)
         )
@@ -206,7 +211,7 @@ def _memory(tensor: Tensor) -> int | None:
 
 
 def _tensors(args: Any, kwargs: Any) -> Iterator[Tensor]:
-    """Yield the tensors among the arguments, and in lists and tuples among them."""
+    """Yield the tensors among the arguments, and those in lists and tuples among them, one level deep."""
     for each in (*args, *kwargs.values()):
         for part in each if isinstance(each, list | tuple) else (each,):
             if isinstance(part, Tensor):
@@ -242,8 +247,9 @@ _COMPARISONS: dict[str, Callable[[float, float], bool]] = {
 
 
 class SinglePathMode(TorchFunctionMode):
-    """Mode in which a comparison of one random number gives the more likely answer in Python, so that no
-    layer is skipped.
+    """Mode in which a comparison of one random number gives the more likely answer in Python, and warns.
+
+    So no layer is skipped at random, and a trace of the code has one path.
     """
 
     def __init__(self) -> None:
@@ -264,7 +270,7 @@ class SinglePathMode(TorchFunctionMode):
         return self
 
     def _prepare(self, entered: ExitStack) -> None:
-        """Enter further contexts of the mode. For subclasses."""
+        """Enter further contexts of the mode on the stack ``entered``. For subclasses; does nothing here."""
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
@@ -285,19 +291,28 @@ class SinglePathMode(TorchFunctionMode):
         return result
 
     def _constant(self, name: str, args: Any) -> Any:
-        """Return the Python value of a tensor that does not depend on the input, or NotImplemented. For subclasses."""
+        """Return the Python value that the tensor method ``name`` reads, if the tensor does not depend on the input.
+
+        Otherwise return NotImplemented. For subclasses; always NotImplemented here.
+        """
         return NotImplemented
 
     def _run(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Run the function. For subclasses that rewrite it."""
+        """Run the function ``func`` and return its result. For subclasses that rewrite functions."""
         return self._called(func, name, args, kwargs)
 
     def _called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Call the function itself. For subclasses that provide its random numbers."""
+        """Call the function ``func`` itself and return its result. For subclasses that provide its random numbers."""
         return func(*args, **kwargs)
 
     def _note(self, name: str, args: Any, result: Tensor) -> None:
-        """Record a drawn number, or the answer of a comparison with one."""
+        """Record the result of a call: a drawn number, or the answer of a comparison with one.
+
+        Args:
+            name: Name of the function.
+            args: Positional arguments.
+            result: Tensor with one entry.
+        """
         if name == "rand":
             self._drawn[result] = True
         elif name in _COMPARISONS and any(isinstance(arg, Tensor) and arg in self._drawn for arg in args):
@@ -306,7 +321,7 @@ class SinglePathMode(TorchFunctionMode):
                 self._answers[result] = _COMPARISONS[name](*sides)
 
     def _answer(self, asked: Tensor) -> bool:
-        """Return the recorded answer of a comparison, and warn about it."""
+        """Return the recorded answer of the comparison ``asked``, and warn about the path that it selects."""
         answer = self._answers[asked]
         warn_of_path(answer)
         return bool(answer)
@@ -328,7 +343,7 @@ class TraceableMode(SinglePathMode):
         self._constants = ConstantValues()
 
     def set_values(self, tensor: Tensor, values: Tensor) -> None:
-        """Use ``values`` when code reads the values of ``tensor``, which has none."""
+        """Use ``values`` when code reads the values of ``tensor``, which has none itself."""
         self._constants.add(tensor, values)
 
     def _prepare(self, entered: ExitStack) -> None:
@@ -370,7 +385,7 @@ class TraceableMode(SinglePathMode):
 
 
 def _is_traced() -> bool:
-    """Return True inside of a torch.func transform, unless it is a gradient that the user's own code takes."""
+    """Return True inside of a ``torch.func`` transform, unless the user's own code takes the gradient."""
     return (
         torch._C._are_functorch_transforms_active()
         and not torch._C._functorch.get_inplace_requires_grad_allowed()
@@ -378,7 +393,7 @@ def _is_traced() -> bool:
 
 
 def _to_cpu(name: str, args: Any, kwargs: Any) -> bool:
-    """Return True if the call moves a tensor to the CPU."""
+    """Return True if the call of the tensor method ``name`` (``cpu`` or ``to``) moves a tensor to the CPU."""
     where = args[1] if len(args) > 1 else kwargs.get("device")
     return name == "cpu" or (isinstance(where, str | torch.device) and torch.device(where).type == "cpu")
 
@@ -415,7 +430,7 @@ def disable_masking(module: nn.Module) -> None:
 
 
 def disable_expert_dispatch(module: nn.Module) -> None:
-    """Make mixtures of experts in ``module`` read the expert weights of each row, in place.
+    """Make mixtures of experts of the library transformers read the expert weights of each row, in place.
 
     Other implementations gather the rows of each expert. Their number depends on values, so they have no graph.
     """

@@ -20,7 +20,10 @@ _LOOKUPS = 1 << 16
 
 
 class TensorLayout(NamedTuple):
-    """Layout of a tensor: everything that the result of an operation without values depends on."""
+    """Layout of a tensor, without its values. It determines the layout of an operation's result.
+
+    ``strides`` and ``offset`` (position of the first entry in the storage) count entries.
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
@@ -45,7 +48,10 @@ class ListKey(NamedTuple):
 
 
 def layout_key(value: Any) -> Any:
-    """Return a hashable key of an argument, with layouts instead of tensors."""
+    """Return a hashable key of an argument of an operation, which :func:`from_key` turns back into an argument.
+
+    Tensors become layouts, lists and tuples become :class:`ListKey`, and any other value a pair (type, value).
+    """
     if isinstance(value, Tensor):
         return TensorLayout(tuple(value.shape), value.stride(), int(value.storage_offset()), value.dtype)
     if isinstance(value, tuple | list):
@@ -96,5 +102,12 @@ def _makes_new(func: OpOverload) -> bool:
 
 @functools.lru_cache(_LOOKUPS)
 def _result(func: Any, args: ListKey, kwargs: ListKey, numbers: torch.dtype) -> Any:
-    """Return the key of an operation's result. ``numbers`` is torch's default dtype, which also determines it."""
+    """Compute an operation on the meta device and return the key of its result. Results are cached.
+
+    Args:
+        func: Operation.
+        args: Key of its positional arguments.
+        kwargs: Key of its keyword arguments, as pairs (name, value).
+        numbers: Torch's default dtype, which also determines the result.
+    """
     return layout_key(func(*from_key(args), **dict(from_key(kwargs))))

@@ -29,13 +29,17 @@ class ThreadPatch:
         self._threads = 0
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Register a replacement of the attribute ``name`` of ``owner``. All threads see ``value`` while one of them is
-        inside.
+        """Register a replacement of the attribute ``name`` of ``owner`` by ``value``.
+
+        All threads see ``value`` while at least one thread is inside.
         """
         self._places.append((owner, name, vars(owner).get(name, getattr(owner, name)), value))
 
     def replace_function(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
-        """Register a replacement of the function or method ``name`` of ``owner``. Only threads inside run ``function``."""
+        """Register a replacement of the function or method ``name`` of ``owner``.
+
+        Only threads inside run ``function``; others run the original.
+        """
         self.replace(owner, name, self.dispatch(getattr(owner, name), function))
 
     def dispatch(self, original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,7 +65,10 @@ class ThreadPatch:
             self._active.reset(token)
 
     def _count(self, change: int) -> None:
-        """Change the number of threads inside. Set the attributes with the first, restore them with the last."""
+        """Change the number of threads inside by ``change``.
+
+        The first one sets the attributes, the last one restores them.
+        """
         with self._lock:
             before, self._threads = self._threads, self._threads + change
             if bool(before) is bool(self._threads):

@@ -46,7 +46,7 @@ def warn_of_path(answer: bool) -> None:
 
 
 def number_error() -> ModelError:
-    """Return the error for code that computes with numbers drawn by Python or numpy."""
+    """Return the ModelError for code that computes with numbers drawn by Python or numpy."""
     return ModelError(
         f"the model draws by Python's or numpy's generator while it trains{at_line()}: a graph would have the same numbers "
         "in every step. Draw with torch, such as torch.rand",
@@ -56,7 +56,7 @@ def number_error() -> ModelError:
 
 
 def _seed_error() -> ModelError:
-    """Return the error for code that seeds a generator in forward, so that each step draws the same numbers."""
+    """Return the ModelError for code that seeds a generator in forward, so that each step draws the same numbers."""
     return ModelError(
         f"the model seeds Python's or numpy's generator while it trains{at_line()}, and so draws the same numbers in every "
         "step. Draw them once in __init__ and keep them by register_buffer, or draw new ones with torch, such as torch.rand",
@@ -78,12 +78,15 @@ class DrawnNumber:
 
 
 def _refuse(self: DrawnNumber, *others: Any) -> Any:
-    """Raise the error for an unsupported use."""
+    """Raise the ModelError for a use of a drawn number that is not supported."""
     raise number_error()
 
 
 def _comparison(compare: Callable[[float, Any], bool]) -> Callable[[DrawnNumber, Any], Any]:
-    """Return a comparison method, which warns about the branch that it decides."""
+    """Return a comparison method of :class:`DrawnNumber`, which warns about the branch that it decides.
+
+    ``compare`` compares the middle of the number's range with the other number.
+    """
 
     def compared(self: DrawnNumber, other: Any) -> Any:
         if not _is_number(other):
@@ -98,7 +101,12 @@ def _comparison(compare: Callable[[float, Any], bool]) -> Callable[[DrawnNumber,
 def _arithmetic(
     compute: Callable[[Any, Any], float], *, reflected: bool = False
 ) -> Callable[[DrawnNumber, Any], Any]:
-    """Return an arithmetic method, whose result is a :class:`DrawnNumber`."""
+    """Return an arithmetic method of :class:`DrawnNumber`, whose result is a :class:`DrawnNumber`.
+
+    Args:
+        compute: Function of two numbers.
+        reflected: True if the other number is the first operand, as in ``__radd__``.
+    """
 
     def computed(self: DrawnNumber, other: Any) -> Any:
         if not _is_number(other):
@@ -126,8 +134,9 @@ ModelError."""
 
 
 class TracedGenerator:
-    """Wrapper of a generator whose draws behave as :func:`_traced_draw` defines. ``isinstance`` treats it
-    as the original.
+    """Wrapper of a generator of Python or numpy. ``isinstance`` treats it as the original.
+
+    In the thread that traces a model, a uniform draw returns a :class:`DrawnNumber`, and any other draw raises ModelError.
     """
 
     def __init__(self, original: Any) -> None:
@@ -177,13 +186,13 @@ _default_rng = np.random.default_rng
 
 
 def _traced_default_rng(seed: Any = None) -> Any:
+    """Return the result of ``numpy.random.default_rng``, wrapped in a :class:`TracedGenerator` if there is no seed."""
     # A generator with a seed repeats its numbers in each step, as a graph does; one without draws new ones.
-    """Replacement of ``numpy.random.default_rng``. Only a generator without a seed is wrapped."""
     return TracedGenerator(_default_rng()) if seed is None else _default_rng(seed)
 
 
 def _replacements() -> Iterator[tuple[Any, str, Any]]:
-    """Yield owner, name and replacement of each function and generator of ``random`` and ``numpy.random``."""
+    """Yield (owner, name, replacement) of each function and generator of ``random`` and ``numpy.random`` that draws."""
     for package, generator in ((_PYTHON, _PYTHON._inst), (np.random, _NUMPY._rand)):
         for name, value in vars(package).items():
             if getattr(value, "__self__", None) is generator and name not in _OTHER:
@@ -205,7 +214,9 @@ for _owner, _name, _value in list(_replacements()):
 
 @contextmanager
 def patched_generators(module: nn.Module) -> Iterator[None]:
-    """Enter :data:`functions_patch` for the block, and replace the generators and functions that the code of ``module``
+    """Replace Python's and numpy's random generators for the block, in this thread.
+
+    It enters :data:`functions_patch`, and also replaces the generators and functions that the code of ``module``
     refers to.
     """
     with functions_patch():
@@ -226,7 +237,10 @@ def patched_generators(module: nn.Module) -> Iterator[None]:
 
 
 def _replacement_of(value: Any) -> Any:
-    """Return the replacement of a generator, or of a function that draws. Return any other value unchanged."""
+    """Return the replacement of a generator, or of a function that draws, also inside of a partial, staticmethod or tuple.
+
+    Any other value is returned itself.
+    """
     kind: Any = type(value)
     if issubclass(kind, _GENERATORS):
         return TracedGenerator(value)

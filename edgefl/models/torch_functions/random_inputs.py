@@ -50,6 +50,10 @@ class RandomInputMode(TraceableMode):
         """Return a mode whose draws read ``numbers``, in the order of ``names``.
 
         In the mode, a draw with another shape than its number, or one draw too many, raises ModelError.
+
+        Args:
+            names: Names of the draws, in their order.
+            numbers: Uniform numbers of each draw, by name.
         """
         waiting = iter(names)
 
@@ -80,7 +84,7 @@ def call_with_draws(mode: SinglePathMode, draw: Draw, func: Any, args: Any, kwar
         kwargs: Keyword arguments.
 
     Returns:
-        The result of the function.
+        The result of the function. If no rule replaces its random numbers, it draws from torch's generator.
     """
     if (body := _body(func)) is not None:
         with mode:
@@ -111,17 +115,19 @@ def _body(func: Any) -> FunctionType | None:
 def random_inputs(
     module: nn.Module, weights: Mapping[str, TensorSpec], x: TensorSpec
 ) -> dict[str, TensorSpec]:
-    """Return the random numbers that a module draws in its current mode, in order. Runs it without values.
+    """Return the random numbers that a module draws in its current mode, as specs by name, in order.
+
+    Runs it without values.
 
     If the run fails, the result has the draws until then, because the next run of the module reports the error better.
 
     Args:
         module: Module.
-        weights: Its state by name.
-        x: A batch of its input.
+        weights: Specs of its state by name.
+        x: Spec of a batch of its input.
 
     Returns:
-        Shape of each draw by name. The name is the path of the innermost submodule that draws and ``uniform``, with a
+        Spec of each draw by name. The name is the path of the innermost submodule that draws and ``uniform``, with a
         number from its second draw on.
 
     Raises:
@@ -160,8 +166,9 @@ def random_inputs(
 
 @contextmanager
 def _paths(root: nn.Module, running: list[tuple[nn.Module, str]]) -> Iterator[None]:
-    """Keep the stack of running submodules of ``root`` with their paths in ``running``, for the block. The outermost is
-    first.
+    """Keep ``running`` up to date in the block: the submodules of ``root`` that run now, each as (module, path).
+
+    The outermost module is first.
     """
     paths: dict[int, list[str]] = {}
     for path, module in root.named_modules(remove_duplicate=False):

@@ -24,20 +24,24 @@ _ALPHA = 1.7580993408473766
 
 
 def normal(draw: Draw, shape: Sequence[int]) -> Tensor:
-    """Return standard normal numbers of a shape: sqrt(-2 ln(1 - u_0)) cos(2 pi u_1), u of (2, *shape) (Box and Muller
-    1958).
+    """Return standard normal numbers of a shape, from uniform numbers u of (2, *shape).
+
+    They are sqrt(-2 ln(1 - u_0)) cos(2 pi u_1) (Box and Muller 1958).
     """
     radius, angle = draw((2, *shape)).unbind()
     return torch.sqrt(-2.0 * torch.log(1.0 - radius)) * torch.cos(2.0 * math.pi * angle)
 
 
 def drop_entries(draw: Draw, x: Tensor, rate: float) -> Tensor:
-    """Apply dropout: keep each entry of ``x`` with probability 1 - rate, divided by 1 - rate, and set the others to 0."""
+    """Return ``x`` with dropout: each entry is kept with probability 1 - rate and divided by 1 - rate, or else set to 0.
+
+    ``draw`` returns the uniform random numbers, one for each entry.
+    """
     return _drop(draw, x, rate, x.shape)
 
 
 def _drop(draw: Draw, x: Tensor, rate: float, shape: Sequence[int]) -> Tensor:
-    """Apply dropout with one random number per entry of ``shape``, which broadcasts to ``x``."""
+    """Return ``x`` with dropout by one random number per entry of ``shape``, which broadcasts to ``x``."""
     if rate == 1.0:
         return x * 0.0
     return torch.where(draw(shape) >= rate, x / (1.0 - rate), torch.zeros_like(x))
@@ -54,7 +58,7 @@ def _dropout_(draw: Draw, input: Tensor, p: float, train: bool) -> Any:
 
 
 def _channels(x: Tensor) -> tuple[int, ...]:
-    """Return the shape that has one number for each row and channel of ``x``."""
+    """Return the shape (rows, channels, 1, ...) with one number for each row and channel of ``x``."""
     return (*x.shape[:2], *[1] * (x.dim() - 2))
 
 
@@ -63,7 +67,10 @@ def _feature_dropout(draw: Draw, input: Tensor, p: float, train: bool) -> Any:
 
 
 def _alpha(draw: Draw, x: Tensor, rate: float, shape: Sequence[int]) -> Tensor:
-    """Apply alpha dropout, which preserves mean and variance of SELU activations (Klambauer et al. 2017, section 3)."""
+    """Apply alpha dropout, which preserves mean and variance of SELU activations (Klambauer et al. 2017, section 3).
+
+    Draws one random number per entry of ``shape``, which broadcasts to ``x``.
+    """
     if rate == 1.0:
         return x * 0.0
     scale = 1.0 / math.sqrt((_ALPHA**2 * rate + 1.0) * (1.0 - rate))
@@ -148,8 +155,8 @@ def _factory(make: Callable[..., Tensor], numbers: Callable[[Draw, Tensor], Tens
     """Return the rule of a function that creates a random tensor.
 
     Args:
-        make: Function that creates an empty tensor.
-        numbers: Function that returns random numbers for an empty tensor.
+        make: Function that creates an empty tensor from the function's arguments.
+        numbers: Function (draw, empty tensor) that returns random numbers of its shape and dtype.
     """
 
     def rule(draw: Draw, *args: Any, **kwargs: Any) -> Tensor:

@@ -65,7 +65,10 @@ class PaddedSequence(_PaddedFields):
 
 
 def pack(input: Tensor, lengths: Tensor | Sequence[int], batch_first: bool = False) -> PaddedSequence:
-    """Return the padded sequence for the arguments of ``torch.nn.utils.rnn.pack_padded_sequence``. Rows are not sorted."""
+    """Return the padded sequence for the arguments of ``torch.nn.utils.rnn.pack_padded_sequence``.
+
+    Rows need not be sorted by length, and are not sorted.
+    """
     sequence = input.transpose(0, 1) if batch_first else input
     whole = lengths if isinstance(lengths, Tensor) else torch.as_tensor(lengths, dtype=torch.int64)
     return PaddedSequence(sequence, whole.to(torch.int64))
@@ -77,9 +80,15 @@ def unpack(
     padding_value: float = 0.0,
     total_length: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return sequences and lengths like ``torch.nn.utils.rnn.pad_packed_sequence``.
+    """Return (sequences, lengths) like ``torch.nn.utils.rnn.pad_packed_sequence``.
 
     Without ``total_length`` the sequences keep the length of the padded input, and a warning says so.
+
+    Args:
+        sequence: Padded sequence.
+        batch_first: Return (B, T, ...) instead of (T, B, ...).
+        padding_value: Value behind the end of a sequence.
+        total_length: Length T of the result. Longer sequences are cut.
     """
     entries, lengths = sequence
     if total_length is None:
@@ -152,10 +161,12 @@ the last state."""
 
 
 def _rule(mode: str, *args: Any) -> Any:
-    """Compute ``torch.lstm`` and similar functions by operators. Returns NotImplemented for packed sequences.
+    """Compute ``torch.lstm`` and similar functions by operators that a graph can contain.
+
+    Returns (hidden states, tensors of the last state), or NotImplemented for packed sequences.
 
     Args:
-        mode: Kind of layer, as torch names it.
+        mode: Kind of layer, as torch names it: ``LSTM``, ``GRU``, ``RNN_TANH`` or ``RNN_RELU``.
         args: Arguments of the torch function.
     """
     if not isinstance(args[3], bool):
@@ -177,7 +188,17 @@ def _rule(mode: str, *args: Any) -> Any:
 def _layers(
     x: Tensor, first: States, weights: Weights, layers: int, both: bool, rate: float, run: Direction
 ) -> tuple[Tensor, States]:
-    """Run all layers. Return the hidden states of the last one (T, B, D*H) and the final state."""
+    """Run all layers. Return (hidden states of the last layer (T, B, D*H), tensors of the final state).
+
+    Args:
+        x: Sequence (T, B, E).
+        first: Tensors of the initial state, each (layers*D, B, H) for D directions.
+        weights: Weights of all layers and directions, in torch's order.
+        layers: Number of layers.
+        both: True for two directions.
+        rate: Rate of the dropout between layers.
+        run: Function that runs one layer in one direction.
+    """
     ends = ("", "_reverse") if both else ("",)
     count = len(weights) // (layers * len(ends))
 
@@ -244,8 +265,16 @@ def _steps(
     biases: bool,
     padding: Tensor | None,
 ) -> States:
-    """Run a layer step by step, for kinds without an operator. The state does not change where ``padding``
-    (T, B) is True.
+    """Run a layer step by step, for kinds without an operator. Return the hidden states (T, B, H), then the last state.
+
+    Args:
+        cell: Function (gates' inputs, state) that returns the next state.
+        x: Sequence (T, B, E).
+        weights: Kernel and recurrent kernel, then two biases if ``biases``.
+        state: Tensors of the initial state, each (B, H).
+        reverse: Run from the last position to the first.
+        biases: True if the layer has biases.
+        padding: bool (T, B): True behind the end of a sequence, where the state does not change. None: no padding.
     """
     outer, inner = (weights[2], weights[3]) if biases else (None, None)
     inputs = F.linear(x, weights[0], outer)
@@ -264,10 +293,10 @@ def _steps(
 def _run_padded(
     kind: CellKind, x: PaddedSequence, weights: Weights, first: States, reverse: bool, has_state: bool
 ) -> States:
-    """Run one layer in one direction over sequences of different lengths.
+    """Run one layer in one direction over sequences of different lengths. The result is like that of :meth:`CellKind.run`.
 
-    In reverse, padding comes first. An initial state of zeros stays zero there; with any other, the sequences are
-    reversed first.
+    In reverse, padding comes first. An initial state of zeros stays zero there. If ``has_state`` says that it may
+    differ from zero, the sequences are reversed without their padding first.
     """
     if not reverse or not has_state:
         return _run_gated(kind, x, weights, first, reverse)
@@ -277,10 +306,10 @@ def _run_padded(
 
 
 def _run_gated(kind: CellKind, x: PaddedSequence, weights: Weights, first: States, reverse: bool) -> States:
-    """Run with an additional input that saturates the gates behind the end of a sequence, so that the state does not
-    change.
+    """Run one layer in one direction so that the state does not change behind the end of a sequence.
 
-    An LSTM's h depends on the gate o and does change, so it is read at the last entry.
+    An additional input saturates the gates there. An LSTM's h depends on the gate o and does change, so it is read at the
+    last entry.
     """
     kernel, recurrent, *biases = weights
     size = recurrent.shape[1]
@@ -295,7 +324,10 @@ def _run_gated(kind: CellKind, x: PaddedSequence, weights: Weights, first: State
 
 
 def _reversed_positions(x: PaddedSequence, entries: Tensor) -> Tensor:
-    """Return the position of each entry of ``entries`` (T, B, F) after each sequence is reversed without its padding."""
+    """Return the position that each entry is read from if each sequence of ``x`` is reversed without its padding.
+
+    The result is int64, of the shape of ``entries`` (T, B, F), for ``gather`` along dimension 0.
+    """
     steps = torch.arange(entries.shape[0], device=entries.device).unsqueeze(1)
     places = torch.where(x.is_padding, steps, x.lengths - 1 - steps)
     return places.unsqueeze(-1).expand(entries.shape)
@@ -311,7 +343,10 @@ RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
 
 
 def _forward(original: Callable[..., Any], self: nn.RNNBase, input: Any, hx: Any = None) -> Any:
-    """Replacement of ``nn.RNNBase.forward`` that also accepts a :class:`PaddedSequence`."""
+    """Run a recurrent layer of torch; the replacement of ``nn.RNNBase.forward``.
+
+    A :class:`PaddedSequence` is computed by this package's operators, any other input by torch's ``original``.
+    """
     if not isinstance(input, PaddedSequence):
         return original(self, input, hx)
     self._update_flat_weights()
@@ -333,7 +368,10 @@ def _forward(original: Callable[..., Any], self: nn.RNNBase, input: Any, hx: Any
 
 
 def _gather_weights(self: nn.RNNBase) -> None:
-    """Gather the weights of a layer, reading each once: a parametrization changes its state with each read."""
+    """Gather the weights of a recurrent layer into its list, reading each once; replaces ``_update_flat_weights``.
+
+    A parametrization changes its state with each read.
+    """
     for name in self._flat_weights_names:
         if parametrize.is_parametrized(self, name):
             hasattr(self, name)

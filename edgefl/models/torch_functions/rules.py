@@ -34,11 +34,12 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Any:
-    """Return the sum, mean or maximum of the rows of ``weight`` that each bag names, (B, E).
+    """Return the sum, mean or maximum (``mode``) of the rows of ``weight`` that each bag names, (B, E).
 
-    ``input`` is (B, T) with one bag per row, or (L,) with ``offsets``, the beginnings of the bags. Entries equal to
-    ``padding_idx`` are ignored. A bag without other entries is 0. Returns NotImplemented for arguments that torch
-    rejects, and for ``max_norm``, which changes weights in the forward pass.
+    Arguments as of ``torch.nn.functional.embedding_bag``. ``input`` is (B, T) with one bag per row, or (L,) with
+    ``offsets``, the beginnings of the bags. Entries equal to ``padding_idx`` are ignored. A bag without other entries
+    is 0. Returns NotImplemented for arguments that torch rejects, and for ``max_norm``, which changes weights in the
+    forward pass.
     """
     left_to_torch = (input.dim() == 1) != (offsets is not None) or (
         per_sample_weights is not None and mode != "sum"
@@ -79,7 +80,10 @@ def _bag_entries(offsets: Tensor, length: int, has_end: bool) -> Tensor:
 def rrelu(
     input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
 ) -> Any:
-    """Return leaky ReLU with the middle slope in inference, which draws no slope. Returns NotImplemented in training."""
+    """Return leaky ReLU with the mean of ``lower`` and ``upper`` as slope, in inference, where torch draws no slope.
+
+    Returns NotImplemented in training.
+    """
     return NotImplemented if training else F.leaky_relu(input, (lower + upper) / 2, inplace)
 
 
@@ -97,7 +101,10 @@ def one_hot(input: Tensor, num_classes: int = -1) -> Any:
 def cdist(
     x1: Tensor, x2: Tensor, p: float = 2.0, compute_mode: str | None = "use_mm_for_euclid_dist_if_necessary"
 ) -> Any:
-    """Return the distances between the rows of two tensors, (*, P, R). The gradient at distance 0 is 0, as in torch."""
+    """Return the distances between the rows of two tensors (*, P, M) and (*, R, M), as (*, P, R).
+
+    The gradient at distance 0 is 0, as in torch. Returns NotImplemented if ``compute_mode`` demands torch's product.
+    """
     if p == 2 and compute_mode == "use_mm_for_euclid_dist":
         return NotImplemented
     apart = x1.unsqueeze(-2) - x2.unsqueeze(-3)
@@ -116,7 +123,10 @@ def cdist(
 def bucketize(
     input: Any, boundaries: Tensor, *, out_int32: bool = False, right: bool = False, out: Tensor | None = None
 ) -> Any:
-    """Return the number of boundaries that are smaller than each entry; with ``right``, smaller or equal."""
+    """Return the number of boundaries that are smaller than each entry of ``input``; with ``right``, smaller or equal.
+
+    Arguments as of ``torch.bucketize``. Returns NotImplemented if ``out`` is given or ``input`` is no tensor.
+    """
     return searchsorted(boundaries, input, out_int32=out_int32, right=right, out=out)
 
 
@@ -130,7 +140,10 @@ def searchsorted(
     sorter: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Any:
-    """Return the number of entries of each sequence that are smaller than each value; with ``right``, smaller or equal."""
+    """Return the number of entries of each sequence that are smaller than each value; with ``right``, smaller or equal.
+
+    Arguments as of ``torch.searchsorted``. Returns NotImplemented if ``out`` is given or ``input`` is no tensor.
+    """
     if out is not None or not isinstance(input, Tensor):
         return NotImplemented
     if sorter is not None:
@@ -147,9 +160,9 @@ def searchsorted(
 def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Any:
     """Return the number of entries of each of ``minlength`` classes, or the sum of their weights. It has no gradient.
 
-    Returns NotImplemented without ``minlength``, because the shape would depend on values. If an entry is not below
-    ``minlength``, torch's result would be longer, which a graph cannot repeat. Then all counts are -2^40, or NaN with
-    weights, so that the loss shows the error.
+    Returns NotImplemented without ``minlength``, because the shape would depend on values. If an entry is negative or
+    not below ``minlength``, torch would fail or return a longer result, which a graph cannot. Then all counts are
+    -2^40, or NaN with weights, so that the loss shows the error.
     """
     if minlength <= 0:
         return NotImplemented
@@ -164,7 +177,8 @@ def bincount(input: Tensor, weights: Tensor | None = None, minlength: int = 0) -
 def select_entries(tensor: Tensor, index: Any) -> Any:
     """Return ``tensor[index]`` for an index with integers that are tensors, such as ``table[counter % 5]``.
 
-    Torch would read the values of these integers. Returns NotImplemented for indices with lists or masks.
+    Torch would read the values of these integers. Returns NotImplemented for any other index, and for one with lists or
+    masks.
     """
     parts = index if type(index) is tuple else (index,)
     if not any(map(_is_number, parts)) or any(isinstance(each, list) or _is_mask(each) for each in parts):
@@ -190,8 +204,9 @@ _INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def copy_detached(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
-    """Return a detached copy, as ``copy.deepcopy`` does for a weight. While a graph is traced, weights are no leaf
-    tensors.
+    """Return a detached copy of ``tensor``, as ``copy.deepcopy`` makes of a weight. ``memo`` is ignored.
+
+    Torch refuses to copy weights while a graph is traced, because they are no leaf tensors then.
     """
     return tensor.detach().clone()
 
@@ -230,7 +245,9 @@ class NormCall:
     def of(
         cls, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> NormCall | None:
-        """Return the call of ``function`` with these arguments, or None if it is no such norm."""
+        """Return the call of ``function`` with these arguments, or None if ``function`` is no batch norm or instance
+        norm.
+        """
         if function not in _SIGNATURES:
             return None
         kind, names = _SIGNATURES[function]
@@ -243,7 +260,7 @@ class NormCall:
         """Normalise by the statistics of the batch, without changing moving statistics.
 
         Returns:
-            The normalised batch; for a batch norm a tuple of it, the batch's mean and its 1/std.
+            The normalised batch. For a batch norm (normalised batch, mean, 1/std), the last two per channel.
         """
         if self.kind == "instance":
             return F.instance_norm(
@@ -252,12 +269,16 @@ class NormCall:
         return torch.native_batch_norm(self.input, self.weight, self.bias, None, None, True, 0.0, self.eps)
 
     def result(self, made: Any) -> Any:
-        """Return the value that the function itself returns, from ``made``, the result of :meth:`normalize`."""
+        """Return the value that the function itself returns, from ``made``, the result of :meth:`normalize`.
+
+        It is the normalised batch alone, or for kind ``native`` the whole tuple.
+        """
         return made[0] if self.kind == "batch" else made
 
     def statistics(self, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return mean and unbiased variance of the batch per channel. For instance norm they are averaged over the
-        samples.
+        """Return (mean, unbiased variance) of the batch per channel, in ``dtype`` and without gradient.
+
+        For instance norm, which has statistics per sample, they are averaged over the samples.
         """
         rows, per_sample = self.input.detach().to(dtype), self.kind == "instance"
         dims = [*range(2, rows.dim())] if per_sample else [dim for dim in range(rows.dim()) if dim != 1]
@@ -282,10 +303,15 @@ _SIGNATURES: Mapping[Callable[..., Any], tuple[NormKind, tuple[str, ...]]] = {
 
 
 def _train_norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Compute a norm in training. Returns NotImplemented in inference, and for norms without moving statistics.
+    """Compute a norm in training, with a write of the moving statistics that a graph can contain.
 
-    Torch's kernels change the moving statistics within one operation. This rule writes them by separate operations,
-    which a graph has.
+    Torch's kernels change the moving statistics within one operation. This rule writes them by separate operations.
+    Returns NotImplemented in inference, and for an instance or native batch norm without moving statistics.
+
+    Args:
+        function: Torch's function of the norm.
+        *args: Its positional arguments.
+        **kwargs: Its keyword arguments.
     """
     call = NormCall.of(function, args, kwargs)
     if call is None or not call.training:
@@ -306,8 +332,8 @@ def _train_norm(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 @torch.no_grad()
 def _write_average(old: Tensor, new: Tensor, momentum: float) -> None:
-    # As in torch's kernels, autograd must not see the write: a batch norm that ran in inference before may have saved them.
     """Update moving statistics in place: ``(1 - momentum) * old + momentum * new``."""
+    # As in torch's kernels, autograd must not see the write: a batch norm that ran in inference before may have saved them.
     with _unsafe_preserve_version_counter(old):
         # Not copy_: torch.func.vmap has no rule for it, which the simulator needs for many clients.
         old.mul_(1 - momentum).add_(new * momentum)

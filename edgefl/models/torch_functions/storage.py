@@ -17,8 +17,9 @@ from edgefl.models.user_code import at_line
 
 
 def memory_of(tensor: Tensor) -> int:
-    """Return a number that is equal for tensors with the same storage, such as views. For a tensor without a storage its
-    ``id``.
+    """Return a number that is equal for tensors with the same storage, such as views of one tensor.
+
+    For a tensor without a storage it is the tensor's ``id``.
     """
     with torch._C.DisableTorchFunction():
         try:
@@ -29,13 +30,13 @@ def memory_of(tensor: Tensor) -> int:
 
 
 def shape_error(what: str, before: Tensor, now: Tensor, at: str = "") -> ModelError:
-    """Return the error for a buffer whose shape or dtype changes in a step.
+    """Return the ModelError for a buffer whose shape or dtype changes in a step.
 
     Args:
         what: Kind and name of the buffer, for the error text.
         before: Buffer before the step.
         now: Buffer after the step.
-        at: Location in the user's code, for the error text.
+        at: Location in the user's code, such as `` (at file:line)``, for the error text.
     """
     how = "shape" if now.shape != before.shape else "type"
     return ModelError(
@@ -47,8 +48,12 @@ def shape_error(what: str, before: Tensor, now: Tensor, at: str = "") -> ModelEr
 
 @contextmanager
 def without_new(module: nn.Module) -> Iterator[None]:
-    """Raise ModelError if code in the block adds a parameter to ``module``. It may add buffers, which can be cached
-    constants.
+    """Check after the block that no parameter was added to ``module``.
+
+    Buffers may be added, since they can be cached constants.
+
+    Raises:
+        ModelError: The block added a parameter.
     """
     before = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     try:
@@ -70,7 +75,9 @@ def _describe(tensor: Tensor) -> str:
 
 
 def _assign(tensor: Tensor, value: Any = None, *rest: Any, **options: Any) -> Any:
-    """Copy ``value`` into ``tensor`` instead of ``tensor.data = value`` and ``tensor.set_(value)``.
+    """Copy ``value`` into ``tensor``; the rule for ``tensor.data = value`` and ``tensor.set_(value)``.
+
+    Returns ``tensor``, or NotImplemented for other arguments than one tensor.
 
     Raises:
         ModelError: The shape or dtype differs, or ``tensor`` requires a gradient and is no parameter or buffer.
@@ -90,8 +97,10 @@ def _assign(tensor: Tensor, value: Any = None, *rest: Any, **options: Any) -> An
 
 
 def _keeping(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the rule of a function that changes the shape of its first argument. It raises ModelError if that is a
-    buffer.
+    """Return the rule of ``func``, a function that changes the shape of its first argument.
+
+    The rule raises ModelError if that is a buffer or parameter whose shape would change. Otherwise torch runs the
+    function.
     """
 
     def rule(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -105,7 +114,10 @@ def _keeping(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _name_of(tensor: Tensor) -> str:
-    """Return kind and name of the buffer or parameter that ``tensor`` is in the innermost running module, or ""."""
+    """Return kind and name, such as ``buffer 'mean'``, that ``tensor`` has in the innermost running module that has it.
+
+    Return "" if it is neither a buffer nor a parameter of a running module.
+    """
     for frame, _ in traceback.walk_stack(None):
         module = frame.f_locals.get("self")
         if isinstance(module, nn.Module):

@@ -148,7 +148,7 @@ def portable(error: Exception) -> Exception:
         known = next(each for each in type(error).__mro__ if each.__module__ == errors.__name__)
         details = {name: value if _plain(value) else str(value) for name, value in error.details.items()}
         sent = {**vars(error), "details": details}
-        return errors.remade(
+        return errors.rebuild_error(
             known, {name: sent[name] for name in ("message", "details", "reason") if name in sent}
         )
     other: Exception = WorkFailed(f"{type(error).__name__}: {error}")
