@@ -30,10 +30,10 @@ from edgefl.objective.objective import Objective
 from edgefl.optimizers import OPTIMIZERS
 from edgefl.setup.training import algorithm_of, why_not
 from edgefl.submodels.catalog import KINDS
-from edgefl.submodels.output_side import accounting
 from edgefl.submodels.output_side.submodel import TIERS, OutputSide
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.update.form import FloatValues, bits_per_entry
+from reproduce.embracingfl import accounting
 
 Rows = list[dict[str, Any]]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edgefl.models.zoo.catalog import build_model
-from edgefl.submodels.output_side import accounting
 from edgefl.submodels.output_side.submodel import tiers
 from edgefl.submodels.width.submodel import Width
+from reproduce.embracingfl import accounting
 from reproduce.embracingfl.mixes import CASES, SIXTEENTHS, WIDTHS
 from reproduce.entry import ArmRun, Claim, Computed, Entry, Measurements
 from reproduce.results import Judged, Results, judge_factory

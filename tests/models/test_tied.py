@@ -25,11 +25,11 @@ from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.compaction.compact import compact
 from edgefl.submodels.importance.submodel import Importance
-from edgefl.submodels.output_side.accounting import m_forward
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import standalone
 from edgefl.submodels.structured.submodel import Structured
 from edgefl.submodels.width.submodel import Width
+from reproduce.embracingfl.accounting import m_forward
 from tests.pairs import in_turn
 from tests.parity.forms import checked
 from tests.parity.rounds import exported, in_torch, local_data, on_device

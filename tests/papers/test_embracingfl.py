@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from edgefl.submodels.output_side import accounting
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.width.submodel import Width
-from reproduce.embracingfl import counts, heterogeneity, mixes, theory
+from reproduce.embracingfl import accounting, counts, heterogeneity, mixes, theory
 from reproduce.embracingfl.small_models import pooled_resnet8
 from reproduce.entry import ArmRun, Measurements
 from reproduce.results import Results

@@ -22,10 +22,10 @@ from edgefl.setup.tiers import completed, parse_tiers
 from edgefl.submodels import catalog
 from edgefl.submodels.catalog import GAMMAS, Size, sizes
 from edgefl.submodels.cost import NO_WEIGHT, ForwardCostCache, cost, entries, macs, macs_by_weight, model_cost
-from edgefl.submodels.output_side import accounting
 from edgefl.submodels.output_side.submodel import TIERS, OutputSide, _balance, output_side, tiers
 from edgefl.wire import bits, tensors
 from edgefl.wire.regions import Block, Entries
+from reproduce.embracingfl import accounting
 from tests.invariants.embracingfl.tiny import chunkings, tiny
 from tests.rings.rows import mostly_slow
 

@@ -1,1 +1,1 @@
-"""EmbracingFL: the units behind a cut are trained; cost of such a tier."""
+"""EmbracingFL: the units behind a cut are trained."""

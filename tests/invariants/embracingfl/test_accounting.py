@@ -15,10 +15,10 @@ from edgefl.models.zoo.basic import bilstm, cnn, mlp
 from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8, resnet20
 from edgefl.objective.objective import Objective
-from edgefl.submodels.output_side import accounting
 from edgefl.submodels.output_side.submodel import OutputSide, tiers
 from edgefl.submodels.width.submodel import Width
 from edgefl_export.compiler.compiler import target_of
+from reproduce.embracingfl import accounting
 from tests.rings.rows import mostly_slow
 
 RESNET20_UNITS = [

@@ -19,7 +19,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.copies import copy_module
 from edgefl.models.layers.recurrent import BiLstm, Stack
-from edgefl.models.spec import ModelSpec, on_meta, run_meta, without_values
+from edgefl.models.spec import ModelSpec, on_meta, run_units, without_values
 from edgefl.models.tied import collect_state
 from edgefl.models.torch_functions.recurrent import PaddedSequence
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -138,12 +138,14 @@ def activations(module: nn.Sequential, sample: TensorSpec) -> int:
         nonlocal total
         total += _count_values(part, out)
 
-    counted = on_meta(module)
+    counted = on_meta(module).eval()
     for part in counted.modules():
         if isinstance(part, _COUNTED):
             part.register_forward_hook(add)
-    run_meta(counted, sample, _ROWS)
-    return total
+    # The context restores the state of hooks that are not edgefl's at its end, so the total is read inside.
+    with without_values(counted):
+        run_units(counted, torch.empty((_ROWS, *sample.shape), dtype=sample.dtype, device="meta"))
+        return total
 
 
 _ROWS = 2
