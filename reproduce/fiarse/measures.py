@@ -11,12 +11,12 @@ from statistics import fmean
 import numpy as np
 
 from edgefl.api.simulate import Simulation
-from edgefl.submodels.importance.diagnostics import MaskExploration, global_metric, local_metric
 from edgefl.submodels.importance.submodel import Importance
 from edgefl.submodels.standalone import FIRST_ROUND
 from edgefl.wire import tensors
 from edgefl.wire.tensors import Array
 from reproduce.entry import Claim, Column, Confidence, Measurements, Points, curves, percent
+from reproduce.fiarse.diagnostics import MaskExploration, global_metric, local_metric
 from reproduce.results import Judged, Results, first_reached, judge_factory, told
 from reproduce.submodel_accuracy import SubmodelAccuracy
 

@@ -1,1 +1,1 @@
-"""FIARSE: a tier holds the entries of largest magnitude; thresholds, guards against dead submodels, diagnostics."""
+"""FIARSE: a tier holds the entries of largest magnitude; thresholds, guards against dead submodels."""

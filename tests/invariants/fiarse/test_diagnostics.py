@@ -17,7 +17,6 @@ from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
-from edgefl.submodels.importance.diagnostics import MaskExploration, global_metric, local_metric, per_size
 from edgefl.submodels.importance.learnable import check_liveness, find_remedies, spec_arrays
 from edgefl.submodels.importance.strategy import Strategy, maskable
 from edgefl.submodels.importance.submodel import importance
@@ -31,6 +30,7 @@ from edgefl.submodels.importance.thresholds import (
     scales,
 )
 from edgefl.submodels.output_side.submodel import OutputSide
+from reproduce.fiarse.diagnostics import MaskExploration, global_metric, local_metric, per_size
 from tests.invariants.fiarse.tiny import cut_vector, framework_default, he_fan_out, mac_fraction, vector
 from tests.rings.rows import mostly_slow
 from tests.support.arrays import as_tensors
