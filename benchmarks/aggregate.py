@@ -34,6 +34,7 @@ from benchmarks.options import Codecs, Json, ZooModel, check_choice, python_opti
 from benchmarks.peers import interpreter, peers
 from benchmarks.repetition import StepWorker, ratio, running
 from benchmarks.results import measured, report
+from benchmarks.sign_kernel import measure_signs
 from benchmarks.workers.flower_average import RESULT
 from edgefl.cli.options import ModelOptions
 from edgefl.cli.output import errors
@@ -50,7 +51,6 @@ from edgefl_server.aggregate.accumulator import Accumulator
 from edgefl_server.aggregate.adders import CheckedArrays
 from edgefl_server.aggregate.aggregator import Aggregator, accumulator, layout_of
 from edgefl_server.aggregate.averaging import HolderMean
-from edgefl_server.aggregate.cuda import measure_signs
 from edgefl_server.aggregate.scatter import TierBlocks, flatten
 
 Device = Literal["cpu", "cuda"]
@@ -251,7 +251,7 @@ def _on_device_columns(row: OnDeviceRow) -> dict[str, Any]:
 
 
 def on_device_row(found: Mapping[str, Any], repeat: int) -> OnDeviceRow:
-    """Return the result of :func:`edgefl_server.aggregate.cuda.measure_signs` as a row."""
+    """Return the result of :func:`benchmarks.sign_kernel.measure_signs` as a row."""
     parameters, clients = found["parameters"], found["clients"]
     return OnDeviceRow(
         codec="fedbat",

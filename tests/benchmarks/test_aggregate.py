@@ -22,6 +22,7 @@ from benchmarks.aggregate import (
 )
 from benchmarks.coded_model import CODECS, CodedModel, sized
 from benchmarks.peers import make, peers
+from benchmarks.sign_kernel import measure_signs
 from edgefl.errors import ConfigError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.wire.update.decode import split
@@ -140,6 +141,12 @@ def test_without_a_gpu_updates_on_the_device_are_refused() -> None:
     ran = invoke("aggregate", "--processor", "cuda", "--on-device")
 
     assert isinstance(ran.exception, ConfigError) and ran.exception.details["device"] == "cuda"
+
+
+def test_measuring_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "edgefl_server.aggregate.triton_kernels", None)
+    with pytest.raises(ConfigError, match="found no triton; run it where there are both"):
+        measure_signs(1000, 2, device="cpu")
 
 
 def test_updates_on_the_device_are_asked_for_with_the_device() -> None:

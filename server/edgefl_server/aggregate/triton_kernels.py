@@ -13,8 +13,8 @@ their scales in a table of 16:
 sums for eight clients need half of the instructions, but conflict about threefold.)
 
 Compiled for sm_90 the loop has 2.5 instructions and 1.4 integer operations per bit: two thirds and three quarters of
-the available ones. These are counts; :func:`edgefl_server.aggregate.cuda.measure_signs` measures. Sums are int64 and
-wrap, so the order does not change a bit.
+the available ones. These are counts; ``python -m benchmarks aggregate --processor cuda --on-device`` measures. Sums
+are int64 and wrap, so the order does not change a bit.
 
 Without a GPU, set ``TRITON_INTERPRET=1`` before the first import of triton to run the kernel in numpy.
 """
@@ -52,10 +52,6 @@ class Tuning:
     words: int = 128
     warps: int = 4
     registers: int | None = 128
-
-
-TUNINGS = (Tuning(), Tuning(registers=None), Tuning(64, 2), Tuning(64, 2, None), Tuning(256, 8))
-"""Tunings that a measurement compares."""
 
 
 @triton.jit

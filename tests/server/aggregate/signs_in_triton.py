@@ -13,10 +13,11 @@ os.environ["TRITON_INTERPRET"] = "1"
 import numpy as np
 import torch
 
+from benchmarks.sign_kernel import measure_signs
 from edgefl.wire.update.form import Codes, Form, Section
 from edgefl_server.aggregate.accumulator import CpuAccumulator
 from edgefl_server.aggregate.adders import CheckedArrays
-from edgefl_server.aggregate.cuda import TorchAccumulator, measure_signs
+from edgefl_server.aggregate.cuda import TorchAccumulator
 from edgefl_server.aggregate.scatter import BLOCK, Integers, compile_pieces
 from edgefl_server.aggregate.triton_kernels import Tuning, add_signs
 from tests.server.aggregate.test_kernels import LAYOUT, REGIONS, SIZE, drawn

@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import edgefl_server.aggregate.cuda
-from edgefl.errors import ConfigError
 from edgefl.wire.update.form import Codes, Encoding, FloatValues, Form, Section, Sparse
 from edgefl_server.aggregate.accumulator import CpuAccumulator
 from edgefl_server.aggregate.adders import CheckedArrays
-from edgefl_server.aggregate.cuda import TorchAccumulator, measure_signs
+from edgefl_server.aggregate.cuda import TorchAccumulator
 from edgefl_server.aggregate.scatter import BLOCK, compile_pieces
 from edgefl_server.aggregate.triton_kernels import sign_tables
 from tests.server.aggregate.test_kernels import LAYOUT, REGIONS, SIZE, drawn, forms, levels
@@ -107,9 +106,3 @@ def test_the_triton_kernel_compiles_for_a_gpu_that_is_not_here() -> None:
     source = ASTSource(_add_signs, dict(zip(_add_signs.arg_names, types, strict=True)), {"WORDS": 128})
     made = compile_(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4, "maxnreg": 128})
     assert made.asm["cubin"] and made.metadata.shared <= 48 << 10
-
-
-def test_measuring_without_triton_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(edgefl_server.aggregate.cuda, "triton_kernels", None)
-    with pytest.raises(ConfigError, match="found no triton; run it where there are both"):
-        measure_signs(1000, 2)
