@@ -16,7 +16,6 @@ from typing import Any
 from benchmarks.algorithms import AlgorithmRow, AlgorithmSettings, measure
 from edgefl import algorithms, facts
 from edgefl.algorithms.catalog import ALGORITHMS
-from edgefl.cli.catalog.combinations import combination_rows
 from edgefl.codecs import catalog as codecs
 from edgefl.codecs.catalog import CODECS
 from edgefl.config import parse
@@ -34,6 +33,7 @@ from edgefl.submodels.output_side.submodel import TIERS, OutputSide
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.update.form import FloatValues, bits_per_entry
 from reproduce.embracingfl import accounting
+from tools.combinations import combination_rows
 
 Rows = list[dict[str, Any]]
 
