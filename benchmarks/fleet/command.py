@@ -27,12 +27,12 @@ from benchmarks.fleet.federation import (
 )
 from benchmarks.load import packets
 from benchmarks.load.command import LoadGenerator
-from benchmarks.load.connection import READ, BrokerTarget, Connection, Loop
+from benchmarks.load.connection import READ, BrokerTarget, Connection, Loop, check_room
 from benchmarks.load.settings import BehaviourShares, quantile
 from benchmarks.options import Json, with_options
 from benchmarks.results import bench, mebibytes
 from edgefl.errors import EdgeflError
-from edgefl.lab.broker import check_room, free_port
+from edgefl.lab.broker import free_port
 from edgefl.system.structs import filled
 from edgefl.wire.mqtt.address import Address
 

@@ -19,7 +19,7 @@ from typing import Annotated
 import msgspec
 import typer
 
-from benchmarks.load.connection import BrokerTarget, Loop
+from benchmarks.load.connection import BrokerTarget, Loop, check_room
 from benchmarks.load.device import GeneratedDevice
 from benchmarks.load.settings import BehaviourShares, LoadCounts, LoadSettings, LoadSummary
 from benchmarks.load.state import FleetState, Say
@@ -28,7 +28,6 @@ from edgefl.api.progress import reporting
 from edgefl.cli.options import Broker, EngineChoice, PasswordFile, address, parse_bytes, parse_limits
 from edgefl.cli.output import errors, print_json, print_table
 from edgefl.errors import BrokerError
-from edgefl.lab.broker import check_room
 from edgefl.wire.mqtt.address import Address
 
 

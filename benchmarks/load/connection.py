@@ -6,6 +6,7 @@ import errno
 import heapq
 import itertools
 import os
+import resource
 import selectors
 import socket
 import time
@@ -13,10 +14,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.load import packets
-from edgefl.errors import ProtocolError
+from edgefl.errors import ConfigError, ProtocolError
 
 _READ_BYTES = 1 << 16
 _SEND_BUFFER = 1 << 17
@@ -302,3 +304,43 @@ class Loop:
         if not self._running:
             return 0.0
         return min(_LONGEST_WAIT_S, max(0.0, timers[0][0] - time.monotonic())) if timers else _LONGEST_WAIT_S
+
+
+_OTHERS = 128
+"""Files besides the connections: libraries, pipes, a measurement's inputs."""
+_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
+
+
+def check_room(connections: int) -> None:
+    """Raise this process's limit on open files as far as ``connections`` connections need it.
+
+    Raises:
+        ConfigError: if the system's limits are too low, with the remedy.
+    """
+    needed = connections + _OTHERS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise ConfigError(
+            f"{connections} connections need {needed} open files, and this process may have {hard}: raise the limit "
+            f"(`ulimit -Hn {needed}` as root, LimitNOFILE in a systemd unit), or load with fewer devices",
+            needed=needed,
+            limit=hard,
+        )
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+    ports = _local_ports()
+    if ports and connections > ports:
+        raise ConfigError(
+            f"{connections} connections from one address need as many ports, and this system gives {ports} "
+            f"({_PORT_RANGE}): widen that range, or load from several machines, each with another `first`",
+            limit=ports,
+        )
+
+
+def _local_ports() -> int:
+    """Return the possible number of outgoing connections to one listener; 0 if unknown."""
+    try:
+        first, last = _PORT_RANGE.read_text(encoding="ascii").split()
+        return int(last) - int(first) + 1
+    except (OSError, ValueError):
+        return 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import random
-import resource
 import socket
 import subprocess
 import time
@@ -44,46 +43,6 @@ def free_port(host: str = "127.0.0.1", other: int = 0) -> int:
     raise ConfigError(
         f"none of {_TRIES} ports tried on {host} is free; name one: [broker] port = 1883", host=host
     )
-
-
-_OTHERS = 128
-"""Files besides the connections: libraries, pipes, a measurement's inputs."""
-_PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-
-
-def check_room(connections: int) -> None:
-    """Raise this process's limit on open files as far as ``connections`` connections need it.
-
-    Raises:
-        ConfigError: if the system's limits are too low, with the remedy.
-    """
-    needed = connections + _OTHERS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        raise ConfigError(
-            f"{connections} connections need {needed} open files, and this process may have {hard}: raise the limit "
-            f"(`ulimit -Hn {needed}` as root, LimitNOFILE in a systemd unit), or load with fewer devices",
-            needed=needed,
-            limit=hard,
-        )
-    if soft != resource.RLIM_INFINITY and soft < needed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-    ports = _local_ports()
-    if ports and connections > ports:
-        raise ConfigError(
-            f"{connections} connections from one address need as many ports, and this system gives {ports} "
-            f"({_PORT_RANGE}): widen that range, or load from several machines, each with another `first`",
-            limit=ports,
-        )
-
-
-def _local_ports() -> int:
-    """Return the possible number of outgoing connections to one listener; 0 if unknown."""
-    try:
-        first, last = _PORT_RANGE.read_text(encoding="ascii").split()
-        return int(last) - int(first) + 1
-    except (OSError, ValueError):
-        return 0
 
 
 _HOST = "127.0.0.1"
