@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +19,7 @@ from benchmarks.options import BrokerKind, Json
 from benchmarks.results import bench
 from edgefl.config import Federation
 from edgefl.errors import EdgeflError
-from edgefl.lab.faults.schedule import Fault, Schedule, load_schedule, random_schedule
+from edgefl.lab.faults.schedule import BROKER, EVERYBODY, KINDS, SERVER, Fault, Schedule, load_schedule
 from edgefl.lab.lab import Restart
 from edgefl.setup.tiers import device_names
 from edgefl.system.structs import filled
@@ -228,3 +229,44 @@ def _difference(ran: FaultyRun, calm: FaultyRun) -> str:
         if ran.digests.get(number) != digest:
             return f"round {number} ended with weights {ran.digests.get(number, '')[:12]!r}, undisturbed {digest[:12]!r}"
     return ""
+
+
+_SHORT_S, _LONG_S = 0.2, 1.5
+
+
+def random_schedule(seed: int, devices: Sequence[str], rounds: int, *, most: int = 4) -> Schedule:
+    """Draw a schedule of one to ``most`` faults of any kind, deterministic by ``seed``.
+
+    Args:
+        seed: seed of the draw and of the schedule.
+        devices: names of the devices, as possible targets.
+        rounds: number of rounds in which faults may begin.
+        most: largest number of faults.
+    """
+    rng = random.Random(seed)
+    return Schedule(
+        seed=seed, faults=tuple(_drawn(rng, devices, rounds) for _ in range(rng.randint(1, most)))
+    )
+
+
+def _drawn(rng: random.Random, devices: Sequence[str], rounds: int) -> Fault:
+    kind = rng.choice(KINDS)
+    targets = [SERVER, *devices, EVERYBODY]
+    if kind in ("kill", "stop"):
+        targets.append(BROKER)
+    amount = {
+        "delay": lambda: rng.uniform(0.02, 0.3),
+        "reorder": lambda: rng.uniform(0.02, 0.3),
+        "bandwidth": lambda: float(rng.choice((2_000, 10_000, 50_000))),
+        "duplicate": lambda: rng.uniform(0.2, 1.0),
+        "disk_full": lambda: float(rng.choice((0, 1 << 16, 1 << 20))),
+        "clock": lambda: rng.choice((-1.0, 1.0)) * rng.choice((30.0, 3_600.0, 86_400.0)),
+    }.get(kind, lambda: 0.0)()
+    return Fault(
+        kind=kind,  # type: ignore[arg-type]
+        target=rng.choice(targets),
+        round=rng.randint(1, rounds),
+        after_s=round(rng.uniform(0.0, 0.8), 3),
+        seconds=round(rng.uniform(_SHORT_S, _LONG_S), 3),
+        amount=round(amount, 3),
+    )

@@ -21,9 +21,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
-from edgefl_device.host import anonymous_bytes, peak_bytes, reset_peak, resident_bytes, trim_memory
+from edgefl_device.host import anonymous_bytes, peak_bytes, resident_bytes, trim_memory
 
 END_S = 10.0
 """Seconds a worker has to end by itself, then after SIGTERM, before it is killed."""
@@ -65,6 +66,12 @@ def serve(load: Callable[[], Callable[[], object]]) -> None:
                 # Engines keep the memory of a step, so that it is still there between two steps.
                 anonymous_bytes=anonymous_bytes() - idle_anonymous,
             )
+
+
+def reset_peak() -> None:
+    """Restart the measurement of :func:`edgefl_device.host.peak_bytes`. Does nothing on systems other than Linux."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def _timed(step: Callable[[], object]) -> tuple[float, float, object]:

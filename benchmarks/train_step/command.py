@@ -45,7 +45,7 @@ from edgefl.system.sizes import size
 from edgefl.system.structs import filled
 from edgefl_device.host import processor_features
 from edgefl_device.round.autotune import suited_variant
-from edgefl_export.artifact import Artifact
+from edgefl_export.artifact import Artifact, is_page
 from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.compiler.compiler import target_of
 from edgefl_export.memory.recompute import Budget
@@ -386,7 +386,7 @@ def measure(model: str, settings: TrainStepSettings, say: Callable[[str], None] 
         parameters=sum(parameter.numel() for parameter in submodel.suffix.parameters()),
         model_options=dict(settings.options),
         memory_budget=budget,
-        paged_bytes=artifact.paged_bytes,
+        paged_bytes=paged_bytes(artifact),
         rounding_error=rounding,
         cpu=processor(),
         variant=variant or "default",
@@ -474,3 +474,11 @@ def _name(row: StepRow) -> str:
 def _caption(rows: Sequence[StepRow]) -> str:
     exports = ", ".join(f"{row.model} {size(row.artifact_bytes)} in {row.export_s:.0f} s" for row in rows)
     return f"exported: {exports}" if rows else ""
+
+
+def paged_bytes(artifact: Artifact) -> int:
+    """Return the bytes of the pages that the segments of one call write to disk for later segments; 0 without segments."""
+    pages = {
+        name: spec for segment in artifact.segments for name, spec in segment.outputs.items() if is_page(name)
+    }
+    return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in pages.values())

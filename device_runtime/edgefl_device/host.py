@@ -65,7 +65,6 @@ def agent_version() -> str:
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # glibc's malloc.h
 _LARGE_BYTES = 1 << 18
 _MOST_BYTES = 1 << 30
-_CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 def resident_bytes() -> int:
@@ -82,14 +81,8 @@ def anonymous_bytes(pid: int | str = "self") -> int:
 
 
 def peak_bytes() -> int:
-    """Return the highest resident set size of this process since :func:`reset_peak`."""
+    """Return the highest resident set size of this process so far."""
     return status_bytes("VmHWM") or _peak_of_process()
-
-
-def reset_peak() -> None:
-    """Restart the measurement of :func:`peak_bytes`. Does nothing on systems other than Linux."""
-    with suppress(OSError):
-        _CLEAR_REFS.write_text("5")
 
 
 def trim_memory() -> None:

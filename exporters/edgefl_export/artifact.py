@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -52,16 +51,6 @@ class Artifact:
     least_runtime: str = ""
     arena_bytes: int = 0
     memory_budget: int = 0
-
-    @property
-    def paged_bytes(self) -> int:
-        """Bytes of the values that one call leaves on disk between its segments (graphs that run one after another); 0
-        without segments.
-        """
-        pages = {
-            name: spec for segment in self.segments for name, spec in segment.outputs.items() if is_page(name)
-        }
-        return sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in pages.values())
 
 
 def is_page(name: str) -> bool:

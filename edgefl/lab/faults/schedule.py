@@ -1,9 +1,8 @@
-"""Schedules of faults as data, drawn from a seed or read from a file."""
+"""Schedules of faults as data, and the files that hold them."""
 
 from __future__ import annotations
 
 import codecs
-import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -99,44 +98,3 @@ def check_targets(schedule: Schedule, names: Sequence[str], *, broker: bool) -> 
                 f"a fault of kind {fault.kind} has the target {fault.target!r}; give it one of {', '.join(sorted(known))}",
                 target=fault.target,
             )
-
-
-_SHORT_S, _LONG_S = 0.2, 1.5
-
-
-def random_schedule(seed: int, devices: Sequence[str], rounds: int, *, most: int = 4) -> Schedule:
-    """Draw a schedule of one to ``most`` faults of any kind, deterministic by ``seed``.
-
-    Args:
-        seed: seed of the draw and of the schedule.
-        devices: names of the devices, as possible targets.
-        rounds: number of rounds in which faults may begin.
-        most: largest number of faults.
-    """
-    rng = random.Random(seed)
-    return Schedule(
-        seed=seed, faults=tuple(_drawn(rng, devices, rounds) for _ in range(rng.randint(1, most)))
-    )
-
-
-def _drawn(rng: random.Random, devices: Sequence[str], rounds: int) -> Fault:
-    kind = rng.choice(KINDS)
-    targets = [SERVER, *devices, EVERYBODY]
-    if kind in ("kill", "stop"):
-        targets.append(BROKER)
-    amount = {
-        "delay": lambda: rng.uniform(0.02, 0.3),
-        "reorder": lambda: rng.uniform(0.02, 0.3),
-        "bandwidth": lambda: float(rng.choice((2_000, 10_000, 50_000))),
-        "duplicate": lambda: rng.uniform(0.2, 1.0),
-        "disk_full": lambda: float(rng.choice((0, 1 << 16, 1 << 20))),
-        "clock": lambda: rng.choice((-1.0, 1.0)) * rng.choice((30.0, 3_600.0, 86_400.0)),
-    }.get(kind, lambda: 0.0)()
-    return Fault(
-        kind=kind,  # type: ignore[arg-type]
-        target=rng.choice(targets),
-        round=rng.randint(1, rounds),
-        after_s=round(rng.uniform(0.0, 0.8), 3),
-        seconds=round(rng.uniform(_SHORT_S, _LONG_S), 3),
-        amount=round(amount, 3),
-    )

@@ -139,7 +139,7 @@ def test_a_checkpoint_keeps_no_tensor_alive_that_it_has_written(store: Store) ->
 def test_memory_of_a_checkpoint_is_that_of_a_tensor(tmp_path: Path) -> None:
     script = (
         "import sys; import numpy as np; from pathlib import Path; from edgefl_device.store.database import *\n"
-        "from edgefl_device.host import *\n"
+        "from edgefl_device.host import *; from benchmarks.repetition import reset_peak\n"
         "return_memory_early(); s = Store(Path(sys.argv[1]), limit_bytes=1000, history_rounds=5)\n"
         "def use(number):\n"
         "    made = ((f't{i}', np.full(1 << 17, i, float)) for i in range(number))\n"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.train_step.command import paged_bytes
 from edgefl import algorithms
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import role_of
@@ -190,7 +191,7 @@ def test_a_step_in_segments_is_compared_with_torch() -> None:
 
     assert report.worst <= 1e-4
     assert len(artifacts_in(tight.model)) == len(tight.segments)
-    assert tight.paged_bytes > 0
+    assert paged_bytes(tight) > 0
 
 
 @pytest.mark.slow

@@ -14,9 +14,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.faults import random_schedule
 from edgefl.errors import ConfigError
 from edgefl.lab.faults.links import Links, PacketSplitter, second_copy
-from edgefl.lab.faults.schedule import KINDS, Fault, Schedule, check_targets, load_schedule, random_schedule
+from edgefl.lab.faults.schedule import KINDS, Fault, Schedule, check_targets, load_schedule
 
 PUBLISH = b"\x32\x07\x00\x03a/b\x00\x01"
 WAIT_S = 300.0
