@@ -58,8 +58,8 @@ class AlgorithmChoice(Choice):
 
     Most have these options: ``batch`` samples per local step and ``steps`` local steps per round, both fixed in the
     graphs; ``lr``, the learning rate, a scalar that the server announces; ``momentum`` and ``weight_decay`` (on kernels
-    only) of the local optimizer. ``masked_loss`` sets logits of classes without local samples to 0. ``eval_batch`` is
-    the batch size of the evaluation (None: ``batch``). A number out of range raises ConfigError.
+    only) of the local optimizer. ``masked_loss`` sets logits of classes without local samples to 0. A number out of
+    range raises ConfigError.
     """
 
     def personal(self, alpha: float) -> Self:

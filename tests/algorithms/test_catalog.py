@@ -274,7 +274,6 @@ def test_the_defaults_of_an_algorithm(name: str) -> None:
     given = {each.name: each.default for each in options(ALGORITHMS[name]).values()}
 
     assert {option: value for option, value in given.items() if value is not None} == OF_ALGORITHMS[name]
-    assert given["eval_batch"] is None
 
 
 @pytest.mark.parametrize("name", OF_OPTIMIZERS)
@@ -286,13 +285,13 @@ def test_the_defaults_of_an_optimizer(name: str) -> None:
 def test_an_algorithm_announces_its_step_by_default(name: str) -> None:
     objective = Users().objective
     plain = algorithms.build(name, objective)
-    other = algorithms.build(name, objective, batch=3, steps=7, lr=0.5, eval_batch=5)
+    other = algorithms.build(name, objective, batch=3, steps=7, lr=0.5)
 
     assert plain.hyper["lr"] == OF_ALGORITHMS[name]["lr"] and other.hyper["lr"] == 0.5
     assert [phase.steps for phase in plain.phases] == [10] and [phase.steps for phase in other.phases] == [7]
-    for algorithm, train, check in ((plain, 32, 32), (other, 3, 5)):
-        assert algorithm.phases[0].function.inputs["batch.0.x"].shape[0] == train
-        assert algorithm.evaluate.inputs["batch.0.x"].shape[0] == check
+    for algorithm, batch in ((plain, 32), (other, 3)):
+        for function in (algorithm.phases[0].function, algorithm.evaluate):
+            assert function.inputs["batch.0.x"].shape[0] == batch
 
 
 # -- the ends of every range -----------------------------------------------------------------------------------
@@ -317,7 +316,7 @@ EACH_ONCE = {"batch": 1, "steps": 1}
         ("mimelite", {"batch": 1, "steps": 0, "lr": 0.0, "beta1": 0.0, "beta2": 0.0, "tau": TINY}),
         ("naive_adaptive", {**EACH_ONCE, "lr": TINY, "beta": 0.0}),
         ("fafed", {**EACH_ONCE, "alpha": 1.0, "beta": 0.0, "ext": 0.0, "rho": TINY, "opening_steps": 1}),
-        ("fafed", {"ext": 1.0, "alpha": TINY, "eval_batch": 1}),
+        ("fafed", {"ext": 1.0, "alpha": TINY}),
         ("stem", {**EACH_ONCE, "alpha": 1.0, "ext": 0.0, "opening_steps": 1, "clip": TINY}),
         ("per_fedavg", {"batch": 1, "steps": 0, "lr": 0.0, "alpha": 0.0, "inner_steps": 1, "delta": TINY}),
         ("fedbat", {"phi": 1.0, "rho": 0.0, "alpha_range": (0.1, 0.1)}),
@@ -344,7 +343,6 @@ def test_what_lies_on_a_closed_end_is_taken(name: str, options: Mapping[str, Any
         ("fafed", {"ext": -TINY}, "ext"),
         ("fafed", {"ext": 1.0 + 2**-52}, "ext"),
         ("fafed", {"batch": 0}, "batch is at least 1"),
-        ("fafed", {"eval_batch": 0}, "eval_batch is at least 1"),
         ("fafed", {"schedule": "theory", "devices": 3}, "needs smoothness"),
         ("fafed", {"schedule": "theory", "smoothness": 1.0}, "needs smoothness"),
         ("stem", {"clip": 0.0}, "clip"),

@@ -99,7 +99,6 @@ def test_moving_statistics_are_buffers_only() -> None:
     ("options", "words"),
     [
         ({"kind": "bn", "groups": 4}, "batch norm has no groups"),
-        ({"kind": "gn", "keep": 0.5}, "keeps no statistics"),
         ({"kind": "gn", "mode": "static"}, "no batch norm mode"),
     ],
 )

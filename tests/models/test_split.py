@@ -218,7 +218,7 @@ def test_an_option_of_a_kind_of_another_type_is_refused(kind: str, options: dict
         catalog.build(build_model("mlp"), kind, **options)
 
 
-@pytest.mark.parametrize("options", [{"steps": "ten"}, {"eval_batch": "x"}, {"remask": 1}])
+@pytest.mark.parametrize("options", [{"steps": "ten"}, {"lr": "x"}, {"remask": 1}])
 def test_an_option_of_an_algorithm_of_another_type_is_refused(options: dict[str, Any]) -> None:
     objective = Objective(build_model("mlp").module, build_model("mlp").sample)
     with pytest.raises(ConfigError, match=r"option '\w+' of algorithm"):

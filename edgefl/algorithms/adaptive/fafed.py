@@ -43,7 +43,6 @@ def fafed(
     opening_steps: int | None = None,
     clip: float | None = None,
     ext: float = 1.0,
-    eval_batch: int | None = None,
 ) -> Algorithm:
     """Return FAFED (Wu et al. 2023, Algorithm 2): recursive momentum, one preconditioner rebuilt from averages each round.
 
@@ -79,7 +78,6 @@ def fafed(
         opening_steps: Batches of the opening exchange. Default: ``steps``.
         clip: Norm over all tensors to which gn is scaled down; go gets the same factor. None: no limit.
         ext: Factor of go in m, in [0, 1]. 1 is the paper's method; 0 is plain heavy-ball momentum.
-        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.
@@ -104,7 +102,6 @@ def fafed(
         batch,
         steps,
         opening_steps=opening_steps,
-        eval_batch=eval_batch,
         clip=clip,
         ext=ext,
         adaptive={"beta": beta, "rho": rho},

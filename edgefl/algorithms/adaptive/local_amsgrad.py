@@ -22,7 +22,6 @@ def local_amsgrad(
     beta1: float = 0.9,
     beta2: float = 0.99,
     eps: float = 1e-4,
-    eval_batch: int | None = None,
 ) -> Algorithm:
     """Return Federated (local) AMSGrad: each device keeps its own m and v, all divide by one vhat (fafed.md 3.6).
 
@@ -46,7 +45,6 @@ def local_amsgrad(
         beta1: Decay of m, in [0, 1).
         beta2: Decay of v, in [0, 1).
         eps: Initial and smallest vhat, above 0.
-        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.
@@ -60,7 +58,7 @@ def local_amsgrad(
         start=Function("start", made.start, weight_ports(objective, "vhat") | made.carry),
         phases=(Phase("train", descent(objective, batch, made.direction, made.step_ports), steps),),
         finish=Function("finish", made.finish, held_ports(objective) | made.moments),
-        evaluate=evaluate(objective, eval_batch or batch),
+        evaluate=evaluate(objective, batch),
         hyper={"lr": lr},
         server=ServerOpt("amsgrad", {"m": 0.0, "v": 0.0, "vhat": eps}, _server_step),
     )

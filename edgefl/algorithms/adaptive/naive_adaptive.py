@@ -21,7 +21,6 @@ def naive_adaptive(
     steps: int = 10,
     lr: float = 0.01,
     beta: float = 0.9,
-    eval_batch: int | None = None,
 ) -> Algorithm:
     """Return Naive adaptive FedAvg: every device has a preconditioner of its own (fafed.md 2.2, Algorithm 1).
 
@@ -39,7 +38,6 @@ def naive_adaptive(
         steps: Local steps per round.
         lr: Step size, a scalar of the round; above 0.
         beta: Decay of v, a scalar of the round, in [0, 1).
-        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.
@@ -57,7 +55,7 @@ def naive_adaptive(
         start=_start(objective),
         phases=(Phase("train", _train(objective, batch), steps),),
         finish=_finish(objective),
-        evaluate=evaluate(objective, eval_batch or batch),
+        evaluate=evaluate(objective, batch),
         hyper={"lr": lr, "beta": beta},
     )
 

@@ -29,7 +29,6 @@ def stem(
     opening_steps: int | None = None,
     clip: float | None = None,
     ext: float = 1.0,
-    eval_batch: int | None = None,
 ) -> Algorithm:
     """Return STEM (Khanduri et al. 2021): recursive momentum, averaged with the models; FAFED without preconditioner.
 
@@ -56,7 +55,6 @@ def stem(
         opening_steps: Batches of the opening exchange. Default: ``steps``.
         clip: Norm over all tensors to which gn is scaled down; go gets the same factor. None: no limit.
         ext: Factor of go in m, in [0, 1]. 1 is the paper's method; 0 is plain heavy-ball momentum.
-        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range, or ``c`` is missing.
@@ -78,7 +76,6 @@ def stem(
         batch,
         steps,
         opening_steps=opening_steps,
-        eval_batch=eval_batch,
         clip=clip,
         ext=ext,
         announced=_SCHEDULED,

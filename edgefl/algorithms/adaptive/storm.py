@@ -312,7 +312,6 @@ class Storm:
         batch: Samples per iteration.
         steps: Iterations q of an exchange.
         opening_steps: Batches of the opening gradient. None: ``steps``.
-        eval_batch: Samples per batch of the evaluation. None: ``batch``.
         clip: Norm over all tensors that a gradient is scaled down to. The factor comes from the gradient at the
             new point and scales both, because two factors would break the cancellation in their difference
             (fafed.md 8.11).
@@ -333,7 +332,6 @@ class Storm:
     batch: int
     steps: int
     opening_steps: int | None = None
-    eval_batch: int | None = None
     clip: float | None = None
     ext: float = 1.0
     adaptive: Mapping[str, float] = field(default_factory=dict)
@@ -342,7 +340,7 @@ class Storm:
     announced: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        for name in ("batch", "steps", "opening_steps", "eval_batch"):
+        for name in ("batch", "steps", "opening_steps"):
             if (count := getattr(self, name)) is not None and count < 1:
                 raise ConfigError(
                     f"{self.name}: {name} is at least 1, found {count}; raise it", name=name, value=count
@@ -359,7 +357,7 @@ class Storm:
     def algorithm(self) -> Algorithm:
         """Return the algorithm of the repeated exchange, with the opening exchange before it."""
         device, state = self._device, dict.fromkeys(self._device.shared, 0.0)
-        check = evaluate(self.objective, self.eval_batch or self.batch)
+        check = evaluate(self.objective, self.batch)
         opening = Algorithm(
             name=self.name,
             start=device.start_opening(),

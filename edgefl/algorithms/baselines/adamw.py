@@ -24,7 +24,6 @@ def adamw(
     eps: float = 1e-8,
     weight_decay: float = 0.01,
     keep: bool = False,
-    eval_batch: int | None = None,
 ) -> Algorithm:
     """Return Local AdamW: Adam with bias correction and decoupled decay on each device (Loshchilov and Hutter 2019).
 
@@ -47,7 +46,6 @@ def adamw(
         eps: Number added to the root, above 0.
         weight_decay: Decay of kernels.
         keep: True: the device stores m, v and t and continues with them in its next round.
-        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.
@@ -65,7 +63,7 @@ def adamw(
         finish=Function("finish", made.finish, held_ports(objective) | made.ports("state"))
         if keep
         else plain,
-        evaluate=evaluate(objective, eval_batch or batch),
+        evaluate=evaluate(objective, batch),
         hyper={"lr": lr},
     )
 

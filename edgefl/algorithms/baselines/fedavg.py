@@ -19,7 +19,6 @@ def fedavg(
     steps: int = 10,
     lr: float = 0.05,
     clip: float | None = None,
-    eval_batch: int | None = None,
 ) -> Algorithm:
     """Return FedAvg: plain SGD on each device, and the mean of their models (McMahan et al. 2017).
 
@@ -33,7 +32,6 @@ def fedavg(
         steps: Local steps per round.
         lr: Learning rate, unless the server announces another (``hyper.lr``).
         clip: Norm over all tensors to which g is scaled down. None: no limit.
-        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.
@@ -49,7 +47,6 @@ def fedavg(
         momentum=0.0,
         weight_decay=0.0,
         clip=clip,
-        eval_batch=eval_batch,
     )
     return replace(algorithm, name="fedavg")
 
@@ -62,7 +59,6 @@ def fedavg_update(
     lr: float = 0.001,
     alpha: float = STEP,
     clip: float | None = None,
-    eval_batch: int | None = None,
 ) -> Algorithm:
     """Return FedAvg + update: FedAvg, whose model every user adapts by one SGD step of size ``alpha`` (per_fedavg.md 5).
 
@@ -77,12 +73,11 @@ def fedavg_update(
         lr: Learning rate, unless the server announces another (``hyper.lr``).
         alpha: Step size of the adapting step, unless the server announces another (``hyper.alpha``).
         clip: Norm over all tensors to which g is scaled down. None: no limit.
-        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.
     """
-    algorithm = fedavg(objective, batch=batch, steps=steps, lr=lr, clip=clip, eval_batch=eval_batch)
+    algorithm = fedavg(objective, batch=batch, steps=steps, lr=lr, clip=clip)
     return replace(add_personalize(algorithm, objective, alpha=alpha), name="fedavg_update", draws="draw")
 
 
@@ -95,7 +90,6 @@ def fedavg_matched(
     lr: float = 0.001,
     alpha: float = STEP,
     clip: float | None = None,
-    eval_batch: int | None = None,
 ) -> Algorithm:
     """Return FedAvg + update at the gradients of meta-learning: ``factor * steps`` local steps, 2 for FO and 4 for HF.
 
@@ -110,7 +104,6 @@ def fedavg_matched(
         lr: Learning rate, unless the server announces another (``hyper.lr``).
         alpha: Step size of the adapting step, unless the server announces another (``hyper.alpha``).
         clip: Norm over all tensors to which g is scaled down. None: no limit.
-        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.
@@ -123,6 +116,5 @@ def fedavg_matched(
         lr=lr,
         alpha=alpha,
         clip=clip,
-        eval_batch=eval_batch,
     )
     return replace(algorithm, name="fedavg_matched")

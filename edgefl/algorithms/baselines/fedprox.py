@@ -18,7 +18,6 @@ def fedprox(
     lr: float = 0.05,
     mu: float = 0.01,
     clip: float | None = None,
-    eval_batch: int | None = None,
 ) -> Algorithm:
     """Return FedProx: FedAvg whose local loss has a pull to the round's weights, ``mu / 2 |y - x|^2`` (Li et al. 2020).
 
@@ -32,7 +31,6 @@ def fedprox(
         lr: Learning rate, unless the server announces another (``hyper.lr``).
         mu: Weight of the proximal term, a constant of the graphs.
         clip: Norm over all tensors to which g is scaled down. None: no limit.
-        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.
@@ -56,6 +54,6 @@ def fedprox(
         start=Function("start", start, weight_ports(objective)),
         phases=(Phase("train", step, steps),),
         finish=finish(objective),
-        evaluate=evaluate(objective, eval_batch or batch),
+        evaluate=evaluate(objective, batch),
         hyper={"lr": lr},
     )

@@ -18,7 +18,6 @@ def local(
     batch: int = 32,
     steps: int = 10,
     lr: float = 0.05,
-    eval_batch: int | None = None,
 ) -> Algorithm:
     """Return Local only: every device continues with its own last model and sends nothing (per_fedavg.md 5).
 
@@ -33,7 +32,6 @@ def local(
         batch: Samples per local step.
         steps: Local steps per round.
         lr: Learning rate, unless the server announces another (``hyper.lr``).
-        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.
@@ -57,6 +55,6 @@ def local(
         start=Function("start", start, ports),
         phases=(Phase("train", descent(objective, batch, lambda _, grads: (grads, {})), steps),),
         finish=Function("finish", finish, held_ports(objective)),
-        evaluate=evaluate(objective, eval_batch or batch),
+        evaluate=evaluate(objective, batch),
         hyper={"lr": lr},
     )

@@ -107,7 +107,6 @@ def mimeadam(
     beta1: float = 0.9,
     beta2: float = 0.99,
     tau: float = 0.01,
-    eval_batch: int | None = None,
 ) -> Algorithm:
     """Return MimeAdam: local Adam steps with the server's statistics and a corrected gradient (Karimireddy et al. 2021).
 
@@ -128,14 +127,13 @@ def mimeadam(
         beta1: Decay of m, in [0, 1).
         beta2: Decay of v, in [0, 1). Only the server reads it.
         tau: Number added to sqrt(v), and root of the initial v; above 0.
-        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.
         ModelError: The loss reduces a batch itself.
     """
     adam = _checked_adam("mimeadam", objective, batch, steps, lr, beta1, beta2, tau)
-    evaluated = evaluate(objective, eval_batch or batch)
+    evaluated = evaluate(objective, batch)
     ahead = Algorithm(
         name="mimeadam",
         start=Function("start", adam.gathering, weight_ports(objective)),
@@ -166,7 +164,6 @@ def mimelite(
     beta1: float = 0.9,
     beta2: float = 0.99,
     tau: float = 0.01,
-    eval_batch: int | None = None,
 ) -> Algorithm:
     """Return MimeLite: MimeAdam without the correction, in one exchange (Karimireddy et al. 2021).
 
@@ -182,7 +179,6 @@ def mimelite(
         beta1: Decay of m, in [0, 1).
         beta2: Decay of v, in [0, 1). Only the server reads it.
         tau: Number added to sqrt(v), and root of the initial v; above 0.
-        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.
@@ -197,7 +193,7 @@ def mimelite(
             Phase("train", descent(objective, batch, adam.plain, adam.statistics), steps),
         ),
         finish=Function("finish", adam.both, held_ports(objective) | full_ports(objective)),
-        evaluate=evaluate(objective, eval_batch or batch),
+        evaluate=evaluate(objective, batch),
         hyper={"lr": lr},
         server=adam.server("mimelite"),
     )

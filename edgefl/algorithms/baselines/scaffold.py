@@ -23,7 +23,6 @@ def scaffold(
     lr: float = 0.05,
     eta_g: float = 1.0,
     clip: float | None = None,
-    eval_batch: int | None = None,
 ) -> Algorithm:
     """Return SCAFFOLD with option II: local steps without the drift of the device's own gradients (Karimireddy et al. 2020).
 
@@ -47,7 +46,6 @@ def scaffold(
         lr: Learning rate, unless the server announces another (``hyper.lr``); above 0.
         eta_g: Step size of the server; above 0.
         clip: Norm over all tensors to which g is scaled down. None: no limit.
-        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A number is out of range.
@@ -63,7 +61,7 @@ def scaffold(
         start=Function("start", made.start, weight_ports(objective, "c") | made.control),
         phases=(Phase("train", step, steps),),
         finish=Function("finish", made.finish, made.finish_ports),
-        evaluate=evaluate(objective, eval_batch or batch),
+        evaluate=evaluate(objective, batch),
         hyper={"lr": lr},
         server=ServerOpt("scaffold", {"c": 0.0}, _server(eta_g), options=frozenset({"eta_g"})),
         whole=True,

@@ -27,7 +27,6 @@ def sgd(
     self_distillation: float | None = None,
     temperature: float = 1.0,
     clip: float | None = None,
-    eval_batch: int | None = None,
 ) -> Algorithm:
     """Return SGD with momentum, fresh buffers every round (EmbracingFL Algorithm 2 on the trained suffix).
 
@@ -47,7 +46,6 @@ def sgd(
         temperature: Temperature of the distillation.
         clip: Norm over all tensors to which g is scaled down, ``g min(1, clip / |g|)``, before decay and momentum. None:
             no limit.
-        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: ``clip`` is not above 0.
@@ -66,7 +64,7 @@ def sgd(
         start=_start(objective, buffers=bool(momentum)),
         phases=(Phase("train", step, steps),),
         finish=finish(objective),
-        evaluate=evaluate(objective, eval_batch or batch),
+        evaluate=evaluate(objective, batch),
         hyper={"lr": lr},
     )
 

@@ -60,7 +60,6 @@ def per_fedavg(
     inner_batch: int | None = None,
     hessian_batch_size: int | None = None,
     schedule: Literal["constant", "diminishing"] = "constant",
-    eval_batch: int | None = None,
 ) -> Algorithm:
     """Return Per-FedAvg: train a model that one SGD step on a user's own data adapts to that user (Fallah et al. 2020).
 
@@ -96,7 +95,6 @@ def per_fedavg(
         hessian_batch_size: Rows of D''. Default: ``batch``.
         schedule: "diminishing": round k = 1, 2, ... has beta_k = ``lr`` / sqrt(k), the O(1 / sqrt(steps k)) of Remark G.1.
             It replaces ``round.lr_decay_at`` of a federation file: choose one of the two.
-        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: A value is out of range.
@@ -122,7 +120,7 @@ def per_fedavg(
         start=Function("start", partial(begun, objective), prefixed("weights", objective.carrier.payload)),
         phases=(Phase("train", step, steps),),
         finish=finish(objective),
-        evaluate=evaluate(objective, eval_batch or batch),
+        evaluate=evaluate(objective, batch),
         personalize=personalize(objective, batch),
         hyper={"lr": lr, "alpha": alpha, **reach},
         schedule=_diminishing_schedule(lr) if schedule == "diminishing" else constant,

@@ -28,7 +28,6 @@ def binary(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     clip: bool = False,
-    eval_batch: int | None = None,
 ) -> Algorithm:
     """Return SGD on a model whose kernels are binary, in training and in inference: BiFL's training (fedbat.md 3, 8.17).
 
@@ -47,7 +46,6 @@ def binary(
         momentum: Momentum of local SGD; its buffers are 0 at the start of a round.
         weight_decay: Weight decay of conv and dense kernels.
         clip: True: entries with |W| > 1 get no gradient.
-        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ModelError: The submodel is chosen by importance.
@@ -60,7 +58,6 @@ def binary(
         lr=lr,
         momentum=momentum,
         weight_decay=weight_decay,
-        eval_batch=eval_batch,
     )
     return replace(algorithm, name="binary", inference=inference(trained))
 

@@ -41,7 +41,6 @@ def fedbat(
     momentum: float = 0.0,
     weight_decay: float = 0.0,
     masked_loss: bool = False,
-    eval_batch: int | None = None,
 ) -> Algorithm:
     """Return FedBAT Algorithm 1: the received weights w are frozen, and an update m, which starts at 0, is trained.
 
@@ -72,7 +71,6 @@ def fedbat(
         momentum: Momentum of m, 0 in the paper.
         weight_decay: Adds weight_decay * W to g of kernels, 0 in the paper.
         masked_loss: True: set logits of classes without local samples to 0 in training.
-        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ModelError: Options contradict each other, such as learned step sizes without a warm-up (fedbat.md 8.6).
@@ -100,7 +98,7 @@ def fedbat(
         start=Function("start", training.start, weight_ports(objective)),
         phases=tuple(phase for phase in phases if phase.steps),
         finish=Function("finish", upload.finish, upload.ports),
-        evaluate=evaluate(objective, eval_batch or batch),
+        evaluate=evaluate(objective, batch),
         hyper={"lr": lr, "rho": rho} if learned else {"lr": lr},
         form=upload.form,
     )

@@ -36,7 +36,6 @@ def swat(
     activations: bool = True,
     masked_loss: bool = False,
     dense_inference: bool = False,
-    eval_batch: int | None = None,
 ) -> Algorithm:
     """Return SWAT: :func:`edgefl.algorithms.baselines.sgd.sgd` whose dense and conv layers compute with a few large entries.
 
@@ -65,7 +64,6 @@ def swat(
         masked_loss: True: set logits of classes without local samples to 0 in training.
         dense_inference: True: inference reads w instead of top(w). Moving statistics belong to the sparse model, so use
             it for models without such statistics, or after a training of little sparsity.
-        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ModelError: The sparsity is out of range, or the submodel has no layer to make sparse.
@@ -83,7 +81,6 @@ def swat(
         momentum=momentum,
         weight_decay=weight_decay,
         masked_loss=masked_loss,
-        eval_batch=eval_batch,
     )
     return replace(algorithm, name="swat", inference=None if dense_inference else _inference(trained))
 

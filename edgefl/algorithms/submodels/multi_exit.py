@@ -24,7 +24,6 @@ def multi_exit(
     momentum: float = 0.9,
     weight_decay: float = 1e-4,
     kd_weight: float | None = None,
-    eval_batch: int | None = None,
 ) -> Algorithm:
     """Return SGD on the losses of all exits (ScaleFL, Ilhan et al. 2023; fiarse.md 3).
 
@@ -44,7 +43,6 @@ def multi_exit(
         momentum: Momentum of local SGD; its buffers are 0 at the start of a round.
         weight_decay: Weight decay of conv and dense kernels.
         kd_weight: Weight of distillation. None: the model's own.
-        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ModelError: The model has no exits.
@@ -64,7 +62,6 @@ def multi_exit(
         lr=lr,
         momentum=momentum,
         weight_decay=weight_decay,
-        eval_batch=eval_batch,
     )
     if not weight:
         return replace(algorithm, name="multi_exit")

@@ -29,7 +29,6 @@ def tcbgd(
     freeze_dropped: bool = True,
     masked_loss: bool = False,
     adamw: bool = False,
-    eval_batch: int | None = None,
 ) -> Algorithm:
     """Return FIARSE's local SGD on an importance submodel: the mask follows the weights, gradients flow through it.
 
@@ -49,7 +48,6 @@ def tcbgd(
         freeze_dropped: Momentum and decay do not move entries that the mask dropped (fiarse.md A6).
         masked_loss: True: set logits of classes without local samples to 0 in training.
         adamw: AdamW along the same gradient instead of SGD, as in the paper for texts, with its betas (0.9, 0.95).
-        eval_batch: Samples per batch of the evaluation. Default: ``batch``.
 
     Raises:
         ConfigError: Both ``adamw`` and ``momentum`` are set.
@@ -66,7 +64,5 @@ def tcbgd(
             momentum=momentum,
         )
     local = partial(local_adamw, beta1=BETA1, beta2=BETA2) if adamw else partial(sgd, momentum=momentum)
-    algorithm = local(
-        objective, batch=batch, steps=steps, lr=lr, weight_decay=weight_decay, eval_batch=eval_batch
-    )
+    algorithm = local(objective, batch=batch, steps=steps, lr=lr, weight_decay=weight_decay)
     return replace(algorithm, name="tcbgd")

@@ -94,12 +94,9 @@ MakeNorm = Callable[[int], nn.Module]
 """Function that returns a normalisation layer for a number of channels."""
 
 GROUPS = 8
-KEEP = 0.9
 
 
-def make_norm(
-    kind: NormKind, *, mode: BnMode = "global", keep: float = KEEP, groups: int = GROUPS
-) -> MakeNorm:
+def make_norm(kind: NormKind, *, mode: BnMode = "global", groups: int = GROUPS) -> MakeNorm:
     """Return a function that makes a normalisation layer for a number of channels.
 
     Group norm has the same weight and bias as batch norm and no statistics, so a device sends only trained tensors of
@@ -109,7 +106,6 @@ def make_norm(
     Args:
         kind: ``bn`` for :class:`BatchNorm`, ``gn`` for group norm.
         mode: Mode of a batch norm.
-        keep: Weight of the old moving statistics of a batch norm.
         groups: Number of groups of neighbouring channels of a group norm.
 
     Raises:
@@ -122,18 +118,13 @@ def make_norm(
                 f"batch norm has no groups, found groups={groups} with norm='bn': leave groups out, or take norm='gn'",
                 groups=groups,
             )
-        return partial(BatchNorm, mode=mode, keep=keep)
+        return partial(BatchNorm, mode=mode)
     if kind != "gn":
         raise ModelError(f"a norm is 'bn' (batch norm) or 'gn' (group norm), found {kind!r}", norm=kind)
     if mode != "global":
         raise ModelError(
             f"group norm has no batch norm mode, found bn={mode!r} with norm='gn': leave bn out, or take norm='bn'",
             bn=mode,
-        )
-    if keep != KEEP:
-        raise ModelError(
-            f"group norm keeps no statistics, found bn_keep={keep} with norm='gn': leave bn_keep out, or take norm='bn'",
-            keep=keep,
         )
     return partial(_group_norm, groups=groups)
 

@@ -76,7 +76,6 @@ def mobilenet(
     classes: int = 10,
     width: float = 1.0,
     bn: BnMode = "global",
-    bn_keep: float = 0.9,
     seed: int = 0,
 ) -> ModelSpec:
     """Return MobileNetV2: stem, 17 inverted residuals, a 1x1 convolution, head; 2,236,682 parameters at the defaults.
@@ -84,7 +83,7 @@ def mobilenet(
     ``width`` multiplies all channels, rounded to multiples of 8, but never makes the last convolution narrower.
     With 1,000 classes the tensors equal the ImageNet original's (3,504,872 parameters).
     """
-    norm = partial(BatchNorm, mode=bn, keep=bn_keep)
+    norm = partial(BatchNorm, mode=bn)
     last = _round_channels(1280 * max(1.0, width))
 
     def units() -> nn.Sequential:

@@ -125,7 +125,6 @@ def fedbat_cnn(
     widths: Sequence[int] = WIDTHS,
     norm: NormKind = "bn",
     bn: BnMode = "global",
-    bn_keep: float = 0.9,
     groups: int = GROUPS,
     seed: int = 0,
 ) -> ModelSpec:
@@ -140,7 +139,7 @@ def fedbat_cnn(
             "take larger images, or fewer widths",
             size=size,
         )
-    layer = make_norm(norm, mode=bn, keep=bn_keep, groups=groups)
+    layer = make_norm(norm, mode=bn, groups=groups)
 
     def units() -> nn.Sequential:
         inner = [in_channels, *widths]

@@ -81,7 +81,6 @@ def resnet20(
     widths: Sequence[int] = WIDTHS,
     norm: NormKind = "bn",
     bn: BnMode = "global",
-    bn_keep: float = 0.9,
     groups: int = GROUPS,
     seed: int = 0,
 ) -> ModelSpec:
@@ -89,7 +88,7 @@ def resnet20(
 
     The first block of *every* stage, stage 1 included, has a projection shortcut; that is what the paper's counts say.
     """
-    layer = make_norm(norm, mode=bn, keep=bn_keep, groups=groups)
+    layer = make_norm(norm, mode=bn, groups=groups)
     return _resnet("resnet20", 3, in_channels, size, classes, widths, layer, seed)
 
 
@@ -101,12 +100,11 @@ def resnet8(
     widths: Sequence[int] = WIDTHS,
     norm: NormKind = "bn",
     bn: BnMode = "global",
-    bn_keep: float = 0.9,
     groups: int = GROUPS,
     seed: int = 0,
 ) -> ModelSpec:
     """Return ResNet-8: stem, one projection block per stage, head; 78,042 parameters for 28x28x1, 78,330 for 32x32x3."""
-    layer = make_norm(norm, mode=bn, keep=bn_keep, groups=groups)
+    layer = make_norm(norm, mode=bn, groups=groups)
     return _resnet("resnet8", 1, in_channels, size, classes, widths, layer, seed)
 
 
@@ -118,7 +116,6 @@ def resnet10(
     widths: Sequence[int] = WIDTHS_10,
     norm: NormKind = "bn",
     bn: BnMode = "global",
-    bn_keep: float = 0.9,
     groups: int = GROUPS,
     seed: int = 0,
 ) -> ModelSpec:
@@ -126,7 +123,7 @@ def resnet10(
 
     Shortcuts are projections where a stage changes the shape, hence not in stage 1 (fedbat.md 4.1).
     """
-    layer = make_norm(norm, mode=bn, keep=bn_keep, groups=groups)
+    layer = make_norm(norm, mode=bn, groups=groups)
     return _resnet("resnet10", 1, in_channels, size, classes, widths, layer, seed, project_first=False)
 
 
@@ -138,7 +135,6 @@ def resnet18(
     widths: Sequence[int] = WIDTHS_18,
     norm: NormKind = "bn",
     bn: BnMode = "global",
-    bn_keep: float = 0.9,
     groups: int = GROUPS,
     seed: int = 0,
 ) -> ModelSpec:
@@ -146,7 +142,7 @@ def resnet18(
 
     Shortcuts are projections where a stage changes the shape, hence not in stage 1, as in the ImageNet original.
     """
-    layer = make_norm(norm, mode=bn, keep=bn_keep, groups=groups)
+    layer = make_norm(norm, mode=bn, groups=groups)
     return _resnet("resnet18", 2, in_channels, size, classes, widths, layer, seed, project_first=False)
 
 
