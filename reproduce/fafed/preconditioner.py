@@ -8,6 +8,7 @@ from dataclasses import replace
 from reproduce.entry import Arm, Chart, Claim, Column, Entry, Federated, Scale, percent
 from reproduce.fafed.federations import Options, Setup
 from reproduce.fafed.measures import OBJECTIVE, lowest, measured
+from reproduce.fafed.models import FASHION_CNN
 
 SHARED, AMSGRAD, PRIVATE = "shared, v", "shared, largest v", "private"
 """FAFED with alpha = 1 (no momentum), federated AMSGrad, Algorithm 1."""
@@ -37,7 +38,7 @@ def setup(scale: Scale, spread: str) -> Setup:
         rounds=180,
         batch=100,
         steps=5,
-        model={"name": "fafed_fashion"},
+        model={"name": FASHION_CNN},
         data={**data, "test_samples": 0},
         keep_every=2,
         evaluate_every=2,

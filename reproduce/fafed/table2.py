@@ -31,6 +31,7 @@ from reproduce.fafed.measures import (
     sends,
     smoother,
 )
+from reproduce.fafed.models import FASHION_CNN
 from reproduce.results import Results, above, ahead_of_each
 
 LOW, MEDIUM, HIGH = "low", "medium", "high"
@@ -64,7 +65,7 @@ def setup(scale: Scale, level: str) -> Setup:
         rounds={LOW: 900, MEDIUM: 180, HIGH: 180}[level],
         batch=own.batch,
         steps=own.steps,
-        model={"name": "fafed_fashion"},
+        model={"name": FASHION_CNN},
         data={**data, "test_samples": 0},
         keep_every={LOW: 10, MEDIUM: 2, HIGH: 2}[level],
         evaluate_every={LOW: 10, MEDIUM: 2, HIGH: 2}[level],

@@ -1,4 +1,4 @@
-"""Small models: the FEMNIST CNN (embracingfl.md 3.2), the IMDB bidirectional LSTM (embracingfl.md 3.3), and perceptrons."""
+"""Small models: CNNs (embracingfl.md 3.2, fedbat.md 4.1), a bidirectional LSTM (embracingfl.md 3.3), and perceptrons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
+from edgefl.errors import ModelError
 from edgefl.models.layers.initial import initialize
+from edgefl.models.layers.norms import GROUPS, BnMode, MakeNorm, NormKind, make_norm
 from edgefl.models.layers.recurrent import BiLstm
 from edgefl.models.spec import ModelSpec, sequential
 
@@ -70,6 +72,54 @@ def cnn(*, in_channels: int = 1, size: int = 28, classes: int = 62, seed: int = 
 
     sample = TensorSpec((in_channels, size, size))
     return ModelSpec("cnn", initialize(units, seed), sample, classes, accounting_batch=1)
+
+
+_FEDBAT_WIDTHS = (32, 64, 128, 256)
+
+
+class ConvNormPool(nn.Module):
+    """3x3 convolution of padding 1 without bias, norm, ReLU, 2x2 max pool: (B, I, H, W) -> (B, W', H//2, W//2)."""
+
+    def __init__(self, inside: int, width: int, norm: MakeNorm) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inside, width, 3, padding=1, bias=False)
+        self.norm = norm(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.max_pool2d(F.relu(self.norm(self.conv(x))), 2)
+
+
+def fedbat_cnn(
+    *,
+    in_channels: int = 1,
+    size: int = 28,
+    classes: int = 10,
+    widths: Sequence[int] = _FEDBAT_WIDTHS,
+    norm: NormKind = "bn",
+    bn: BnMode = "global",
+    groups: int = GROUPS,
+    seed: int = 0,
+) -> ModelSpec:
+    """Return FedBAT's CNN: units ``conv1`` ... ``conv4`` and ``head``; 390,890 parameters for 1x28x28, 399,146 for 3x32x32.
+
+    ModelError if ``size`` is too small for a pool behind each convolution.
+    """
+    side = size >> len(widths)
+    if side < 1:
+        raise ModelError(
+            f"fedbat_cnn halves images {len(widths)} times, so they are at least {1 << len(widths)} wide, found {size}: "
+            "take larger images, or fewer widths",
+            size=size,
+        )
+    layer = make_norm(norm, mode=bn, groups=groups)
+
+    def units() -> nn.Sequential:
+        inner = [in_channels, *widths]
+        convolutions = chain("conv", partial(ConvNormPool, norm=layer), inner)
+        head = Dense(inner[-1] * side * side, classes, None)
+        return sequential([*convolutions, ("head", head)])
+
+    return ModelSpec("fedbat_cnn", initialize(units, seed), TensorSpec((in_channels, size, size)), classes)
 
 
 def mlp(

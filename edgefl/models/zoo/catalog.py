@@ -19,11 +19,10 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.split import check_classes, split
 from edgefl.models.user_code import defined_at, user_errors
 from edgefl.models.user_factory import factory_of, importing_for
-from edgefl.models.zoo.basic import bilstm, cnn, elu_mlp, mlp
+from edgefl.models.zoo.basic import bilstm, cnn, elu_mlp, fedbat_cnn, mlp
 from edgefl.models.zoo.convnext import convnext
 from edgefl.models.zoo.language import lstm_lm
 from edgefl.models.zoo.mobilenet import mobilenet
-from edgefl.models.zoo.paper_cnns import fafed_cifar, fafed_fashion, fafed_mnist, fedbat_cnn
 from edgefl.models.zoo.resnet import resnet8, resnet10, resnet18, resnet20
 from edgefl.models.zoo.transformer import bert, gpt, vit
 
@@ -33,9 +32,6 @@ MODELS: Mapping[str, Callable[..., ModelSpec]] = {
     "cnn": cnn,
     "convnext": convnext,
     "elu_mlp": elu_mlp,
-    "fafed_cifar": fafed_cifar,
-    "fafed_fashion": fafed_fashion,
-    "fafed_mnist": fafed_mnist,
     "fedbat_cnn": fedbat_cnn,
     "gpt": gpt,
     "lstm_lm": lstm_lm,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from edgefl.data.dataset import Array, Dataset
 from edgefl.data.equal import dirichlet_equal, paired, similarity
 from edgefl.data.partition import histograms
 from edgefl.errors import ConfigError, DataError, ModelError
-from edgefl.models.zoo.catalog import build_model
+from edgefl.models.spec import ModelSpec
 from edgefl.setup.data import partition
+from reproduce.fafed.models import fafed_cifar, fafed_fashion, fafed_mnist
 
 MNIST = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
 
@@ -132,38 +134,38 @@ def test_21_a_federation_file_names_the_three_degrees() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes"),
+    ("model", "total", "sizes"),
     [
-        ("fafed_mnist", {"conv1": 520, "conv2": 25_050, "dense1": 400_500, "head": 5_010}),
-        ("fafed_fashion", {"conv1": 50, "conv2": 460, "dense1": 25_100, "head": 1_010}),
+        (fafed_mnist, 431_080, {"conv1": 520, "conv2": 25_050, "dense1": 400_500, "head": 5_010}),
+        (fafed_fashion, 26_620, {"conv1": 50, "conv2": 460, "dense1": 25_100, "head": 1_010}),
         (
-            "fafed_cifar",
+            fafed_cifar,
+            581_866,
             {"conv1": 448, "conv2": 4_640, "conv3": 18_496, "dense1": 524_800, "dense2": 32_832, "head": 650},
         ),
     ],
 )
-def test_22_the_models_have_the_paper_s_layers(name: str, sizes: dict[str, int]) -> None:
-    spec = build_model(name)
+def test_22_the_models_have_the_paper_s_layers(
+    model: Callable[[], ModelSpec], total: int, sizes: dict[str, int]
+) -> None:
+    spec = model()
     found = {
         unit: sum(parameter.numel() for parameter in module.parameters())
         for unit, module in spec.module.named_children()
     }
-    assert found == sizes
-    assert (
-        sum(found.values()) == {"fafed_mnist": 431_080, "fafed_fashion": 26_620, "fafed_cifar": 581_866}[name]
-    )
+    assert found == sizes and sum(found.values()) == total
     assert spec.boundary(len(sizes)).shape == (10,)
 
 
 def test_22_logits_are_linear_unless_the_flag_says_otherwise() -> None:
     x = torch.randn(64, 1, 28, 28, generator=torch.Generator().manual_seed(0)) * 3
-    linear, squashed = (build_model("fafed_fashion", final_activation=on).module(x) for on in (False, True))
+    linear, squashed = (fafed_fashion(final_activation=on).module(x) for on in (False, True))
     assert linear.abs().max() > 1 and torch.equal(torch.tanh(linear), squashed)
-    relu = build_model("fafed_mnist", final_activation=True).module(x)
-    assert relu.min() == 0.0 and build_model("fafed_mnist").module(x).min() < 0
+    relu = fafed_mnist(final_activation=True).module(x)
+    assert relu.min() == 0.0 and fafed_mnist().module(x).min() < 0
 
 
 def test_22_an_image_too_small_for_the_pools_is_refused() -> None:
     with pytest.raises(ModelError, match="fafed_mnist has 2 convolutions"):
-        build_model("fafed_mnist", size=10)
-    assert build_model("fafed_fashion", size=10).boundary(2).shape == (10, 1, 1)
+        fafed_mnist(size=10)
+    assert fafed_fashion(size=10).boundary(2).shape == (10, 1, 1)

@@ -42,7 +42,7 @@ D = 3
 SMALL = {
     "resnet8": {"size": 8, "widths": (4, 4, 4)},
     "lstm_lm": {"length": 4, "vocabulary": 12, "features": 5, "hidden": 4},
-    "fafed_mnist": {"size": 16},
+    "reproduce.fafed.models:fafed_mnist": {"size": 16},
     "vit": {"size": 8, "width": 12, "depth": 1},
 }
 
@@ -276,7 +276,7 @@ def test_a_user_with_one_sample_is_named() -> None:
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize("name", ["resnet8", "lstm_lm", "fafed_mnist", "vit"])
+@pytest.mark.parametrize("name", ["resnet8", "lstm_lm", "reproduce.fafed.models:fafed_mnist", "vit"])
 def test_hessians_of_models_are_symmetric(name: str) -> None:
     spec = build_model(name, **SMALL[name])
     losses = FlatLoss(Objective.of(OutputSide(spec, 0)), spec.weights)

@@ -19,6 +19,7 @@ from edgefl.models.split import split
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide, tiers
+from reproduce.fafed.models import FASHION_CNN
 from tests.pairs import by_default, in_both, in_turn, pairs, slow
 from tests.parity.forms import checked
 
@@ -90,10 +91,10 @@ def test_the_exported_step_of_the_mlp_equals_torch(cut: int, form: str) -> None:
         [("elu_mlp", 0)],
         rare=[
             ("elu_mlp", 2),
-            ("fafed_mnist", 0),
-            ("fafed_fashion", 2),
-            ("fafed_cifar", 0),
-            ("fafed_mnist", 2),
+            ("reproduce.fafed.models:fafed_mnist", 0),
+            (FASHION_CNN, 2),
+            ("reproduce.fafed.models:fafed_cifar", 0),
+            ("reproduce.fafed.models:fafed_mnist", 2),
         ],
     ),
 )

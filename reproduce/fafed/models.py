@@ -1,4 +1,4 @@
-"""CNNs of the FAFED paper (fafed.md 4.1) and of the FedBAT paper (fedbat.md 4.1) for small images."""
+"""CNNs of the FAFED paper (fafed.md 4.1) for small images, as federations name them: ``package.module:factory``."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from torch.nn import functional as F
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.layers.initial import initialize
-from edgefl.models.layers.norms import GROUPS, BnMode, MakeNorm, NormKind, make_norm
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.basic import ACTIVATIONS, Activation, Dense, chain
+
+FASHION_CNN = f"{__name__}:fafed_fashion"
 
 
 class ConvActPool(nn.Module):
@@ -100,51 +101,3 @@ def _build(shape: Shape, channels: int, size: int, classes: int, final: bool, se
         return sequential([*convolutions, *dense, ("head", head)])
 
     return ModelSpec(shape.name, initialize(units, seed), TensorSpec((channels, size, size)), classes)
-
-
-WIDTHS = (32, 64, 128, 256)
-
-
-class ConvNormPool(nn.Module):
-    """3x3 convolution of padding 1 without bias, norm, ReLU, 2x2 max pool: (B, I, H, W) -> (B, W', H//2, W//2)."""
-
-    def __init__(self, inside: int, width: int, norm: MakeNorm) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(inside, width, 3, padding=1, bias=False)
-        self.norm = norm(width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.max_pool2d(F.relu(self.norm(self.conv(x))), 2)
-
-
-def fedbat_cnn(
-    *,
-    in_channels: int = 1,
-    size: int = 28,
-    classes: int = 10,
-    widths: Sequence[int] = WIDTHS,
-    norm: NormKind = "bn",
-    bn: BnMode = "global",
-    groups: int = GROUPS,
-    seed: int = 0,
-) -> ModelSpec:
-    """Return FedBAT's CNN: units ``conv1`` ... ``conv4`` and ``head``; 390,890 parameters for 1x28x28, 399,146 for 3x32x32.
-
-    ModelError if ``size`` is too small for a pool behind each convolution.
-    """
-    side = size >> len(widths)
-    if side < 1:
-        raise ModelError(
-            f"fedbat_cnn halves images {len(widths)} times, so they are at least {1 << len(widths)} wide, found {size}: "
-            "take larger images, or fewer widths",
-            size=size,
-        )
-    layer = make_norm(norm, mode=bn, groups=groups)
-
-    def units() -> nn.Sequential:
-        inner = [in_channels, *widths]
-        convolutions = chain("conv", partial(ConvNormPool, norm=layer), inner)
-        head = Dense(inner[-1] * side * side, classes, None)
-        return sequential([*convolutions, ("head", head)])
-
-    return ModelSpec("fedbat_cnn", initialize(units, seed), TensorSpec((in_channels, size, size)), classes)
