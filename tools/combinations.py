@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
+
+from torch import nn
 
 from edgefl.algorithms.catalog import ALGORITHMS
 from edgefl.codecs import catalog as codecs
@@ -14,7 +17,8 @@ from edgefl.contract.algorithm import Algorithm
 from edgefl.errors import ConfigError, ModelError
 from edgefl.facts.combinations import ROLLING, WHOLE
 from edgefl.models.exits import with_exits
-from edgefl.models.spec import ModelSpec
+from edgefl.models.layers.norms import BatchNorm
+from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.optimizers.catalog import NONE, OPTIMIZERS, with_optimizer
@@ -50,15 +54,29 @@ def combination_rows() -> list[dict[str, Any]]:
 
 
 def _submodels() -> dict[str, list[Submodel]]:
-    """Return small submodels by label of their kind: of a plain model, and of one with early exits, which some
-    algorithms need.
+    """Return small submodels by label of their kind: of a plain model, and of others with early exits and batch norms,
+    which some algorithms need.
     """
     plain = build_model("mlp", size=8, hidden=[4, 4])
-    specs: tuple[ModelSpec, ...] = (plain, with_exits(plain))
+    specs: tuple[ModelSpec, ...] = (
+        plain,
+        with_exits(plain),
+        _normed(plain, 1),
+        with_exits(_normed(plain, 0)),
+    )
     return {
         label: list(_build_each(partial(_submodel, kind, options), specs))
         for label, (kind, options) in _KINDS.items()
     }
+
+
+def _normed(spec: ModelSpec, place: int) -> ModelSpec:
+    """Return ``spec`` with a batch norm of 4 channels at the end of unit number ``place`` (from 0)."""
+    units = [
+        (name, nn.Sequential(unit, BatchNorm(4)) if number == place else unit)
+        for number, (name, unit) in enumerate(spec.module.named_children())
+    ]
+    return replace(spec, module=sequential(units))
 
 
 def _submodel(kind: str, options: Mapping[str, Any], spec: ModelSpec) -> Submodel:

@@ -20,7 +20,7 @@ from edgefl.codecs import catalog as codecs
 from edgefl.codecs.catalog import CODECS
 from edgefl.config import parse
 from edgefl.contract.algorithm import Algorithm
-from edgefl.errors import ModelError
+from edgefl.errors import ConfigError, ModelError
 from edgefl.facts import Facts, Option, Options
 from edgefl.models.exits import with_exits
 from edgefl.models.losses import LOSSES
@@ -164,13 +164,15 @@ def algorithm_rows() -> list[dict[str, Any]]:
 
 
 def _measured(name: str) -> tuple[Any, list[AlgorithmRow]]:
-    """(the objective, a row for each exchange) on a small model: dense layers, with exits where the algorithm needs them."""
+    """(the objective, a row for each exchange) on a small model: dense layers, with exits or with batch norm where the
+    algorithm needs them.
+    """
     settings = AlgorithmSettings(batch=2, steps=2, samples=4, repeat=0)
     plain = build_model("mlp", size=8, hidden=[64, 32])
-    for spec in (plain, with_exits(plain)):
+    for spec in (plain, with_exits(plain), build_model("resnet8", size=8)):
         try:
             return Objective.of(OutputSide(spec, 0)), measure(spec, name, settings)
-        except ModelError:
+        except (ConfigError, ModelError):
             continue
     raise AssertionError(f"no small model for {name}")
 

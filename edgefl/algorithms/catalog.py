@@ -17,7 +17,8 @@ from edgefl.algorithms.baselines.mime import mimeadam, mimelite
 from edgefl.algorithms.baselines.scaffold import scaffold
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.algorithms.personal.per_fedavg import per_fedavg
-from edgefl.algorithms.personal.personalize import add_personalize
+from edgefl.algorithms.personal.personal_layers import fedbn, fedper, fedrep
+from edgefl.algorithms.personalize import add_personalize
 from edgefl.algorithms.quantized.binary import binary
 from edgefl.algorithms.quantized.fedbat import fedbat
 from edgefl.algorithms.quantized.swat import swat
@@ -37,6 +38,9 @@ FedAvg = define_entry(AlgorithmChoice, "fedavg", "FedAvg", fedavg)
 FedAvgUpdate = define_entry(AlgorithmChoice, "fedavg_update", "FedAvgUpdate", fedavg_update)
 FedAvgMatched = define_entry(AlgorithmChoice, "fedavg_matched", "FedAvgMatched", fedavg_matched)
 PerFedAvg = define_entry(AlgorithmChoice, "per_fedavg", "PerFedAvg", per_fedavg)
+FedPer = define_entry(AlgorithmChoice, "fedper", "FedPer", fedper)
+FedRep = define_entry(AlgorithmChoice, "fedrep", "FedRep", fedrep)
+FedBN = define_entry(AlgorithmChoice, "fedbn", "FedBN", fedbn)
 LocalOnly = define_entry(AlgorithmChoice, "local", "LocalOnly", local)
 FedProx = define_entry(AlgorithmChoice, "fedprox", "FedProx", fedprox)
 Scaffold = define_entry(AlgorithmChoice, "scaffold", "Scaffold", scaffold)
@@ -62,7 +66,7 @@ def build(name: str, objective: Objective, **options: object) -> Algorithm:
     """Return the algorithm ``name`` with ``options`` for ``objective``.
 
     Every algorithm has the option ``personal``, a step size. It adds the graph of
-    :func:`edgefl.algorithms.personal.personalize.add_personalize`. It is off by default: it makes each bundle larger.
+    :func:`edgefl.algorithms.personalize.add_personalize`. It is off by default: it makes each bundle larger.
 
     Args:
         name: Name in the catalog, or ``package.module:factory`` or ``path/to/file.py:factory`` of the user's own

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from edgefl.algorithms.personal.personalize import STEP
+from edgefl.algorithms.personalize import STEP
 from edgefl.analysis.heterogeneity.losses import DatasetShards, FlatLoss, shuffle_rows
 from edgefl.analysis.heterogeneity.report import HeterogeneityReport, examine
 from edgefl.analysis.heterogeneity.theory import TrainingSetting

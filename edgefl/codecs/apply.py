@@ -16,7 +16,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, role_of, sele
 from edgefl.errors import ConfigError
 from edgefl.facts.combinations import combination_error
 from edgefl.objective.objective import Objective
-from edgefl.objective.parts import held_ports
+from edgefl.objective.parts import held_ports, private_ports, store_private
 from edgefl.wire.update.form import Codes, Form, Sparse
 
 
@@ -43,7 +43,7 @@ def apply_codec(codec: Codec, algorithm: Algorithm, objective: Objective) -> Alg
             codec=codec.name,
         )
     _check_plain(algorithm, objective, codec)
-    coding = _CodecFinish(codec, objective)
+    coding = _CodecFinish(codec, objective, algorithm.private)
     if not coding.parts.coded:
         raise ConfigError(
             f"codec {codec.name!r} has no tensor to code here, since biases and norms are left out; set binarize_1d",
@@ -54,11 +54,13 @@ def apply_codec(codec: Codec, algorithm: Algorithm, objective: Objective) -> Alg
 
 
 def _check_plain(algorithm: Algorithm, objective: Objective, codec: Codec) -> None:
-    """Raise ConfigError if ``algorithm`` sends or stores more than the trained weights, or has several exchanges.
+    """Raise ConfigError if ``algorithm`` sends or stores more than trained weights, or has several exchanges.
 
-    A codec replaces ``finish``, so anything else that ``finish`` sends or stores would be lost.
+    A codec replaces ``finish``, so anything else that ``finish`` sends or stores would be lost. Private tensors are not:
+    the codec's ``finish`` stores them.
     """
-    more = [name for name in algorithm.start.inputs if role_of(name) == "carry"]
+    private = private_ports(objective, algorithm.private)
+    more = [name for name in algorithm.start.inputs if role_of(name) == "carry" and name not in private]
     more += [name for name in algorithm.finish.inputs if name not in held_ports(objective)]
     if not more and len(algorithm.exchanges) == 1:
         return
@@ -78,6 +80,7 @@ class _CodecFinish:
 
     codec: Codec
     objective: Objective
+    private: frozenset[str]
 
     @cached_property
     def parts(self) -> UpdateParts:
@@ -87,6 +90,7 @@ class _CodecFinish:
             binarize_1d=codec.binarize_1d,
             kernels_only=codec.kernels_only,
             change=codec.change,
+            private=self.private,
         )
 
     @property
@@ -128,8 +132,8 @@ class _CodecFinish:
         return ports
 
     def finish(self, tensors: Tensors) -> Tensors:
-        """Return ``update.*`` in :attr:`form`, ``carry.residual.*`` if the codec has feedback, and ``metric.*`` of the
-        coding.
+        """Return ``update.*`` in :attr:`form`, ``carry.residual.*`` if the codec has feedback, the carry of private
+        tensors, and ``metric.*`` of the coding.
 
         The residual is the coding error of each change. The device stores it and adds it to its next change.
         """
@@ -148,6 +152,7 @@ class _CodecFinish:
         statistics, others = code_statistics(parts.statistics, values, base, self.statistics)
         packed = carrier.pack(values | codes | statistics, gates)
         outputs = prefixed("update", pack(self.form, packed, [*scales, *others]))
+        outputs |= store_private(self.objective, self.private, tensors)
 
         total = flatten(values[name] for name in (*parts.coded, *parts.plain, *parts.statistics)).sum()
         if old_residual is not None:

@@ -5,7 +5,7 @@ It uses standard ops only and gives the same bits on each engine (layout: ``edge
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -112,7 +112,13 @@ class UpdateParts:
 
     @classmethod
     def of(
-        cls, objective: Objective, *, binarize_1d: bool, kernels_only: bool = False, change: bool = True
+        cls,
+        objective: Objective,
+        *,
+        binarize_1d: bool,
+        kernels_only: bool = False,
+        change: bool = True,
+        private: Collection[str] = (),
     ) -> UpdateParts:
         """Return the weights of an objective, grouped by their encoding in the update.
 
@@ -122,10 +128,15 @@ class UpdateParts:
             kernels_only: True: code kernels only, and send all other trained tensors as float32.
             change: True: the update holds changes, and parameters that are not trained have none. False: it holds
                 weights.
+            private: Tensors that stay on the device (:attr:`edgefl.contract.algorithm.Algorithm.private`).
         """
         carrier = objective.carrier
         # What is neither in the update nor in the payload travels as a part of something else; the rest stays at home.
-        travels = [n for n in objective.weights if n in carrier.update or n not in carrier.payload]
+        travels = [
+            n
+            for n in objective.weights
+            if (n in carrier.update or n not in carrier.payload) and n not in private
+        ]
         trained = sorted(set(travels) & set(objective.trainable))
         small = [n for n in trained if not binarize_1d and len(objective.weights[n].shape) < 2]
         others = [n for n in trained if kernels_only and n not in objective.kernels]
@@ -133,7 +144,7 @@ class UpdateParts:
         plain = tuple(n for n in trained if n in {*small, *others} and n in carrier.update)
         coded = tuple(n for n in trained if n not in plain)
         statistics = tuple(sorted(set(travels) & set(objective.buffers if change else objective.fixed)))
-        sizes = {name: spec.zeros().numel() for name, spec in carrier.update.items()}
+        sizes = {name: spec.zeros().numel() for name, spec in carrier.update.items() if name not in private}
         return cls(coded, plain, statistics, sizes)
 
     def sent(self, names: Sequence[str]) -> tuple[str, ...]:

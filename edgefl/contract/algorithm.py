@@ -234,10 +234,13 @@ class CarryRule:
         exchanges: Number of completed exchanges after which a device drops the carry and reports that. 0: it
             stays valid as long as the run lasts.
         needed: True: a device without a carry declines the task. False: it starts with zeros.
+        any_tier: True: a device that changed its tier continues from the carry of the other tier, if shapes and dtypes
+            fit.
     """
 
     exchanges: int = 0
     needed: bool = False
+    any_tier: bool = False
 
 
 @dataclass(frozen=True)
@@ -276,6 +279,8 @@ class Algorithm:
         ahead: Exchanges that run before this one in every cycle.
         carry_rule: Validity of the carry.
         whole: True if every device must take part in every exchange.
+        private: Names of parameters and buffers that stay on the device, in ``carry.private.*``. ``update.*`` does not
+            hold them, and the server's model keeps their initial values.
     """
 
     name: str
@@ -296,6 +301,7 @@ class Algorithm:
     ahead: tuple[Algorithm, ...] = ()
     carry_rule: CarryRule = CarryRule()
     whole: bool = False
+    private: frozenset[str] = frozenset()
 
     @property
     def functions(self) -> tuple[Function, ...]:

@@ -74,18 +74,21 @@ def model_of(arrays: Mapping[str, Array], states: Collection[str]) -> Arrays:
     return {name: array for name, array in arrays.items() if state_in(name, states) == WEIGHTS}
 
 
-def regions_of(placement: Placement, names: Iterable[str], trained: Collection[str]) -> dict[str, Region]:
+def regions_of(
+    placement: Placement, names: Iterable[str], trained: Collection[str], private: Collection[str] = ()
+) -> dict[str, Region]:
     """Return the region (position in the global tensor) of each tensor of an update, by its name in the global model.
 
     Args:
         placement: Regions of the weights that the tier holds.
         names: Server states that the update contains; :data:`WEIGHTS` denotes the model's weights.
         trained: Names of the trained parameters. States have no tensors for others.
+        private: Names of tensors that stay on the device, which no update holds.
     """
     regions: dict[str, Region] = {}
     for state in names:
         if state == WEIGHTS:
-            regions |= placement.regions
+            regions |= {name: region for name, region in placement.regions.items() if name not in private}
         else:
             regions |= {
                 f"{state}/{name}": region for name, region in placement.regions.items() if name in trained

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from edgefl.config import Federation, TierTable, load, without_devices
-from edgefl.contract.algorithm import Function
+from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, DataError
@@ -25,7 +25,13 @@ from edgefl.lab.run_folder import CONFIG_NAME, MODEL_NAME
 from edgefl.models.inputs import call_with_inputs, first_input
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.data import open_data
-from edgefl.setup.evaluation import EVALUATION_BATCH, STATISTICS_ROWS, StatisticsRows, trains_narrow
+from edgefl.setup.evaluation import (
+    EVALUATION_BATCH,
+    STATISTICS_ROWS,
+    StatisticsRows,
+    private_warning,
+    trains_narrow,
+)
 from edgefl.setup.model import data_spec, federation_model, submodel_of
 from edgefl.setup.training import algorithm_of
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -324,9 +330,12 @@ class DeploymentBuilder:
             **({f"unquantized_{metric}": plain} if quantized else {}),
             "metric": metric,
         }
+        notes = [*facts.get("notes", ()), *self._notes]
         if metric == "accuracy" and plain - value > MOST_LOST:
             lost = f"{target.quantize} loses {100 * (plain - value):.1f} points of accuracy on the test set: use float16"
-            facts["notes"] = [*facts.get("notes", ()), lost]
+            notes.append(lost)
+        if notes:
+            facts["notes"] = notes
         artifact = made.artifact(facts)
         return Deployment(artifact, facts | self._of_file(artifact), target)
 
@@ -439,10 +448,20 @@ class DeploymentBuilder:
         """True if narrow tiers changed the statistics of the whole model."""
         return self.federation is not None and trains_narrow(self.federation)
 
+    @cached_property
+    def _algorithm(self) -> Algorithm | None:
+        """Return the federation's local training of the whole model."""
+        return None if self.federation is None else algorithm_of(self.federation, OutputSide(self.spec, 0))
+
+    @property
+    def _notes(self) -> list[str]:
+        """Return the warning about tensors that the devices keep, if there are such."""
+        text = "" if self._algorithm is None else private_warning(self._algorithm)
+        return [text] if text else []
+
     def _inference(self, submodel: Submodel) -> Function | None:
         """Return the function that converts exchanged weights to inference weights; None if they are equal."""
-        whole = OutputSide(self.spec, 0)
-        if self.federation is None or algorithm_of(self.federation, whole).inference is None:
+        if self.federation is None or self._algorithm is None or self._algorithm.inference is None:
             return None
         return algorithm_of(self.federation, submodel).inference
 

@@ -54,7 +54,7 @@ def gradient(
 
     Args:
         objective: The objective.
-        weights: Float tensors by name, of the shapes of ``objective.weights``.
+        weights: Tensors of floats by name, of the shapes of ``objective.weights``.
         tensors: All inputs of the step by port: ``batch.<index>.x`` (B, *sample), ``batch.<index>.y`` (B, *label),
             gates, noise and scalars.
         index: Number of the batch.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Collection
+from functools import partial, reduce
 
 import torch
 
@@ -12,6 +13,8 @@ from edgefl.objective.objective import Objective
 from edgefl.wire.metrics import LOSS
 
 SCALAR = TensorSpec(())
+PRIVATE, BEGUN = "carry.private", "carry.begun"
+"""Ports of the private tensors that a device stored, and of a scalar: 1 if they are stored, 0 if not."""
 
 
 def begun(objective: Objective, tensors: Tensors) -> Tensors:
@@ -45,8 +48,42 @@ def pack(objective: Objective, tensors: Tensors) -> Tensors:
 
 
 def finish(objective: Objective) -> Function:
-    """Return the algorithm's function ``finish`` for a device that sends its trained weights and nothing else."""
+    """Return the function ``finish`` for a device that sends the trained weights of ``objective`` and nothing else."""
     return Function("finish", partial(pack, objective), held_ports(objective))
+
+
+def private_ports(objective: Objective, private: Collection[str]) -> dict[str, TensorSpec]:
+    """Return the specs of the carry of the tensors ``private``, by port; {} if there are none."""
+    if not private:
+        return {}
+    specs = {name: spec for name, spec in objective.weights.items() if name in private}
+    dtype = objective.weights[objective.trainable[0]].dtype
+    return prefixed(PRIVATE, specs) | {BEGUN: TensorSpec((), dtype, below=2)}
+
+
+def restore_private(tensors: Tensors, state: Tensors) -> Tensors:
+    """Return ``state`` with the private tensors of the device's carry instead of the received ones.
+
+    Args:
+        tensors: Inputs of ``start``, with :func:`private_ports`. A device without a carry keeps the received tensors.
+        state: Begin of the round, ``state.weights.*`` (:func:`begun`) and others.
+    """
+    is_stored = tensors[BEGUN] > 0.5
+    own = prefixed("state.weights", select(tensors, PRIVATE))
+    return state | {name: torch.where(is_stored, tensor, state[name]) for name, tensor in own.items()}
+
+
+def store_private(objective: Objective, private: Collection[str], tensors: Tensors) -> Tensors:
+    """Return the carry of the tensors ``private`` from ``state.weights.*``, by port; {} if there are none.
+
+    ``carry.begun`` is 0 if an entry is not finite: the next round then begins with the server's tensors.
+    """
+    if not private:
+        return {}
+    own = {name: tensor for name, tensor in select(tensors, "state.weights").items() if name in private}
+    total = reduce(torch.add, [tensor.sum() for tensor in own.values()])
+    is_finite = total.abs() <= torch.finfo(total.dtype).max  # false for NaN too
+    return prefixed(PRIVATE, own) | {BEGUN: is_finite.to(dtype_of(objective, tensors))}
 
 
 def evaluate(objective: Objective, batch: int) -> Function:
@@ -91,7 +128,7 @@ def batch_ports(objective: Objective, batch: int, index: int = 0) -> dict[str, T
 
 
 def held_ports(objective: Objective) -> dict[str, TensorSpec]:
-    """Return the specs of the state of local training, by port: ``state.weights.*`` and ``state.gate.*``."""
+    """Return the specs of the state of local training of ``objective``: ``state.weights.*`` and ``state.gate.*``."""
     return prefixed("state.weights", objective.weights) | prefixed("state.gate", objective.carrier.gates)
 
 

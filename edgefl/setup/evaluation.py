@@ -95,11 +95,33 @@ def estimated_statistics(federation: Federation, spec: ModelSpec) -> tuple[str, 
     return estimable(spec.module, moving=trains_narrow(federation))
 
 
-def evaluation_warning(federation: Federation, spec: ModelSpec, dataset: Dataset) -> str:
+def private_warning(algorithm: Algorithm) -> str:
+    """Return a warning if the algorithm keeps tensors on the devices, so that only they can measure the model, or ""."""
+    if not algorithm.private:
+        return ""
+    return (
+        f"algorithm {algorithm.name!r} keeps {len(algorithm.private)} tensors on each device, such as "
+        f"{min(algorithm.private)!r}, and the server's model has them untrained: its accuracy says nothing about the "
+        "devices' own models, which only the devices can measure"
+    )
+
+
+def evaluation_warning(
+    federation: Federation, spec: ModelSpec, dataset: Dataset, algorithm: Algorithm | None = None
+) -> str:
     """Return a warning if the accuracy that the server reports will be unreliable, or "".
 
-    This happens if the server has too few rows, or the model has statistics that cannot be estimated.
+    This happens if the devices keep a part of the model, the server has too few rows, or the model has statistics that
+    cannot be estimated.
+
+    Args:
+        federation: The federation.
+        spec: The whole model.
+        dataset: Rows of the server.
+        algorithm: Local training of a tier; None if it keeps no tensors on the devices.
     """
+    if algorithm is not None and (text := private_warning(algorithm)):
+        return text
     rows = StatisticsRows(dataset)
     if not estimated_statistics(federation, spec):
         return ""

@@ -152,7 +152,8 @@ def tier_sizes(
     for tier, submodel in submodels.items():
         with naming_tier(tier):
             algorithm = algorithm_of(federation, submodel)
-        regions = submodel.place(weights, 1).regions
+        placed = submodel.place(weights, 1)
+        regions = server_state.regions_of(placed, (server_state.WEIGHTS,), trained, algorithm.private)
         statistics = {
             name
             for name, region in regions.items()

@@ -115,9 +115,10 @@ def compose_with(
     rules = _rules(federation, tier_tables(federation), method)
     aggregate = _aggregate(federation)
     _check_counting(federation, tiers)
+    _check_private(tiers)
     trained = frozenset(trained_names(spec))
     initial = model | server_state.initial(method.server_state, model, trained)
-    caveat = evaluation_warning(federation, spec, dataset)
+    caveat = evaluation_warning(federation, spec, dataset, method)
     if listener is not None:
         if text := replaced_algorithm(federation):
             listener.emit(Noted(text=text))
@@ -238,7 +239,7 @@ def _tier_spec(
     _check_sent(federation, tier, sends)
     submodel = tier.submodel
     place = steady(submodel.place, arrays(submodel.spec.weights), moves=submodel.moves)
-    return TierSpec(bundle, place, form, exchange.reads, sends, tuple(further))
+    return TierSpec(bundle, place, form, exchange.reads, sends, tuple(further), exchange.algorithm.private)
 
 
 def _with_candidates(
@@ -268,6 +269,8 @@ def _with_candidates(
 def _check_alike(tier: str, ours: TierSpec, theirs: TierSpec) -> None:
     if (ours.sends, ours.reads) != (theirs.sends, theirs.reads):
         raise refused(tier, "it sends or reads another part of the server's state")
+    if ours.private != theirs.private:
+        raise refused(tier, "its devices keep other tensors to themselves")
     if ours.bundle.manifest.suffix != theirs.bundle.manifest.suffix:
         raise refused(tier, "it trains other parts of the model")
     if ours.bundle.manifest.carry_needed or theirs.bundle.manifest.carry_needed:
@@ -369,6 +372,20 @@ def _check_sent(federation: Federation, tier: TierTraining, sends: Collection[st
             "it to 'holders'",
             algorithm=algorithm.name,
         )
+
+
+def _check_private(tiers: Mapping[str, TierTraining]) -> None:
+    """Raise ConfigError if one tier sends a tensor that the devices of another one keep to themselves."""
+    kept = {name: tier for tier, each in tiers.items() for name in each.algorithm.private}
+    for tier, each in tiers.items():
+        sent = each.submodel.suffix.state_dict().keys() - each.algorithm.private
+        if clash := sorted(sent & kept.keys()):
+            raise ConfigError(
+                f"algorithm {each.algorithm.name!r} keeps {clash[0]!r} on the devices of tier {kept[clash[0]]!r}, and tier "
+                f"{tier!r} sends it: name the same layers for all tiers, by the option private of fedper or fedrep",
+                algorithm=each.algorithm.name,
+                tier=tier,
+            )
 
 
 def _rules(federation: Federation, tables: Mapping[str, TierTable], method: Algorithm) -> Rules:

@@ -221,6 +221,8 @@ def _server_step(
     began = weights if aggregation.began or is_exact else start.received
     mean = {**began, **aggregation.aggregator.result(began)}
     after = apply_server_step(exchange.server, began, mean, hyper)
+    # A server optimizer may move what no device sent; the tensors that devices keep must stay as they are.
+    after |= {name: began[name] for name in spec.private}
     if began is weights:
         return after
     # Entries that did not move keep the digits that rounding cut off; otherwise each round would lose some more.

@@ -84,6 +84,7 @@ class TierSpec:
         reads: States of the server that its devices receive. State ``m`` of a payload is published as ``<name>/m``.
         sends: Contents of its updates: names of states, and "" for the weights.
         further: The same bundle in other formats. Devices take the one that their engine runs.
+        private: Names of the tensors that its devices keep (:attr:`edgefl.contract.algorithm.Algorithm.private`).
     """
 
     bundle: BundleArchive
@@ -92,6 +93,7 @@ class TierSpec:
     reads: tuple[str, ...] = ()
     sends: tuple[str, ...] = (server_state.WEIGHTS,)
     further: tuple[BundleArchive, ...] = ()
+    private: frozenset[str] = frozenset()
 
     @property
     def bundles(self) -> Mapping[str, BundleArchive]:
@@ -142,8 +144,8 @@ class ExchangeSpec:
             spec.form,
             spec.bundle.manifest,
             spec.mask_bits,
-            server_state.regions_of(placement, spec.sends, trained),
-            server_state.regions_of(placement, averaged, trained),
+            server_state.regions_of(placement, spec.sends, trained, spec.private),
+            server_state.regions_of(placement, averaged, trained, spec.private),
             self.server.unfolds,
         )
 
@@ -258,6 +260,12 @@ class RunSpec:
         last.
         """
         return (*self.opening, *self.ahead, self.main)
+
+    @property
+    def private(self) -> frozenset[str]:
+        """Names of the tensors that devices keep. The server's model has their initial values in every round."""
+        tiers = (tier for exchange in self.exchanges for tier in exchange.tiers.values())
+        return frozenset[str]().union(*(tier.private for tier in tiers))
 
     @property
     def planned_bytes(self) -> dict[str, int]:

@@ -362,6 +362,8 @@ class Rounded(TorchDispatchMode):
 
 
 def objective_of(algorithm: str) -> Objective:
+    if algorithm == "fedbn":
+        return Objective.of(OutputSide(build_model("fedbat_cnn", size=4, widths=(3, 4), classes=3), 0))
     plain = build_model("mlp", size=4, hidden=[5, 4] if algorithm == "multi_exit" else [5], classes=3)
     return Objective.of(OutputSide(with_exits(plain) if algorithm == "multi_exit" else plain, 0))
 

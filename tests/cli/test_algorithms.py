@@ -43,6 +43,11 @@ def test_every_algorithm_and_optimizer_is_listed_with_a_line_about_it() -> None:
     assert summary(swat).startswith("SWAT: sgd whose dense")
 
 
+PARAMETERS = 64 * 64 + 64 + 64 * 32 + 32 + 32 * 10 + 10
+HEAD, BEGUN = (32 * 10 + 10) / PARAMETERS, 1 / PARAMETERS
+"""Shares of the last layer and of one number in the small model of the listing."""
+
+
 @pytest.mark.parametrize(
     ("name", "cost"),
     [
@@ -54,6 +59,8 @@ def test_every_algorithm_and_optimizer_is_listed_with_a_line_about_it() -> None:
         ("per_fedavg", (4, 1, 1, 0)),
         # By their formulas.
         ("local", (1, 0, 1, 1)),
+        ("fedper", (1, 1 - HEAD, 1, HEAD + BEGUN)),
+        ("fedrep", (1, 1 - HEAD, 1, HEAD + BEGUN)),
         ("local_amsgrad", (1, 3, 2, 2)),
         ("mimeadam", (2, 2, 5, 0)),
         ("mimelite", (1, 2, 3, 0)),

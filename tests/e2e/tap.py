@@ -21,6 +21,7 @@ class Publish:
     topic: str
     payload: int
     wire: int
+    content: bytes
 
 
 class Tap:
@@ -97,4 +98,5 @@ def _publish(packet: bytes, direction: Direction) -> Publish:
     length = int.from_bytes(packet[body : body + 2], "big")
     topic = packet[body + 2 : body + 2 + length].decode()
     identifier = 2 if packet[0] & 0x06 else 0
-    return Publish(direction, topic, len(packet) - body - 2 - length - identifier, len(packet))
+    content = packet[body + 2 + length + identifier :]
+    return Publish(direction, topic, len(content), len(packet), content)

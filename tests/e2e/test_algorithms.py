@@ -33,16 +33,17 @@ engine = "executorch"
 count = 1
 """
 OTHER_MODELS = {
-    "multi_exit": 'name = "edgefl.models.exits:early_exits"\noptions = { base = "resnet8", widths = [2, 4, 4] }'
+    "multi_exit": 'name = "edgefl.models.exits:early_exits"\noptions = { base = "resnet8", widths = [2, 4, 4] }',
+    "fedbn": 'name = "resnet8"\noptions = { widths = [2, 4, 4] }',
 }
 PASSING = {("local_amsgrad", "m")}
 """Memory that is 0 between rounds: what travels there is used up by the server's step."""
-KEEPING = {"scaffold": "all-0", "fafed": "phone-0", "local": "all-0"}
+KEEPING = {"scaffold": "all-0", "fafed": "phone-0", "local": "all-0", "fedrep": "phone-0"}
 """Algorithms whose devices keep something that nobody else has, and the device that is killed: one on each engine."""
 
 
 def config(name: str, federation: str) -> str:
-    kind = "early_exit" if name in OTHER_MODELS else "output_side"
+    kind = "early_exit" if name == "multi_exit" else "output_side"
     text = TINY.replace('"e2e"', f'"{federation}"').replace(MODEL, OTHER_MODELS.get(name, MODEL))
     return text.replace("batch = 8", f'name = "{name}"\nbatch = 8\nlr = 0.02') + TIERS.format(kind=kind)
 

@@ -150,7 +150,7 @@ def _spec() -> ExitSpec:
 NETS = {"mlp": {"size": 4, "hidden": (5,)}, "fedbat_cnn": {"size": 4, "widths": (3, 4)}}
 WITH_EXITS = {"multi_exit"}
 WITH_BATCH_NORM = ("fedbat", "multi_exit", "per_fedavg", "scaffold", "swat")
-CASES = [(name, "fedbat_cnn" if name in WITH_EXITS else "mlp") for name in ALGORITHMS]
+CASES = [(name, "fedbat_cnn" if name in {*WITH_EXITS, "fedbn"} else "mlp") for name in ALGORITHMS]
 RARE = [(name, "fedbat_cnn") for name in WITH_BATCH_NORM if name not in WITH_EXITS]
 """An MLP has no place for exits. Batch norm and pooling have tests of their own, so few algorithms need both nets."""
 ROWS = [(name, net, form) for (name, net), form in product(CASES, FORMATS)]

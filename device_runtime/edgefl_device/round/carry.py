@@ -82,6 +82,25 @@ def choose(carries: Sequence[StoredCarry], begun: RoundToBegin, exchanges: int) 
     return CarryChoice(valid[-1] if valid else None, tuple(void), superseded)
 
 
+def of_other_tiers(carries: Sequence[StoredCarry], begun: RoundToBegin, exchanges: int) -> list[StoredCarry]:
+    """Return the valid carries that the same run and algorithm left in other tiers, oldest first.
+
+    Args:
+        carries: Stored carries, oldest first.
+        begun: The round that begins.
+        exchanges: Number of completed rounds for which a carry is valid; 0: without limit.
+    """
+    algorithm = begun.name.rpartition("/")[0]
+    return [
+        carry
+        for carry in carries
+        if carry.name != begun.name
+        and carry.name.rpartition("/")[0] == algorithm
+        and carry.round <= begun.base
+        and not _too_old(carry, begun.base, exchanges)
+    ]
+
+
 def foreign(carries: Sequence[StoredCarry], run: str) -> list[StoredCarry]:
     """Return the carries of runs other than ``run``; no round of ``run`` reads them."""
     return [carry for carry in carries if not carry.name.startswith(f"{run}/")]
@@ -137,11 +156,8 @@ def restore_carry(store: Store, job: Job, manifest: Manifest, log: DeviceLog) ->
     """
     ports = carry_ports(manifest)
     carries = store.carries()
-    choice = choose(
-        carries,
-        RoundToBegin(job.run, carry_name(job, manifest), job.round, job.base),
-        manifest.carry_exchanges,
-    )
+    begun = RoundToBegin(job.run, carry_name(job, manifest), job.round, job.base)
+    choice = choose(carries, begun, manifest.carry_exchanges)
     if not ports:
         # This round reads no carry; a later one may read those of this run.
         others = foreign(carries, job.run)
@@ -155,6 +171,14 @@ def restore_carry(store: Store, job: Job, manifest: Manifest, log: DeviceLog) ->
         restored, problem = _read(choice.carry, data, ports)
         if problem:
             misfit = (VoidCarry(choice.carry, problem),)
+    if ports and manifest.carry_any_tier is True:
+        newest = choice.carry.id if restored.arrays and choice.carry is not None else 0
+        for carry in reversed(of_other_tiers(carries, begun, manifest.carry_exchanges)):
+            data = store.carry(carry) if carry.id > newest else None
+            other = RestoredCarry() if data is None else _read(carry, data, ports)[0]
+            if other.arrays:
+                restored = other
+                break
     declines = manifest.carry_needed and bool(ports) and not restored.arrays
     if declines:
         outcome = f"this device declines round {job.round}"

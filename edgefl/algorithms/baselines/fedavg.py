@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.algorithms.baselines.steps import check_clip
-from edgefl.algorithms.personal.personalize import STEP, add_personalize
+from edgefl.algorithms.personalize import STEP, add_personalize
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.options import check_counts, check_not_negative
 from edgefl.objective.objective import Objective

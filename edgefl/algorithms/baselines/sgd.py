@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from edgefl.algorithms.baselines.steps import check_clip, clip_gradients, trained_specs, weight_ports
+from edgefl.algorithms.baselines.steps import check_clip, clip_gradients, weight_ports
 from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.objective.derivatives import gradient
@@ -58,7 +58,9 @@ def sgd(
     if self_distillation is not None:
         objective = replace(objective, distilled=SelfDistillation(self_distillation, temperature))
     decayed = frozenset(objective.trainable) if decay_all else objective.kernels
-    step = _step(objective, batch, momentum, weight_decay, decayed, clip)
+    step = sgd_step(
+        objective, batch, momentum=momentum, weight_decay=weight_decay, decayed=decayed, clip=clip
+    )
     return Algorithm(
         name="sgd",
         start=_start(objective, buffers=bool(momentum)),
@@ -79,20 +81,41 @@ def _start(objective: Objective, *, buffers: bool) -> Function:
     return Function("start", fn, weight_ports(objective))
 
 
-def _step(
+def sgd_step(
     objective: Objective,
     batch: int,
+    *,
     momentum: float,
-    weight_decay: float,
-    decayed: frozenset[str],
-    clip: float | None,
+    weight_decay: float = 0.0,
+    decayed: frozenset[str] = frozenset(),
+    clip: float | None = None,
+    phase: str = "train",
+    part: frozenset[str] | None = None,
 ) -> Function:
+    """Return the step of :func:`sgd`.
+
+    Args:
+        objective: Objective.
+        batch: Samples per step.
+        momentum: Momentum of the buffers.
+        weight_decay: Decay of the tensors ``decayed``.
+        decayed: Names of decayed tensors.
+        clip: Norm to which g is scaled down. None: no limit.
+        phase: Name of the function.
+        part: Names of the parameters and buffers that move; the others are fixed. None: all.
+    """
+    trained = [each for each in objective.trainable if part is None or each in part]
+
     def fn(tensors: Tensors) -> Tensors:
         weights, velocity = select(tensors, "state.weights"), select(tensors, "state.momentum")
         loss, correct, grads, moved = gradient(objective, weights, tensors)
+        unmoved = weights
+        if part is not None:
+            grads, unmoved = {each: grads[each] for each in trained}, {}
+            moved = {each: tensor for each, tensor in moved.items() if each in part}
         (grads,) = clip_gradients(clip, grads)
         new = {}
-        for name in objective.trainable:
+        for name in trained:
             w, g = weights[name], grads[name]
             v = g + weight_decay * w if weight_decay and name in decayed else g
             if momentum:
@@ -100,10 +123,10 @@ def _step(
             new[name] = w - tensors["hyper.lr"] * v
         if momentum or weight_decay:  # these move entries without a gradient
             new = objective.carrier.confine(new, weights, select(tensors, "state.gate"))
-        state = prefixed("state.weights", weights | new | moved) | prefixed("state.momentum", velocity)
+        state = prefixed("state.weights", unmoved | new | moved) | prefixed("state.momentum", velocity)
         return state | {"metric.loss": loss, "metric.correct": correct}
 
     ports = step_ports(objective, batch) | {"hyper.lr": SCALAR}
     if momentum:
-        ports |= prefixed("state.momentum", trained_specs(objective))
-    return Function("train", fn, ports)
+        ports |= prefixed("state.momentum", {each: objective.weights[each] for each in trained})
+    return Function(phase, fn, ports)

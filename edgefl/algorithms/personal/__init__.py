@@ -1,1 +1,1 @@
-"""Per-FedAvg, and the step that adapts a model to one user."""
+"""Per-FedAvg, and algorithms with layers that stay on each device."""

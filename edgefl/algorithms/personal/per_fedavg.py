@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from edgefl.algorithms.personal.personalize import personalize
+from edgefl.algorithms.personalize import personalize
 from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.contract.options import check_above_zero, check_counts, check_not_negative
 from edgefl.contract.server import Schedule, constant

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgefl.algorithms.personal.personalize import ALPHA
+from edgefl.algorithms.personalize import ALPHA
 from edgefl.algorithms.submodels.frozen_forward import multi_step_forward
 from edgefl.analysis.personal.report import EvaluationSetting, UserReport
 from edgefl.contract.algorithm import Algorithm, Function
@@ -132,7 +132,7 @@ class AdaptableModel:
         if self.algorithm.personalize is None:
             raise ConfigError(
                 f"algorithm {self.algorithm.name!r} has no personalize function; give it one by "
-                "edgefl.algorithms.personal.personalize.personalize",
+                "edgefl.algorithms.personalize.personalize",
                 algorithm=self.algorithm.name,
             )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from edgefl.algorithms.personal.personalize import ALPHA, STEP, add_personalize
+from edgefl.algorithms.personalize import ALPHA, STEP, add_personalize
 from edgefl.analysis.personal.evaluate import AdaptableModel, User, evaluate_user
 from edgefl.analysis.personal.report import EvaluationSetting, PersonalReport, UserReport, summarize
 from edgefl.config import Federation, load

@@ -181,6 +181,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         exchange: Name of this exchange, for display, if the algorithm has several. "": the main one.
         carry_exchanges: Number of completed rounds after which a carry expires. 0: it never expires.
         carry_needed: The device declines a round if it has no carry.
+        carry_any_tier: True if the device may continue from a carry of another tier. Omitted if not set, so that other
+            manifests keep their bytes.
         sources: Blob with the origin of each graph node (:mod:`edgefl.wire.bundle.sources`), fetched only for profiles.
     """
 
@@ -206,6 +208,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     exchange: str = ""
     carry_exchanges: int = 0
     carry_needed: bool = False
+    carry_any_tier: bool | msgspec.UnsetType = msgspec.UNSET
     sources: BlobRef | None = None
 
     def graph(self, name: str) -> Graph:

@@ -18,6 +18,7 @@ from edgefl.errors import ConfigError
 from edgefl.facts.combinations import ROLLING, WHOLE, combination_error
 from edgefl.objective.objective import Objective
 from edgefl.optimizers.catalog import NONE, with_optimizer
+from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.submodel import Submodel
 
 DEFAULT_ALGORITHM = "sgd"
@@ -83,6 +84,9 @@ def coded_algorithm(
             algorithm=name,
             kind=_kind(submodel),
         )
+    if algorithm.private and submodel.prefix:
+        whole = catalog.build(name, Objective.of(OutputSide(submodel.spec, 0)), **options)
+        _check_private(whole, objective, submodel)
     algorithm = with_optimizer(algorithm, optimizer, **(optimizer_options or {}))
     _check_server_state(algorithm, submodel)
     _check_carry(algorithm, submodel)
@@ -187,6 +191,22 @@ def state_read(exchange: Algorithm, names: Mapping[str, float]) -> tuple[str, ..
 def _check_server_state(algorithm: Algorithm, submodel: Submodel) -> None:
     if any(state_read(exchange, algorithm.server_state) for exchange in algorithm.exchanges):
         check_whole_tensors(algorithm, submodel)
+
+
+def _check_private(whole: Algorithm, objective: Objective, submodel: Submodel) -> None:
+    """Raise ConfigError if frozen units have tensors that ``whole``, the algorithm for the whole model, keeps on devices.
+
+    Devices of this tier would run them with the server's values, which no device trains.
+    """
+    frozen = [name for name in whole.private if name not in objective.weights]
+    if frozen:
+        raise combination_error(
+            f"algorithm {whole.name!r} keeps {min(frozen)!r} on each device ({len(frozen)} such), and this tier has it in "
+            "a frozen unit, with untrained values; move the cut in front of it, or choose a kind that trains the "
+            "whole depth, such as width",
+            algorithm=whole.name,
+            kind=_kind(submodel),
+        )
 
 
 def _check_carry(algorithm: Algorithm, submodel: Submodel) -> None:

@@ -88,6 +88,7 @@ def build_manifest(
         draws=algorithm.draws,
         carry_exchanges=algorithm.carry_rule.exchanges,
         carry_needed=algorithm.carry_rule.needed,
+        carry_any_tier=algorithm.carry_rule.any_tier or msgspec.UNSET,
         sources=sources,
     )
 

@@ -169,6 +169,7 @@ def _contradictions(manifest: Manifest, request: CompileRequest) -> list[str]:
         "draws": (manifest.draws, algorithm.draws),
         "carry is good for exchanges (0: all)": (manifest.carry_exchanges, algorithm.carry_rule.exchanges),
         "carry is needed": (manifest.carry_needed, algorithm.carry_rule.needed),
+        "carry of any tier": (manifest.carry_any_tier is True, algorithm.carry_rule.any_tier),
         "batch": (manifest.batch, batch_size(algorithm)),
         "trained parameters": (manifest.parameters, trained_entries(algorithm)),
         "hyper-parameters": (dict(manifest.hyper), dict(algorithm.hyper)),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from edgefl.algorithms.personal.personalize import personalize
+from edgefl.algorithms.personalize import personalize
 from edgefl.algorithms.quantized.binary import binarize
 from edgefl.analysis.heterogeneity.losses import FlatLoss, Shard, batches
 from edgefl.analysis.personal.evaluate import User

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from edgefl.algorithms.baselines.sgd import sgd
-from edgefl.algorithms.personal.personalize import personalize
+from edgefl.algorithms.personalize import personalize
 from edgefl.analysis.personal.evaluate import AdaptableModel, User, evaluate_user
 from edgefl.analysis.personal.report import EvaluationSetting, PersonalReport, summarize
 from edgefl.contract.algorithm import Algorithm

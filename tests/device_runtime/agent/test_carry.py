@@ -387,6 +387,52 @@ def test_what_other_tiers_and_algorithms_of_the_run_left_stays(home: Home) -> No
     assert (home.rounds, home.told) == ([1, 2], [])
 
 
+# -- a device that changed its tier ----------------------------------------------------------------------------
+
+ANY_TIER = listed(carry_any_tier=True)
+STRONG, HUGE = "run/noisy-sgd/strong", "run/noisy-sgd/huge"
+
+
+def test_a_carry_of_another_tier_is_used_only_if_the_manifest_permits_it(home: Home) -> None:
+    home.leave(1, name=STRONG)
+
+    assert home.value(2, base=1) is None
+    assert home.value(2, base=1, manifest=ANY_TIER) == 1
+    assert (home.rounds, home.told) == ([1], [])
+
+
+def test_the_newest_carry_of_any_tier_that_fits_is_used(home: Home) -> None:
+    home.leave(1)
+    home.leave(2, name=STRONG)
+    home.leave(3, name=HUGE, v=np.zeros((5, 1)))
+
+    assert home.value(4, base=3, manifest=ANY_TIER) == 2
+    assert (home.rounds, home.told) == ([1, 2, 3], [])
+
+    home.leave(4)
+    assert home.value(5, base=4, manifest=ANY_TIER) == 4
+
+
+def test_an_abandoned_carry_of_another_tier_is_not_used(home: Home) -> None:
+    home.leave(1, name=STRONG)
+    home.leave(2, "", name=STRONG)
+
+    assert home.value(3, base=1, manifest=ANY_TIER) == 1
+
+
+@pytest.mark.parametrize("name", ["run/other/strong", "former/noisy-sgd/strong", "run/noisy-sgd/a/strong"])
+def test_carries_of_other_runs_and_algorithms_are_not_used(home: Home, name: str) -> None:
+    home.leave(1, name=name)
+
+    assert home.value(2, base=1, manifest=ANY_TIER) is None
+
+
+def test_an_expired_carry_of_another_tier_is_not_used(home: Home) -> None:
+    home.leave(1, name=STRONG)
+
+    assert home.value(3, base=2, manifest=listed(carry_any_tier=True, carry_exchanges=1)) is None
+
+
 WRONG = {
     "shape": (
         tensors.dump({"v": np.zeros((5, 1), np.float32)}),

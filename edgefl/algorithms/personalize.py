@@ -67,14 +67,20 @@ def add_personalize(algorithm: Algorithm, objective: Objective, *, alpha: float 
         alpha: Step size, at least 0, unless the server announces another (``hyper.alpha``).
 
     Raises:
-        ConfigError: The algorithm has ``personalize`` or a scalar ``alpha``, or its evaluation transforms the
-            weights, so that a plain step would adapt another model.
+        ConfigError: The algorithm has ``personalize`` or a scalar ``alpha``, or its evaluation transforms the weights or
+            reads private tensors, so that a plain step would adapt another model.
     """
     what = f"algorithm {algorithm.name!r}"
     check_not_negative(what, alpha=alpha)
     if algorithm.personalize is not None or ALPHA in algorithm.hyper:
         raise ConfigError(
             f"{what} has a scalar {ALPHA!r} of its own; leave out personal, and set it among the algorithm's options",
+            algorithm=algorithm.name,
+        )
+    if algorithm.private:
+        raise ConfigError(
+            f"{what} keeps a part of the model on each device, and a plain step would adapt the server's, which stays "
+            "untrained; leave out personal",
             algorithm=algorithm.name,
         )
     if algorithm.inference is not None:
