@@ -144,7 +144,7 @@ class RoundDeclined(ReasonedError):
     exit_code = 14
 
 
-class StepError(EdgeflError):
+class ServerStepError(EdgeflError):
     """A server step of an algorithm that failed, or returned a model that is not finite."""
 
     exit_code = 15

@@ -314,7 +314,7 @@ class _LabelMode(TorchDispatchMode):
         return result
 
     def _hold_values(self, tensor: Tensor) -> None:
-        """Label ``tensor`` by its values."""
+        """Record that the storage of ``tensor`` is a constant, which is compared with others by its bytes."""
         storage = memory_of(tensor)
         whole = tensor
         if tensor.layout == torch.strided and not tensor.is_meta:

@@ -270,7 +270,10 @@ class DataTable(ConfigTable):
 
     @property
     def way_to_read(self) -> Reader | None:
-        """The key ``reader`` as a reader (settings that turn a device's files into samples), or None if it is not set."""
+        """The key ``reader`` as settings that turn a device's files into samples; None if it is not set.
+
+        It never raises: the table was checked when it was read.
+        """
         return msgspec.convert(self.reader, Reader) if self.reader else None
 
     @model_validator(mode="after")

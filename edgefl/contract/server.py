@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
-from edgefl.errors import StepError
+from edgefl.errors import ServerStepError
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import VALUE_LIMIT
 
@@ -86,7 +86,7 @@ class ServerOpt:
             hyper: Scalars of the exchange, and ``share``, the fraction of all devices that reported.
 
         Raises:
-            StepError: The step raised an error, or returned an unknown tensor, another shape, or values that are
+            ServerStepError: The step raised an error, or returned an unknown tensor, another shape, or values that are
                 not finite or too large for an update.
         """
         if self.step is _mean:
@@ -96,7 +96,7 @@ class ServerOpt:
         except (
             Exception
         ) as error:  # of the user's own: it may raise anything, and must not take the server with it
-            raise StepError(
+            raise ServerStepError(
                 f"the server's step {self.name!r} failed: {type(error).__name__}: {error}"
             ) from error
         for name, array in after.items():
@@ -105,15 +105,15 @@ class ServerOpt:
 
     def _check(self, name: str, array: Array, mean: Mapping[str, Array]) -> None:
         if name not in mean:
-            raise StepError(
+            raise ServerStepError(
                 f"the server's step {self.name!r} gives {name!r}, which is neither of the model nor of its state"
             )
         if array.shape != mean[name].shape:
-            raise StepError(
+            raise ServerStepError(
                 f"the server's step {self.name!r} gives {name} the shape {array.shape} instead of {mean[name].shape}"
             )
         if not (np.abs(array) <= VALUE_LIMIT).all():  # false for NaN too
-            raise StepError(
+            raise ServerStepError(
                 f"the server's step {self.name!r} made {name} NaN, infinite or larger than {VALUE_LIMIT:.0f}; lower the "
                 "learning rates"
             )

@@ -108,7 +108,7 @@ def apply_server_step(
         hyper: Scalars of the exchange, and ``share``, the fraction of all devices that reported.
 
     Raises:
-        StepError: The step raised an error or returned invalid values (:meth:`ServerOpt.moved`).
+        ServerStepError: The step raised an error or returned invalid values (:meth:`ServerOpt.moved`).
     """
     return {**mean, **server.moved(before, mean, hyper)}
 

@@ -52,9 +52,10 @@ class MemoryPlans:
         self._applied: tuple[Rules, Rules] | None = None
 
     def apply(self, rules: Rules) -> Rules:
-        """Return ``rules`` in which tiers with a memory requirement also require the raised plan of new devices.
+        """Return ``rules`` with the plan of each tier in bytes, raised to what its devices reported (:meth:`report`).
 
-        The result is the same object until ``rules`` or a plan changes.
+        New devices of a tier with a memory requirement then have to offer this plan, too. The result is the same object
+        until ``rules`` or a plan changes.
         """
         if self._applied is None or self._applied[0] is not rules:
             tiers = tuple(

@@ -11,7 +11,7 @@ import numpy as np
 
 from edgefl.contract.server import MEAN
 from edgefl.contract.server_state import apply_server_step
-from edgefl.errors import StepError
+from edgefl.errors import ServerStepError
 from edgefl.wire.regions import Entries
 from edgefl.wire.tensors import Arrays
 from edgefl_server.aggregate.accumulator import Accumulator
@@ -185,7 +185,7 @@ def conclude_round(
     old = start.model.weights
     try:
         weights = _server_step(spec, ended, aggregation, start, devices)
-    except StepError as error:
+    except ServerStepError as error:
         return RoundConclusion(old, failed=f"{unchanged}: {error.message}")
     metrics = None
     if spec.rollback.on and spec.evaluate is not None:
@@ -207,7 +207,7 @@ def _server_step(
     """Return the model and the server's state after the step of the server's optimizer, by global name.
 
     Raises:
-        StepError: If the step fails.
+        ServerStepError: If the step fails.
     """
     reports = ended.count("accepted")
     hyper = {**spec.hyper_at(ended.number, ended.position), "share": reports / max(reports, devices)}

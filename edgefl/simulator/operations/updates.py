@@ -65,8 +65,10 @@ def _descent(graph: fx.Graph, node: fx.Node, negated: dict[fx.Node, fx.Node]) ->
 
 
 def _fuse_product(graph: fx.Graph, node: fx.Node, product: fx.Node, rate: fx.Node) -> fx.Node:
-    """Return a node for ``w + rate * (a b)``, where ``node`` has ``w`` and ``product`` is ``a b``. The smaller factor is
-    multiplied by ``rate`` instead of the product.
+    """Insert operations for ``w + rate * (a b)`` before ``node`` and return the last of them.
+
+    ``w`` is the first argument of ``node``, and ``product`` is the node of ``a b``. ``rate`` multiplies the smaller factor
+    instead of the product.
     """
     left, right = node_argument(product, 0), node_argument(product, 1)
     with graph.inserting_before(node):

@@ -21,7 +21,7 @@ Phase = Literal["forward", "backward", "update"]
 PHASES: tuple[Phase, ...] = ("forward", "backward", "update")
 
 
-class OriginRow(msgspec.Struct, frozen=True, array_like=True):
+class OpOriginRow(msgspec.Struct, frozen=True, array_like=True):
     """Encoded form of a :class:`OpOrigin`: ``phase`` is an index in :data:`PHASES`, ``module`` an index in
     ``OriginTable.modules``.
     """
@@ -43,7 +43,7 @@ class OriginTable(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     modules: tuple[str, ...]
-    graphs: dict[str, tuple[OriginRow, ...]]
+    graphs: dict[str, tuple[OpOriginRow, ...]]
 
     def nodes(self, graph: str) -> dict[str, OpOrigin]:
         """Return the nodes of a graph by name, in the order of the artifact. Empty for an unknown graph."""
@@ -84,7 +84,7 @@ def make_sources(graphs: Mapping[str, Mapping[str, OpOrigin]]) -> OriginTable:
         modules=tuple(modules),
         graphs={
             graph: tuple(
-                OriginRow(name, n.op, PHASES.index(n.phase), number[n.module], n.macs, n.nbytes)
+                OpOriginRow(name, n.op, PHASES.index(n.phase), number[n.module], n.macs, n.nbytes)
                 for name, n in nodes.items()
             )
             for graph, nodes in graphs.items()

@@ -36,7 +36,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """Compiled function: its manifest entry, its blobs by SHA-256, and its nodes by name with their source lines."""
+    """Compiled function: its manifest entry, its blobs by SHA-256, and the origins (module, op, cost) of its nodes."""
 
     entry: Graph
     blobs: Mapping[str, bytes]
@@ -87,7 +87,7 @@ class Compiler:
             on_progress(f"{request.model}, tier {request.tier}: graph {name} ({self.target.name})")
             graphs.append(self._compile_function(request, name, function, traces))
 
-        # Describe the whole: source lines of all nodes in one blob, the tokenizer, the manifest.
+        # Describe the whole: the origins of all nodes in one blob, the tokenizer, the manifest.
         blobs = {sha256: blob for graph in graphs for sha256, blob in graph.blobs.items()}
         sources, listing = packed_sources(
             {graph.entry.name: graph.nodes for graph in graphs}, request.chunk_bytes

@@ -313,7 +313,7 @@ def _check_in_place(graph: Graph) -> None:
 
 
 def _whole(manifest: Manifest) -> list[str]:
-    """Return the names of the graphs that read samples of full length."""
+    """Return the names of all graphs except the steps for shorter samples (:attr:`PhaseSpec.shorter`)."""
     shorter = {bucket.graph for phase in manifest.phases for bucket in phase.shorter}
     return [graph.name for graph in manifest.graphs if graph.name not in shorter]
 

@@ -17,11 +17,11 @@ from edgefl.wire.tensors import Array
 from edgefl_export.deploy.files import (
     ExecuTorchFile,
     ExecuTorchProgram,
+    LoadedTorchFile,
     OnnxFile,
     OnnxSession,
     Rows,
     TorchFile,
-    TorchModel,
 )
 from edgefl_export.deploy.program import INPUT, MOST_ROWS, OUTPUT, DeployModel, InferenceProgram, program_of
 from edgefl_export.deploy.target import DeployTarget
@@ -154,7 +154,7 @@ def _load_file(target: DeployTarget, model: bytes, program: InferenceProgram, lo
             return OnnxSession(model)
         if target.format == "executorch":
             return ExecuTorchProgram(model, program.inputs)
-        return TorchModel(model, loader, program.inputs)
+        return LoadedTorchFile(model, loader, program.inputs)
     except Exception as error:  # runtimes raise types of their own, without a common one
         raise ExportError(f"the written file does not load in its runtime: {error}") from error
 

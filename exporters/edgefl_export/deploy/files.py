@@ -431,7 +431,7 @@ class TorchFile:
         return bytes(save(self._weights, metadata=_texts(metadata)))
 
 
-class TorchModel:
+class LoadedTorchFile:
     """Model of a .safetensors file, created by executing the Python source of its loader on the file's bytes."""
 
     def __init__(self, model: bytes, loader: str, inputs: tuple[str, ...]) -> None:

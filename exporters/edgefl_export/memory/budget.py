@@ -28,7 +28,7 @@ from edgefl_export.memory.cutting import segments
 from edgefl_export.memory.predict import predicted_peak
 from edgefl_export.memory.recompute import (
     Budget,
-    RecomputePlan,
+    RecomputedGraph,
     beside_tensors,
     lean,
     peak_bytes,
@@ -334,7 +334,7 @@ class _StepForms:
 
     def __init__(self, lowered: LoweredGraph, first: LoweredGraph) -> None:
         self._lowered, self.first = lowered, first
-        self._plans: list[RecomputePlan] = []
+        self._plans: list[RecomputedGraph] = []
 
     def recomputed(self) -> Iterator[Form]:
         """Yield forms with recomputation alone, the cheapest one first; the first is the step without a budget."""
@@ -344,7 +344,7 @@ class _StepForms:
     def paged(self) -> Iterator[Form]:
         """Yield forms in segments, the cheapest one first; each holds less memory than all before it."""
         module = self._lowered.module
-        whole = RecomputePlan(module, timeline(module).peak, 0.0)
+        whole = RecomputedGraph(module, timeline(module).peak, 0.0)
         choices = [
             (plan.cost + cut.cost, cut, plan)
             for plan in (whole, *self._all())
@@ -356,6 +356,6 @@ class _StepForms:
                 lowest = cut.held
                 yield segments(replace(self._lowered, module=plan.module), cut.places)
 
-    def _all(self) -> list[RecomputePlan]:
+    def _all(self) -> list[RecomputedGraph]:
         self._plans = self._plans or list(plans(self._lowered))
         return self._plans

@@ -108,7 +108,7 @@ _SLOW = aten_ops(
 
 
 @dataclass(frozen=True)
-class RecomputePlan:
+class RecomputedGraph:
     """Graph with recomputation.
 
     Attributes:
@@ -186,7 +186,7 @@ def _work(module: fx.GraphModule) -> float:
     return sum(flops(node) + BYTE * size(node) for node in module.graph.nodes if node.op == "call_function")
 
 
-def plans(lowered: LoweredGraph) -> Iterator[RecomputePlan]:
+def plans(lowered: LoweredGraph) -> Iterator[RecomputedGraph]:
     """Yield plans with recomputation, the cheapest one first, each with a lower peak than all before it."""
     line = timeline(lowered.module)
     lowest = math.inf
@@ -203,7 +203,7 @@ class _RecomputePlanner:
         self.module, self.line = module, line
         self.turn = _turn(line)
 
-    def cheap(self) -> RecomputePlan:
+    def cheap(self) -> RecomputedGraph:
         """Return the plan that computes all values again but products, slow functions and values that bypass products."""
         early = self.line.nodes[: self.turn + 1]
         around = around_products(early, self.line.owner.__getitem__, _is_expensive)
@@ -213,18 +213,18 @@ class _RecomputePlanner:
     def _expensive(self) -> frozenset[fx.Node]:
         return frozenset(node for node in self.line.nodes if _is_expensive(node))
 
-    def plans(self) -> Iterator[RecomputePlan]:
+    def plans(self) -> Iterator[RecomputedGraph]:
         waiting = {node for node in self.line.nodes[: self.turn + 1] if _waits(node, self.line, self.turn)}
         total = sum(size(node) for node in waiting)
         yield self._keeping(self._expensive())
         for spacing in SPACINGS:
             yield self._keeping(_crossing(self.line, self.turn, waiting, total * spacing))
 
-    def _keeping(self, kept: frozenset[fx.Node]) -> RecomputePlan:
+    def _keeping(self, kept: frozenset[fx.Node]) -> RecomputedGraph:
         writer = _GraphRewriter(self.line, self.turn, kept)
         rewritten = _LazyGraphModule(self.module, writer.write())
         rewritten.graph.eliminate_dead_code()
-        return RecomputePlan(rewritten, timeline(rewritten).peak, writer.cost)
+        return RecomputedGraph(rewritten, timeline(rewritten).peak, writer.cost)
 
 
 def _turn(line: Timeline) -> int:

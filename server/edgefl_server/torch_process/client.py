@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from edgefl.config import Federation
 from edgefl.contract.server import MEAN, Scalars, ServerOpt
-from edgefl.errors import StepError, TorchProcessError
+from edgefl.errors import ServerStepError, TorchProcessError
 from edgefl.wire.bundle.archive import read_bundle
 from edgefl.wire.regions import Placement
 from edgefl.wire.tensors import Array, Arrays
@@ -147,7 +147,9 @@ class _RemoteOptimizer(ServerOpt):
                 messages.OptimizeRequest(self.exchange, dict(before), dict(mean), dict(hyper))
             )
         except TorchProcessError as error:  # only this round fails
-            raise StepError(f"the server's step {self.name!r} could not be taken: {error.message}") from error
+            raise ServerStepError(
+                f"the server's step {self.name!r} could not be taken: {error.message}"
+            ) from error
 
     def unfolded(self, update: Mapping[str, Array]) -> Arrays:
         return (

@@ -17,7 +17,7 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels import catalog
 from edgefl.wire.blobs import decompress
 from edgefl.wire.bundle import sources
-from edgefl.wire.bundle.sources import OpOrigin, OriginRow, OriginTable
+from edgefl.wire.bundle.sources import OpOrigin, OpOriginRow, OriginTable
 from edgefl_export.artifact import Artifact
 from edgefl_export.capture.trace import capture
 from edgefl_export.compiler.compiler import target_of
@@ -195,8 +195,8 @@ def test_sources_survive_their_blob(nodes: dict[str, OpOrigin]) -> None:
     [
         b"",
         b"\xff",
-        sources.encode(OriginTable(modules=(), graphs={"g": (OriginRow("a", "Add", 0, 0, 0, 0),)})),
-        sources.encode(OriginTable(modules=("m",), graphs={"g": (OriginRow("a", "Add", 3, 0, 0, 0),)})),
+        sources.encode(OriginTable(modules=(), graphs={"g": (OpOriginRow("a", "Add", 0, 0, 0, 0),)})),
+        sources.encode(OriginTable(modules=("m",), graphs={"g": (OpOriginRow("a", "Add", 3, 0, 0, 0),)})),
     ],
 )
 def test_malformed_sources_are_a_bundle_error(data: bytes) -> None:

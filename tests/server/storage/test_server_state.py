@@ -11,7 +11,7 @@ import torch
 from edgefl.contract import server_state
 from edgefl.contract.server import MEAN, Scalars, ServerOpt
 from edgefl.contract.tensors import Tensors
-from edgefl.errors import StepError
+from edgefl.errors import ServerStepError
 from edgefl.wire.regions import Block, Placement
 from edgefl_server.run_spec import ExchangeSpec, RunSpec, TierSpec
 from tests.server.fleet import bundle
@@ -79,7 +79,9 @@ def test_the_step_replaces_what_it_names_and_leaves_the_mean_elsewhere() -> None
 
 def test_a_step_that_diverges_is_an_error_and_no_model() -> None:
     broken = ServerOpt("broken", step=lambda before, *_: {"head.weight": before["head.weight"] * torch.inf})
-    with pytest.raises(StepError, match=r"'broken' made head.weight NaN, infinite or larger than 1048576"):
+    with pytest.raises(
+        ServerStepError, match=r"'broken' made head.weight NaN, infinite or larger than 1048576"
+    ):
         server_state.apply_server_step(broken, WEIGHTS, WEIGHTS, {})
 
 
@@ -93,7 +95,7 @@ def test_a_step_that_diverges_is_an_error_and_no_model() -> None:
     ],
 )
 def test_a_step_that_gives_what_is_no_model_is_an_error(step: Any, told: str) -> None:
-    with pytest.raises(StepError, match=told):
+    with pytest.raises(ServerStepError, match=told):
         server_state.apply_server_step(ServerOpt("wrong", step=step), WEIGHTS, WEIGHTS, {})
 
 

@@ -17,7 +17,7 @@ import pytest
 
 from edgefl.contract import server_state
 from edgefl.contract.server import MEAN
-from edgefl.errors import ConfigError, StepError, TorchProcessError
+from edgefl.errors import ConfigError, ServerStepError, TorchProcessError
 from edgefl.setup.data import open_data
 from edgefl.wire.regions import Entries, Placement
 from edgefl_server.compose import compose
@@ -139,7 +139,7 @@ def test_what_does_not_exist_is_an_error_of_the_same_words(run: Pair, tmp_path: 
         run.torch_process.call(ComposeRequest(odd, tmp_path, "cpu"))
     assert (there.value.message, there.value.details) == (here.value.message, here.value.details)
     broken = {name: np.full_like(array, np.nan) for name, array in run.there.initial.items()}
-    with pytest.raises(StepError, match="NaN, infinite or larger than"):
+    with pytest.raises(ServerStepError, match="NaN, infinite or larger than"):
         run.there.server.moved(broken, broken, {**run.there.hyper, "share": 1.0})
 
 
@@ -218,5 +218,5 @@ def test_one_that_ends_whenever_it_is_asked_is_given_up(run: Pair, monkeypatch: 
     with pytest.raises(TorchProcessError, match=r"ended 3 times \(exit code 3\) when .* asked to evaluate"):
         run.torch_process.call(EvaluateRequest(run.here.initial), beside=True)
     assert len(run.lost()) == 3
-    with pytest.raises(StepError, match=r"'fedadam' could not be taken: .* asked to optimize"):
+    with pytest.raises(ServerStepError, match=r"'fedadam' could not be taken: .* asked to optimize"):
         step(run.there, 1)
