@@ -234,6 +234,13 @@ def _tier_spec(
     form = exchange.algorithm.form
     finish = bundle.manifest.graph(bundle.manifest.finish)
     labels = [port.label for port in finish.outputs_of("update")]
+    if leaked := sorted(exchange.algorithm.private.intersection(labels)):
+        raise ConfigError(
+            f"algorithm {exchange.algorithm.name!r} sends {leaked[0]!r}, which is among its private tensors: return it from "
+            f"finish as carry.private.{leaked[0]} alone, or leave it out of private",
+            algorithm=exchange.algorithm.name,
+            tier=tier.name,
+        )
     weights_only = (server_state.WEIGHTS,)
     sends = weights_only if form.sections else server_state.states_of(labels, tier.algorithm.server_state)
     _check_sent(federation, tier, sends)

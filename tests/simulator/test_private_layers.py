@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
 import edgefl
+from edgefl.algorithms.baselines.fedavg import fedavg
 from edgefl.config import parse
+from edgefl.contract.algorithm import Algorithm
 from edgefl.data.datasets import digits
 from edgefl.errors import ConfigError
+from edgefl.objective.objective import Objective
 from edgefl.setup.model import federation_model
 from edgefl.simulator.carries import CarryStore
 from edgefl.simulator.functions import SimulationPlan
-from edgefl_device.round.carry import RoundToBegin
+from edgefl.wire import tensors
+from edgefl.wire.tensors import Arrays
+from edgefl_device.round.carry import RoundToBegin, carry_ports, restore_carry
+from edgefl_device.store.database import Outgoing
 from edgefl_server.events import Event, Warned
 from edgefl_server.publish.model import ModelVersion
+from tests.device_runtime.store.stores import open_store
+from tests.device_runtime.tiny import World, make_bundle
 from tests.simulator.small import federation
+from tests.support.device_logs import RecordedLog
 from tests.support.listeners import CallingListener
 
 MIXED: dict[str, object] = {
@@ -73,6 +84,24 @@ def test_layouts_and_sums_leave_private_tensors_out(tmp_path: Path) -> None:
     assert "head" in published, "a device without a carry begins with the server's head"
 
 
+def test_a_device_takes_its_private_layers_to_tiers_where_they_fit(tmp_path: Path) -> None:
+    plan = SimulationPlan.of(personal(), digits())
+    manifests = {tier: functions.manifest for (tier, _), functions in plan.functions.items()}
+    arrays = {port.label: np.full(port.shape, 2.0, port.dtype) for port in carry_ports(manifests["strong"])}
+    store = open_store(tmp_path)
+    store.finish_job(Outgoing("run", 1, "n1", b"update"), tensors.dump(arrays), "run/fedper/strong")
+
+    def restored(tier: str) -> Arrays:
+        job = msgspec.structs.replace(World(make_bundle()).job(), round=2, base=1, tier=tier)
+        return restore_carry(store, job, manifests[tier], RecordedLog()).arrays
+
+    assert restored("weak").keys() == restored("strong").keys() == arrays.keys()
+    assert restored("weak")["private.head.dense.weight"].min() == 2.0
+    assert restored("half") == {}, "its head has fewer inputs"
+    assert len(store.carries()) == 1
+    store.close()
+
+
 def test_runs_and_deployments_warn_that_only_devices_can_measure(tmp_path: Path) -> None:
     said: list[Event] = []
     plan = SimulationPlan.of(personal(), digits(), listener=CallingListener(said.append))
@@ -83,6 +112,18 @@ def test_runs_and_deployments_warn_that_only_devices_can_measure(tmp_path: Path)
 
     made = edgefl.simulate(personal(tiers={"strong": {"count": 2}}), tmp_path / "out")
     assert any(expected in note for note in edgefl.deploy(made).facts["notes"])
+
+
+def leaking(objective: Objective, *, batch: int, steps: int) -> Algorithm:
+    """FedAvg that declares a tensor private and sends it all the same."""
+    return replace(fedavg(objective, batch=batch, steps=steps), private=frozenset({"head.dense.bias"}))
+
+
+def test_an_algorithm_that_sends_a_private_tensor_is_refused() -> None:
+    chosen = federation(algorithm={"name": f"{Path(__file__)}:leaking"})
+
+    with pytest.raises(ConfigError, match=r"sends 'head.dense.bias', which is among its private tensors"):
+        SimulationPlan.of(chosen, digits())
 
 
 def test_tiers_that_keep_different_layers_are_refused() -> None:

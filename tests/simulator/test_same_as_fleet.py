@@ -53,6 +53,8 @@ CASES = {
     + '[round]\nfraction = 0.5\nweighting = "samples"\n[downlink]\nencoding = "int8"\n',
     "noise, and a codec of its own": TINY.replace("ALGORITHM", "sgd") + ALIKE + '[codec]\nname = "fedpaq"\n',
     "kept on clients, state at the server": TINY.replace("ALGORITHM", "scaffold") + ALIKE,
+    "a private head, trained in turn with the rest": TINY.replace("ALGORITHM", "fedrep")
+    + MIXED.replace("cut = 1", "cut = 0"),
     "a second round that is undone": TINY.replace("ALGORITHM", "sgd").replace(
         "steps = 2", "steps = 2\nlr = 1.0"
     )
