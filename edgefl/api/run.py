@@ -32,7 +32,7 @@ from edgefl.wire.text import notebook_table
 from edgefl.wire.update.form import UpdateSize
 from edgefl_device.round.offline import read_weights
 from edgefl_export.compiler.compiler import check_installed
-from edgefl_server.events import RoundClosed
+from edgefl_server.events import DeviceEvaluation, RoundClosed
 from edgefl_server.storage.audit import rounds_of
 
 _CURVES = ("accuracy", "loss", "train_loss", "seconds", "up_bytes", "down_bytes", "reports")
@@ -200,6 +200,7 @@ def prepare(
     *,
     fresh: bool = False,
     agents: Mapping[str, int] | None = None,
+    evaluate: bool = False,
 ) -> PreparedRun:
     """Write the folder of a run: its configuration and each device's data, unless devices have their own.
 
@@ -212,6 +213,7 @@ def prepare(
         out: folder of the run.
         fresh: discard an earlier run in ``out``.
         agents: number of devices of each kind, ``{"python": 2, "cpp": 1, "web": 1}``; None for the tiers' counts.
+        evaluate: prepare one more evaluation round of the finished run in ``out``.
 
     Raises:
         ConfigError: ``out`` holds another run or the devices' own data, or an agent is not built.
@@ -244,7 +246,7 @@ def prepare(
             if fresh:
                 discard(folder)
             lab = Lab(whole, folder, agents=deal_agents(devices, counts))
-            lab.prepare(dataset, parts)
+            lab.prepare(dataset, parts, evaluate=evaluate)
     except BaseException:
         lock.release()
         raise
@@ -287,3 +289,46 @@ def run(
         return prepared.train(
             lambda news: report.report_event(news.event) if isinstance(news, ServerEvent) else None
         )
+
+
+def evaluate(out: str | Path, watch: Callable[[News], None] | None = None) -> DeviceEvaluation:
+    """Evaluate the model of a finished run once more on the rows that its devices hold out, on this machine.
+
+    Args:
+        out: folder of the run.
+        watch: called with each event in the calling thread, as in :func:`run`.
+
+    Returns:
+        The result of the evaluation round.
+
+    Raises:
+        ConfigError: the run is not finished, or its devices hold out no rows.
+        EdgeflError: a process cannot continue, or no device reported.
+    """
+    trained = load_run(out)
+    if not trained.federation.evaluate.split:
+        raise ConfigError(
+            f"the devices of the run in {trained.folder} trained on all of their rows: train with split = 0.2 in the table "
+            "[evaluate]",
+            path=str(trained.folder),
+        )
+    if not trained.finished:
+        raise ConfigError(
+            f"the run in {trained.folder} is not finished: `edgefl run --out {trained.folder}` continues it",
+            path=str(trained.folder),
+        )
+    with reporting("reading the data and looking at the tiers"):
+        prepared = prepare(trained.path, trained.folder, evaluate=True)
+    if watch:
+        ended = prepared.train(watch)
+    else:
+        with reporting("starting the processes", total=1) as report:
+            ended = prepared.train(
+                lambda news: report.report_event(news.event) if isinstance(news, ServerEvent) else None
+            )
+    last = ended.history[-1]
+    if last.evaluation is None:
+        raise ParticipationError(
+            f"no device evaluated the model: {last.text or 'start it again'}", round=last.round
+        )
+    return last.evaluation

@@ -78,6 +78,7 @@ class Server:
         enrolled: list of the devices that may join (`edgefl enroll`); None trusts the first key of each name.
         torch_process: process with torch, so that this one needs none; its owner closes it.
         emit: called with each event.
+        evaluate: add one evaluation round to a finished run.
 
     Raises:
         StoreError: another process serves from ``out``.
@@ -97,6 +98,7 @@ class Server:
         enrolled: str | Path | None = None,
         emit: Callable[[Event], None] = lambda _: None,
         torch_process: TorchProcess | None = None,
+        evaluate: bool = False,
     ) -> None:
         refuse_while_loading("start a server")
         check_device(device)
@@ -120,6 +122,7 @@ class Server:
                     Path(enrolled) if enrolled else None,
                 ),
                 workers=WorkerOptions.of(read.server),
+                evaluate=evaluate,
             )
             if not (config := folder / CONFIG_NAME).exists():  # a run of one machine has its own file
                 write_text(config, dump(with_absolute_paths(without_password(read))))

@@ -11,6 +11,7 @@ from edgefl.config import tables
 from edgefl.config.rounds import (
     AggregateTable,
     DownlinkTable,
+    EvaluateTable,
     RoundTable,
     SelectionTable,
     ServerTable,
@@ -80,9 +81,9 @@ class RolloutTable(ConfigTable):
 class Federation(tables.ConfigTable):
     """All tables of a federation file, validated together.
 
-    They are ``federation``, ``model``, ``loss``, ``algorithm``, ``optimizer``, ``data``, ``round``, ``selection``,
-    ``rollout``, ``tiers``, ``export``, ``codec``, ``aggregate``, ``downlink``, ``broker``, ``server``, ``simulation``
-    and ``limits``.
+    They are ``federation``, ``model``, ``loss``, ``algorithm``, ``optimizer``, ``data``, ``round``, ``evaluate``,
+    ``selection``, ``rollout``, ``tiers``, ``export``, ``codec``, ``aggregate``, ``downlink``, ``broker``, ``server``,
+    ``simulation`` and ``limits``.
     """
 
     federation: tables.FederationTable = tables.FederationTable()
@@ -92,6 +93,7 @@ class Federation(tables.ConfigTable):
     optimizer: tables.OptimizerTable = tables.OptimizerTable()
     data: tables.DataTable = tables.DataTable()
     round: RoundTable = RoundTable()
+    evaluate: EvaluateTable = EvaluateTable()
     selection: SelectionTable = SelectionTable()
     rollout: RolloutTable = RolloutTable()
     tiers: dict[str, tables.TierTable] = Field(default_factory=dict, description="one table per tier")
@@ -175,6 +177,11 @@ class Federation(tables.ConfigTable):
             problems.append(
                 "rollout compares the tasks of the same rounds, and with round.mode buffered they are of several: roll out "
                 "in mode synchronous"
+            )
+        if self.evaluate.every:
+            problems.append(
+                "evaluate.every asks for evaluation rounds, and with round.mode buffered devices are at work all the time: "
+                "set it to 0"
             )
         chosen = self.selection
         if chosen.policy != "uniform" or chosen.measured or chosen.quorum:

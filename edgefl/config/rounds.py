@@ -134,6 +134,42 @@ class RoundTable(ConfigTable):
         return self
 
 
+class EvaluateTable(ConfigTable):
+    """Evaluation of the model on rows that the devices hold out and never train on."""
+
+    split: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of each device's rows that is held out, such as 0.2, by a hash of the row; 0: none",
+    )
+    every: int = Field(
+        0,
+        ge=0,
+        description=(
+            "training rounds between two evaluation rounds, such as 5; one follows the last training round, too. 0: none "
+            "but those of `edgefl evaluate`"
+        ),
+    )
+    devices: int = Field(
+        0, ge=0, description="devices of an evaluation round, drawn anew for each; 0: all that are there"
+    )
+    least_group: int = Field(
+        1,
+        ge=1,
+        description=(
+            "results of fewer devices than this are not shown, by tier and over all. It limits what is reported, not what "
+            "the server receives"
+        ),
+    )
+
+    @model_validator(mode="after")
+    def _something_to_evaluate_on(self) -> EvaluateTable:
+        if not self.split and (self.every or self.devices):
+            raise ValueError("devices evaluate on rows that they hold out, and split is 0: set split = 0.2")
+        return self
+
+
 class AggregateTable(ConfigTable):
     """Rule by which the server combines the updates of a round into one change of the model."""
 

@@ -138,6 +138,7 @@ class Lab:
         self.supervisor = Supervisor(folder, environment)
         self._injector: Injector | None = None
         self._happened = 0
+        self._evaluate = False
 
     @property
     def address(self) -> Address:
@@ -188,12 +189,13 @@ class Lab:
         disturbed = replace(address, host="127.0.0.1", port=self._injector.ports[name])
         return {BROKER: disturbed.url, **self._injector.environment(name)}
 
-    def prepare(self, dataset: Dataset, parts: list[Any]) -> None:
+    def prepare(self, dataset: Dataset, parts: list[Any], *, evaluate: bool = False) -> None:
         """Write the configuration and the devices' data. An interrupted run with the same configuration is resumed.
 
         Args:
             dataset: the training samples.
             parts: rows of each device; unused for devices with own data.
+            evaluate: add an evaluation round to a finished run.
 
         Raises:
             ConfigError: if the folder holds a finished run, or one of another configuration.
@@ -205,7 +207,9 @@ class Lab:
             raise ConfigError(
                 f"{self.folder} holds a run with another configuration ({differ}): use `fresh` or another `out`"
             )
-        refuse_finished(self.folder)
+        self._evaluate = evaluate
+        if not evaluate:
+            refuse_finished(self.folder)
         spread = () if self._own_data else zip(self.devices, parts, strict=True)
         for name, rows in spread:
             target = self.data_of(name)
@@ -223,11 +227,9 @@ class Lab:
             self.supervisor.start("broker", ["broker", *arguments, "--folder", str(self.folder / "broker")])
         config = str(self.folder / CONFIG_NAME)
         key, public = self._key, self.public_key
-        self.supervisor.start(
-            "server",
-            ["server", "--config", config, "--out", str(self.folder), "--json", "--sign-key", str(key)],
-            self._environment("server"),
-        )
+        serving = ["server", "--config", config, "--out", str(self.folder), "--json", "--sign-key", str(key)]
+        serving += ["--evaluate"] if self._evaluate else []
+        self.supervisor.start("server", serving, self._environment("server"))
         limits = [f"--limit={key}={value}" for key, value in self.federation.limits.items()]
         for device in self.devices:
             home = self.folder / "devices" / device

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from typing import Literal
 
 import numpy as np
 
 from edgefl.algorithms.activations import store_activations
 from edgefl.algorithms.catalog import ALGORITHMS
+from edgefl.algorithms.evaluation import EVALUATE
 from edgefl.config import Federation, load, without_devices
 from edgefl.contract.algorithm import Function
 from edgefl.data.dataset import Dataset, OtherInput
@@ -20,7 +22,7 @@ from edgefl.setup.training import algorithm_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire.bundle.archive import BundleArchive
-from edgefl.wire.bundle.manifest import Manifest
+from edgefl.wire.bundle.manifest import Manifest, Split
 from edgefl.wire.tensors import Array
 from edgefl_export.artifact import Artifact
 from edgefl_export.capture.graph import LoweredGraph
@@ -120,7 +122,20 @@ def _request(
         chunk_bytes=federation.wire_limits.chunk_bytes,
         memory_budget=Budget.parse(table.memory_budget) if table and table.memory_budget else None,
         tokenizer=dataset.tokenizer,
+        split=split_of(federation, exchange),
     )
+
+
+def split_of(federation: Federation, exchange: Exchange) -> Split | None:
+    """Return the division of a device's rows in ``exchange``: evaluation uses held-out rows, all else training rows.
+
+    None if the federation holds out nothing.
+    """
+    table = federation.evaluate
+    if not table.split:
+        return None
+    part: Literal["train", "held-out"] = "held-out" if exchange.name == EVALUATE else "train"
+    return Split(share=table.split, seed=federation.federation.seed, part=part)
 
 
 def request_of(manifest: Manifest, federation: Federation | None = None, model: str = "") -> CompileRequest:

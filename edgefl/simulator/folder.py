@@ -23,6 +23,7 @@ from edgefl.system.files import PARTIAL, write_text
 from edgefl.system.structs import digest_of
 from edgefl.wire import tensors
 from edgefl.wire.tensors import Arrays
+from edgefl_server.device_evaluation import flat_evaluation
 from edgefl_server.run_spec import RunSpec
 from edgefl_server.storage.checkpoints import Checkpoints, store
 
@@ -259,11 +260,14 @@ class SimulationFolder:
 
     def _tabulate(self) -> None:
         rows = rows_of(self.path)
-        measured = dict.fromkeys(name for row in rows for name in row.metrics if name != "accuracy")
-        fields = [name for name in RoundRow.__struct_fields__ if name not in ("metrics", "metric")]
+        flat = [row.metrics | (flat_evaluation(row.evaluation) if row.evaluation else {}) for row in rows]
+        measured = dict.fromkeys(name for each in flat for name in each if name != "accuracy")
+        fields = [
+            name for name in RoundRow.__struct_fields__ if name not in ("metrics", "metric", "evaluation")
+        ]
         with (self.path / TABLE_NAME).open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             table.writerow([*fields, *measured])
-            for row in rows:
+            for row, numbers in zip(rows, flat, strict=True):
                 values = [getattr(row, name) for name in fields]
-                table.writerow([*values, *(row.metrics.get(name) for name in measured)])
+                table.writerow([*values, *(numbers.get(name) for name in measured)])

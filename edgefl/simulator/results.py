@@ -11,6 +11,8 @@ from edgefl.simulator.clients import ClientWork
 from edgefl.wire.tensors import Arrays
 from edgefl_server.coordinator.collapse import BestMetrics
 from edgefl_server.coordinator.record import Participation, Turnout
+from edgefl_server.device_evaluation import flat_evaluation
+from edgefl_server.events import DeviceEvaluation
 
 
 class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +40,8 @@ class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
         metric: Name of the headline metric.
         metrics: Values of all metrics but the loss, by name.
         fairness: Jain's index of the clients' numbers of reports so far, 1 if all are equal.
+        evaluation: Results of a round in which clients evaluated the model on their held-out rows; None for a training
+            round.
     """
 
     round: int
@@ -61,13 +65,18 @@ class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
     metric: str = "accuracy"
     metrics: dict[str, float] = {}
     fairness: float | None = None
+    evaluation: DeviceEvaluation | None = None
 
 
 def scalars(row: RoundRow) -> Mapping[str, float]:
-    """Return the numbers of a round by name, including its metrics. Missing values and the round's number are left out."""
+    """Return the numbers of a round by name, including its metrics and those of its evaluation on devices.
+
+    Missing values and the round's number are left out. Values of an evaluation are called ``devices.accuracy``,
+    ``devices.accuracy.median``, ``devices.accuracy.worst_decile`` and ``tier.NAME.accuracy``.
+    """
     fields = {name: value for name, value in msgspec.structs.asdict(row).items() if name != "round"}
     numbers = {name: float(value) for name, value in fields.items() if isinstance(value, int | float)}
-    return {**row.metrics, **numbers}
+    return {**row.metrics, **numbers, **(flat_evaluation(row.evaluation) if row.evaluation else {})}
 
 
 class SimulationState(msgspec.Struct, frozen=True, kw_only=True):

@@ -43,6 +43,7 @@ from edgefl_server.rounds import (
     begin_aggregation,
     compares_updates,
     conclude_round,
+    evaluate_reports,
 )
 from edgefl_server.run_spec import RunSpec
 
@@ -178,7 +179,10 @@ class SimulatedRounds:
         aggregation = self._open_aggregation()
         devices = len(self._state.members) if self._rules.all_needed else len(self._state.devices)
         start = RoundModel(self._model, self.downloads)
-        done = conclude_round(self.spec, ended, aggregation, start, devices=devices, best=self._best)
+        if ended.evaluates:
+            done = RoundConclusion(self._model.weights)
+        else:
+            done = conclude_round(self.spec, ended, aggregation, start, devices=devices, best=self._best)
         if done.undone:
             self.warn(done.failed)
         row = self._end(ended, done, "abandoned" if done.failed else "closed", done.failed)
@@ -370,6 +374,9 @@ class SimulatedRounds:
         """
         aggregation, state, tally = self._open_aggregation(), self._state, self._tally
         weights = done.weights
+        evaluated = None
+        if ended.evaluates and outcome == "closed":
+            evaluated = evaluate_reports(self.spec, ended.number, aggregation)
         self._sums = aggregation.aggregator.release_sums()
         self._model = ModelVersion.of(self.spec, ended.number, weights)
         self.downloads.publish(self._model)
@@ -403,6 +410,7 @@ class SimulatedRounds:
             metric=self.spec.metric,
             metrics=metrics,
             fairness=state.record.fairness(state.devices.members),
+            evaluation=evaluated,
         )
 
     def _energy(self, ended: OpenRound, tally: RoundTally) -> float:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from edgefl.algorithms.evaluation import EVALUATE, evaluation
 from edgefl.config import Federation, TierTable
 from edgefl.contract import server_state
 from edgefl.contract.algorithm import Algorithm
@@ -32,6 +33,7 @@ from edgefl.setup.training import (
 from edgefl.system.sizes import mebibytes
 from edgefl.wire.bundle.archive import BundleArchive, write_bundle
 from edgefl.wire.tensors import Arrays
+from edgefl.wire.update.form import DENSE
 from edgefl_export.compiler.algorithm import check_whole_tensors
 from edgefl_export.compiler.cache import BundleCache, CompiledBundle, bundle_name
 from edgefl_export.compiler.request import Exchange, TierTraining, exchanges_of, trained_names
@@ -41,7 +43,7 @@ from edgefl_server.coordinator.collapse import Rollback
 from edgefl_server.coordinator.eligibility import Selection
 from edgefl_server.coordinator.rollout import Rollout
 from edgefl_server.coordinator.roster import CANDIDATE, TierRule
-from edgefl_server.coordinator.states import Rules
+from edgefl_server.coordinator.states import EvaluationSchedule, Rules
 from edgefl_server.events import Compiled, Event, EventListener, Exporting, Noted, Warned
 from edgefl_server.publish.downlink import check_counting
 from edgefl_server.run_spec import AggregateSpec, DownlinkSpec, ExchangeSpec, RunSpec, TierSpec, steady
@@ -132,6 +134,7 @@ def compose_with(
         exchanges = _with_candidates(candidate_of(federation), exchanges, candidates, candidate_for)
         rules = replace(rules, rollout=_rollout(federation))
     main = exchanges[-1]
+    evaluated = _evaluation(federation, tiers, bundle_for) if federation.evaluate.split else None
     for tier, table in federation.tiers.items():
         for warned in _offers(tier, table.memory_bytes, [each.tiers[tier] for each in exchanges]):
             if listener is not None:
@@ -149,6 +152,8 @@ def compose_with(
         server=main.server,
         opening=tuple(exchanges[: len(method.opening)]),
         ahead=tuple(exchanges[len(method.opening) : -1]),
+        evaluation=evaluated,
+        least_group=federation.evaluate.least_group,
         server_state=tuple(method.server_state),
         count=federation.round.count,
         trained=trained,
@@ -225,6 +230,20 @@ def _exchange(
     hyper = _scalars({name: each.algorithm for name, each in own.items()})  # first: bundles take minutes
     specs = {name: _tier_spec(federation, tier, own[name], bundle_for) for name, tier in tiers.items()}
     return ExchangeSpec(specs, hyper, exchange.algorithm.schedule, exchange.algorithm.server)
+
+
+def _evaluation(
+    federation: Federation, tiers: Mapping[str, TierTraining], bundle_for: BundleFor
+) -> ExchangeSpec:
+    """Return the exchange in which devices evaluate the model on their held-out rows, with the bundles of all tiers."""
+    specs = {}
+    for name, tier in tiers.items():
+        exchange = Exchange(EVALUATE, evaluation(tier.algorithm), ())
+        bundle, *further = (bundle_for(tier, exchange, format) for format in federation.formats_of(name))
+        submodel = tier.submodel
+        place = steady(submodel.place, arrays(submodel.spec.weights), moves=submodel.moves)
+        specs[name] = TierSpec(bundle, place, DENSE, sends=(), further=tuple(further))
+    return ExchangeSpec(specs, {})
 
 
 def _tier_spec(
@@ -428,6 +447,7 @@ def _rules(federation: Federation, tables: Mapping[str, TierTable], method: Algo
         whole=method.whole,
         absent=table.absent,
         opening=len(method.opening),
+        evaluation=EvaluationSchedule(federation.evaluate.every, federation.evaluate.devices),
         selection=_selection(federation, method),
         **_buffered(federation),
     )

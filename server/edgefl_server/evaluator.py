@@ -8,9 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from edgefl.wire.mqtt.events import Inbox
 from edgefl_server.coordinator.states import Outcome
-from edgefl_server.events import RoundClosed
+from edgefl_server.events import DeviceEvaluation, RoundClosed
 from edgefl_server.reporter import EventReporter
 from edgefl_server.run_spec import RunSpec
 from edgefl_server.storage.checkpoints import Checkpoints
@@ -57,6 +59,8 @@ def round_closed(
     text = details["text"] or (f"evaluation failed: {evaluation.error}" if evaluation.error else "")
     fields = {name: details[name] for name in RoundClosed.__struct_fields__ if name in details}
     fields |= metric_fields(evaluation.metrics) | {"text": text, "metric": metric}
+    if found := fields.get("evaluation"):
+        fields["evaluation"] = msgspec.convert(found, DeviceEvaluation)
     return RoundClosed(round=evaluation.round, outcome=outcome, **fields)
 
 

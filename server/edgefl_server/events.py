@@ -377,6 +377,47 @@ class RolledBack(Event, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
 
 
+class GroupResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Metrics of the model on the held-out rows of a group of devices.
+
+    Attributes:
+        devices: Number of devices that reported.
+        rows: Number of labels that count, over all devices.
+        metrics: Metrics and loss of all rows together, by name.
+        median: Median over the devices of each device's own metric, by name.
+        worst_decile: Value of each metric that nine of ten devices reach, by name: the 10 % quantile of accuracy, F1 and
+            IoU, and the 90 % quantile of the others.
+        histogram: Number of devices by the main metric, in ten bins from 0 to 1. Empty if it may be above 1.
+    """
+
+    devices: int
+    rows: float
+    metrics: dict[str, float]
+    median: dict[str, float]
+    worst_decile: dict[str, float]
+    histogram: tuple[int, ...] = ()
+
+
+class DeviceEvaluation(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of an evaluation round.
+
+    Attributes:
+        trained_rounds: Number of training rounds of the evaluated model.
+        metric: Main metric.
+        devices: Result over all devices. None if fewer reported than the smallest group that is shown.
+        tiers: Results by tier.
+        sums: Exact integer sums over all devices by name, as Python integers or lists of them; empty with ``devices`` None.
+        left_out: Tiers with fewer reports than the smallest group that is shown.
+    """
+
+    trained_rounds: int
+    metric: str
+    devices: GroupResult | None
+    tiers: dict[str, GroupResult]
+    sums: dict[str, int | list[int]]
+    left_out: tuple[str, ...] = ()
+
+
 class RoundClosed(Event, frozen=True, kw_only=True):
     """A round is evaluated.
 
@@ -395,6 +436,8 @@ class RoundClosed(Event, frozen=True, kw_only=True):
         weights_sha256: Digest of the round's checkpoint file.
         staleness: Mean number of rounds between the begin of an update and the round that counts it.
         fairness: Jain's index of the devices' reports so far: 1 if all have as many; None before the first.
+        evaluation: Results of a round in which devices evaluated the model on their held-out rows; None for a training
+            round.
     """
 
     round: int
@@ -417,12 +460,13 @@ class RoundClosed(Event, frozen=True, kw_only=True):
     metric: str = "accuracy"
     metrics: dict[str, float] = {}
     fairness: float | None = None
+    evaluation: DeviceEvaluation | None = None
 
 
 class Stopped(Event, frozen=True, kw_only=True):
     """Event: the server was stopped. A server on the same folder continues with round ``next_round`` of ``rounds``.
 
-    If only an evaluation is left, ``next_round`` is ``rounds + 1``.
+    If only the server's own evaluation is left, ``next_round`` is ``rounds + 1``.
     """
 
     next_round: int

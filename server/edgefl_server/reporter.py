@@ -118,7 +118,7 @@ class EventReporter:
         started = events.Started(
             federation=self._spec.federation,
             run=self._spec.rules.run,
-            rounds=self._spec.rules.rounds,
+            rounds=self._spec.rules.last_round,
             next_round=state.next_round,
             resumed=resumed,
             model_version=state.model_version,
@@ -225,7 +225,7 @@ class EventReporter:
             self._presence = None
             return
         presence = attendance.presence(self._spec.rules, state, self._clock())
-        is_waiting = presence.known < presence.needed and state.next_round <= self._spec.rules.rounds
+        is_waiting = presence.known < presence.needed and state.next_round <= self._spec.rules.last_round
         if is_waiting and presence != self._presence:
             self._presence = presence
             self.emit(events.Waiting(next_round=state.next_round, **vars(presence)))

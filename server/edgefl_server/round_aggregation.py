@@ -24,8 +24,9 @@ from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import Form, float32_bytes
 from edgefl_server.aggregate.accumulator import Accumulator
 from edgefl_server.aggregate.aggregator import Aggregator, CheckedArrays, NormClip
+from edgefl_server.aggregate.integer_sums import DeviceSums, IntegerSums, SumBlocks
 from edgefl_server.aggregate.robust import RobustRule
-from edgefl_server.aggregate.scatter import Layout
+from edgefl_server.aggregate.scatter import Layout, TierBlocks
 from edgefl_server.aggregate.statistics import StatisticsBounds
 from edgefl_server.coordinator.states import OpenRound
 
@@ -122,7 +123,7 @@ class RoundAggregation:
         return {tier: self._sizes_of(layout) for tier, layout in self.update_layouts.items()}
 
     def _sizes_of(self, layout: UpdateLayout) -> _UpdateSizes:
-        pieces = self.aggregator.pieces(layout.sent, layout.form)
+        pieces = self._pieces(layout)
         header = _TENSOR_BYTES * (1 + len(pieces.expected)) + _NAME_LETTER_BYTES * sum(
             map(len, pieces.expected)
         )
@@ -130,6 +131,11 @@ class RoundAggregation:
             np.dtype(dtype).itemsize * math.prod(shape) for dtype, shape in pieces.expected.values()
         )
         return _UpdateSizes(header, payload + header + _MESSAGE_BYTES, float32_bytes(pieces.shapes))
+
+    def _pieces(self, layout: UpdateLayout) -> TierBlocks:
+        if self.spec.evaluates:
+            return SumBlocks.of(layout.manifest)
+        return self.aggregator.pieces(layout.sent, layout.form)
 
     def max_update_bytes(self, tier: str) -> int:
         """Return the size limit of an update of ``tier`` in bytes; no valid update is larger."""
@@ -156,15 +162,16 @@ class RoundAggregation:
         Raises:
             UpdateRejected: If they are not what the tier sends.
         """
-        return self.check_sent(update.tier, update.tensors, update.round)
+        return self.check_sent(update.tier, update.tensors, update.round, update.samples)
 
-    def check_sent(self, tier: str, sent_bytes: bytes, number: int) -> CheckedUpdate:
+    def check_sent(self, tier: str, sent_bytes: bytes, number: int, samples: int) -> CheckedUpdate:
         """Decode and validate the encoded tensors of an update.
 
         Args:
             tier: Tier of the device.
             sent_bytes: Tensors as they were sent, in safetensors format.
             number: Round whose model the device began with.
+            samples: Number of rows that the device used.
 
         Returns:
             The tensors as they were sent, and as they are added to the sums.
@@ -178,6 +185,10 @@ class RoundAggregation:
             arrays = tensors.load(sent_bytes, max_bits=layout.mask_bits)
         except ProtocolError as error:
             raise UpdateRejected("malformed", error.message) from error
+        if self.spec.evaluates:
+            labels = samples * SumBlocks.labels(layout.manifest)
+            report = DeviceSums.check(arrays, SumBlocks.of(layout.manifest), tier, labels)
+            return CheckedUpdate(report, report)
         sent = self.aggregator.check(arrays, layout.sent, layout.form)
         if self.began:
             return CheckedUpdate(sent, self.aggregator.as_change(sent, self.began[number].received))
@@ -207,6 +218,7 @@ class RoundAggregationSpec:
         server: Server optimizer, if it computes the averaged tensors from the sent ones; otherwise None.
         weight_cap: Largest weight of one update.
         older: Layouts of earlier rounds whose devices still work.
+        evaluates: True if devices report integer sums instead of updates.
 
     For the other fields see :class:`edgefl_server.aggregate.aggregator.Aggregator`.
     """
@@ -223,6 +235,7 @@ class RoundAggregationSpec:
     clip: NormClip | None = None
     statistics: StatisticsBounds | None = None
     older: Mapping[int, Mapping[str, UpdateLayout]] = field(default_factory=dict)
+    evaluates: bool = False
 
     def build(
         self, *, device: str = "auto", sums: Accumulator | None = None, sent_bytes: int = 0
@@ -234,6 +247,8 @@ class RoundAggregationSpec:
             sums: Sums of an earlier round, whose memory is used again if the size is the same.
             sent_bytes: Bytes that the server has sent in all.
         """
+        if self.evaluates:
+            return RoundAggregation(self, IntegerSums(sums), sent_bytes)
         aggregator = Aggregator(
             self.layout,
             weight_limit=self.weight_limit,

@@ -37,14 +37,20 @@ from edgefl_server.publish.downlink import check_counting
 from edgefl_server.publish.model import ModelVersion
 from edgefl_server.reporter import EventReporter
 from edgefl_server.round_aggregation import RoundAggregation
-from edgefl_server.rounds import RoundConclusion, RoundModel, begin_aggregation, conclude_round
+from edgefl_server.rounds import (
+    RoundConclusion,
+    RoundModel,
+    begin_aggregation,
+    conclude_round,
+    evaluate_reports,
+)
 from edgefl_server.run_spec import RunSpec
 from edgefl_server.shards.messages import shard_of
 from edgefl_server.shards.pool import WorkerPool
 from edgefl_server.storage.checkpoints import Checkpoints
 from edgefl_server.storage.journal import DeviceWriteBuffer, Journal, RunRecord
 from edgefl_server.storage.retry import ActionFailed, RetryingJournal
-from edgefl_server.storage.round_table import ROLLOUT, TURNOUT
+from edgefl_server.storage.round_table import EVALUATES, ROLLOUT, TURNOUT
 from edgefl_server.updates.receiver import ReceiveResult, UpdateReceiver
 
 _RELEASE_S = 2.0
@@ -76,18 +82,22 @@ class RunContext:
     clock: Clock
 
     @classmethod
-    def find(cls, journal: Journal, spec: RunSpec, device: str, clock: Clock) -> RunContext:
+    def find(
+        cls, journal: Journal, spec: RunSpec, device: str, clock: Clock, *, evaluate: bool = False
+    ) -> RunContext:
         """Return the federation's run in the journal, or a new one, which is not journaled yet.
 
         Args:
-            journal: Journal of the federation.
+            journal: Journal of the run.
             spec: Specification of the run.
             device: Processor that sums updates.
             clock: Epoch seconds, never set back.
+            evaluate: True to add an evaluation round to a finished run.
 
         Raises:
             AnotherConfiguration: If the run was begun with other settings.
-            ConfigError: If the downlink's encoding does not suit ``round.count``.
+            ConfigError: If the downlink's encoding does not suit ``round.count``, or if ``evaluate`` is True and the run
+                is not finished or holds out no rows.
             StoreError: If the journal cannot be read.
         """
         forms = {name: tier.form for name, tier in spec.tiers.items()}
@@ -96,8 +106,29 @@ class RunContext:
         known = journal.latest_run()
         run = known or RunRecord(uuid.uuid4().hex[:16], spec.digest, 1)
         check_configuration(run, spec.federation, spec.digest)
-        spec = replace(spec, rules=replace(spec.rules, run=run.run))
+        rules = replace(spec.rules, run=run.run)
+        planned = rules.evaluation.planned(rules.rounds)
+        if evaluate:
+            _check_evaluation(spec, run.number, planned)
+        extra = max(0, run.number - 1 - planned) + evaluate
+        rules = replace(rules, evaluation=replace(rules.evaluation, extra=extra))
+        spec = replace(spec, rules=rules)
         return cls(spec, run, known is not None, device, clock)
+
+
+def _check_evaluation(spec: RunSpec, number: int, planned: int) -> None:
+    """Raise ConfigError unless a run whose next round is ``number`` can get another evaluation round."""
+    if spec.evaluation is None:
+        raise ConfigError(
+            f"federation {spec.federation!r} holds out no rows, so its devices trained on all: train it with split = 0.2 in "
+            "the table [evaluate]"
+        )
+    if number <= planned:
+        raise ConfigError(
+            f"the run of federation {spec.federation!r} is at round {number} of {planned}: let it finish first; `every` in "
+            "the table [evaluate] evaluates the model in between",
+            round=number,
+        )
 
 
 def check_configuration(run: RunRecord, federation: str, digest: str) -> None:
@@ -343,7 +374,9 @@ class RoundDriver:
         self._policy.run(lambda: self._writes.write(quiet=True))
         published = msgspec.msgpack.encode(self.announcements.published)
         trial = self.state.trial
-        known = {ROLLOUT: msgspec.to_builtins(trial)} if trial is not None else {}
+        known: dict[str, Any] = {ROLLOUT: msgspec.to_builtins(trial)} if trial is not None else {}
+        if opened.evaluates:
+            known[EVALUATES] = True
         self._journal.open_round(self._spec.rules.run, opened, published, known)
         self.aggregation = self._begin_aggregation(opened)
         self._last_devices = frozenset(opened.assignments)
@@ -453,7 +486,7 @@ class RoundDriver:
         # The model after the round: of its updates, or the old one.
         result = RoundConclusion(self.model.weights)
         devices = self._method_devices()
-        if outcome == "closed":
+        if outcome == "closed" and not ended.evaluates:
             start = self._round_model(self.model)
             result = conclude_round(self._spec, ended, aggregation, start, devices=devices, best=self._best)
         if result.failed:
@@ -479,7 +512,13 @@ class RoundDriver:
             TURNOUT: msgspec.to_builtins(record.turnout(ended.number)),
             "fairness": record.fairness(self.state.devices.members),
         }
-        trial = self._count_trial(ended.number)
+        if ended.evaluates:
+            facts[EVALUATES] = True
+            if outcome == "closed":
+                facts["evaluation"] = msgspec.to_builtins(
+                    evaluate_reports(self._spec, ended.number, aggregation)
+                )
+        trial = None if ended.evaluates else self._count_trial(ended.number)
         if self.state.trial is not None:
             facts[ROLLOUT] = msgspec.to_builtins(trial or self.state.trial)
         if result.metrics is not None and not result.undone:  # the model is evaluated, and need not be again
@@ -578,17 +617,17 @@ class RoundDriver:
         """Write the trained model, delete old checkpoints, and return the event of the run's end. Call it after the
         last round.
         """
-        weights, rounds = self._spec.model_of(self.model.weights), self._spec.rules.rounds
+        weights, rules = self._spec.model_of(self.model.weights), self._spec.rules
         digest = self._policy.run(lambda: self._checkpoints.finish(weights))
-        self._checkpoints.prune(rounds)
-        _, details = self._journal.outcome(self._spec.rules.run, rounds)
+        self._checkpoints.prune(rules.last_round)
+        _, details = self._journal.outcome(rules.run, rules.last_training)
         fields: Mapping[str, Any] = {
             "accuracy": details.get("accuracy"),
             "loss": details.get("loss"),
             "metrics": details.get("metrics", {}),
         }
         return events.Finished(
-            rounds=rounds,
+            rounds=rules.last_round,
             model=str(self._checkpoints.model),
             weights_sha256=digest,
             text=self._spec.caveat,

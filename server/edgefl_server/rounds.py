@@ -16,10 +16,13 @@ from edgefl.wire.regions import Entries
 from edgefl.wire.tensors import Arrays
 from edgefl_server.aggregate.accumulator import Accumulator
 from edgefl_server.aggregate.aggregator import NormClip, layout_of
+from edgefl_server.aggregate.integer_sums import IntegerSums
 from edgefl_server.aggregate.statistics import bounds_of
 from edgefl_server.coordinator.claims import weight_cap
 from edgefl_server.coordinator.collapse import BestMetrics, collapse
 from edgefl_server.coordinator.states import OpenRound
+from edgefl_server.device_evaluation import summarize
+from edgefl_server.events import DeviceEvaluation
 from edgefl_server.publish.model import ModelVersion
 from edgefl_server.round_aggregation import RoundAggregation, RoundAggregationSpec, UpdateLayout
 from edgefl_server.run_spec import ExchangeSpec, RunSpec
@@ -97,6 +100,19 @@ def begin_aggregation(
     layouts = _layouts(spec, exchange, start.model)
     older_layouts = {number: _layouts(spec, exchange, each.model) for number, each in older.items()}
 
+    cap = weight_cap(spec.rules, opened)
+    if opened.evaluates:
+        return RoundAggregationSpec(
+            number=opened.number,
+            update_layouts=layouts,
+            server=None,
+            layout=layout_of({}),
+            weight_limit=1,
+            weight_cap=cap,
+            rule=aggregate.rule,
+            evaluates=True,
+        ).build(device=device, sums=sums, sent_bytes=sent_bytes)
+
     # The sums have room for the global tensors that some update covers, and no others.
     names = {
         part
@@ -117,7 +133,6 @@ def begin_aggregation(
         bounds_of(weights, statistics, aggregate.clip_statistics, median=is_robust) if statistics else None
     )
 
-    cap = weight_cap(spec.rules, opened)
     if opened.buffered:
         weight_limit = opened.goal * cap
     else:
@@ -199,6 +214,19 @@ def conclude_round(
     if reason:
         return RoundConclusion(old, metrics, f"{unchanged}: with its updates {reason}", undone=True)
     return RoundConclusion(weights, metrics)
+
+
+def evaluate_reports(spec: RunSpec, number: int, aggregation: RoundAggregation) -> DeviceEvaluation:
+    """Return the results of evaluation round ``number``, whose reports ``aggregation`` has."""
+    sums, exchange = aggregation.aggregator, spec.evaluation
+    assert isinstance(sums, IntegerSums) and exchange is not None, "the round is an evaluation round"
+    manifest = next(iter(exchange.tiers.values())).bundle.manifest
+    return summarize(
+        sums.reports,
+        manifest.graph(manifest.evaluate).metrics,
+        trained_rounds=spec.rules.trained_rounds(number),
+        least_group=spec.least_group,
+    )
 
 
 def _server_step(

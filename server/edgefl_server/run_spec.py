@@ -19,7 +19,7 @@ from edgefl.wire.update.form import DENSE, Form
 from edgefl_server.aggregate.robust import MEAN as MEAN_RULE
 from edgefl_server.aggregate.robust import RobustRule
 from edgefl_server.coordinator.collapse import NEVER, Rollback
-from edgefl_server.coordinator.states import Outcome, Rules
+from edgefl_server.coordinator.states import EVALUATION, Outcome, Rules
 from edgefl_server.round_aggregation import UpdateLayout
 
 Evaluate = Callable[[Arrays], Mapping[str, float]]
@@ -207,6 +207,8 @@ class RunSpec:
         server: Server optimizer of the main exchange.
         opening: Exchanges that happen once, before all others.
         ahead: Exchanges that alternate with the main one, before it.
+        evaluation: Exchange in which devices evaluate the model on their held-out rows. None: there is none.
+        least_group: Number of devices below which a group is left out of the results of an evaluation round.
         server_state: Names of the states that the server keeps besides the model; their tensors are part of
             ``initial``.
         count: Updates that an entry averages (:class:`edgefl_server.aggregate.aggregator.Aggregator`).
@@ -232,6 +234,8 @@ class RunSpec:
     server: ServerOpt = MEAN
     opening: tuple[ExchangeSpec, ...] = ()
     ahead: tuple[ExchangeSpec, ...] = ()
+    evaluation: ExchangeSpec | None = None
+    least_group: int = 1
     server_state: tuple[str, ...] = ()
     count: Count = "holders"
     trained: frozenset[str] = frozenset()
@@ -268,9 +272,14 @@ class RunSpec:
         return frozenset[str]().union(*(tier.private for tier in tiers))
 
     @property
+    def offered(self) -> tuple[ExchangeSpec, ...]:
+        """Exchanges whose bundles devices download: those of training, then that of evaluation."""
+        return self.exchanges if self.evaluation is None else (*self.exchanges, self.evaluation)
+
+    @property
     def planned_bytes(self) -> dict[str, int]:
         """Planned memory in bytes of each tier's largest graph, by tier, over all exchanges (round trips) and formats."""
-        tiers = [item for exchange in self.exchanges for item in exchange.tiers.items()]
+        tiers = [item for exchange in self.offered for item in exchange.tiers.items()]
         return {
             name: max(
                 each.manifest.planned_bytes
@@ -290,11 +299,15 @@ class RunSpec:
         return position
 
     def exchange(self, position: int) -> ExchangeSpec:
-        """Return the exchange (round trip) that happens after ``position`` completed exchanges."""
-        return self.exchanges[self.index(position)]
+        """Return the exchange that happens after ``position`` completed exchanges; that of evaluation for
+        :data:`~edgefl_server.coordinator.states.EVALUATION`.
+        """
+        return self.offered[self.index(position)]
 
     def index(self, position: int) -> int:
-        """Return the index in :attr:`exchanges` of the exchange that happens after ``position`` completed exchanges."""
+        """Return the index in :attr:`offered` of the exchange at ``position``."""
+        if position == EVALUATION:
+            return len(self.exchanges)
         first = len(self.opening)
         return position if position < first else first + (position - first) % (1 + len(self.ahead))
 
@@ -305,8 +318,8 @@ class RunSpec:
         ``lr_decay_at`` that has passed.
         """
         exchange = self.exchange(position)
-        rounds = self.rules.rounds
-        decays = sum(1 for fraction in self.lr_decay_at if number - 1 >= fraction * rounds - 1e-9)
+        rounds, before = self.rules.rounds, self.rules.trained_rounds(number - 1)
+        decays = sum(1 for fraction in self.lr_decay_at if before >= fraction * rounds - 1e-9)
         scaled = {"lr": exchange.hyper["lr"] / 10.0**decays} if "lr" in exchange.hyper else {}
         return {**exchange.hyper, **scaled, **exchange.schedule(position, rounds)}
 
@@ -315,8 +328,9 @@ class RunSpec:
         return server_state.model_of(arrays, self.server_state) if self.server_state else arrays
 
     def evaluates(self, number: int, outcome: Outcome) -> bool:
-        """Return True if the model after round ``number``, which ended with ``outcome``, must be evaluated."""
-        if self.evaluate is None or self.evaluate_every == 0:
+        """Return True if the model after round ``number`` must be evaluated."""
+        if self.evaluate is None or self.evaluate_every == 0 or self.rules.is_evaluation(number):
             return False
-        last = number == self.rules.rounds
-        return last or (outcome == "closed" and number % self.evaluate_every == 0)
+        trained = self.rules.trained_rounds(number)
+        last = trained == self.rules.rounds
+        return last or (outcome == "closed" and trained % self.evaluate_every == 0)

@@ -119,6 +119,7 @@ class Service:
         keys: Key of the server, and list of the devices.
         workers: Workers that receive the updates.
         clock: Epoch seconds, never set back.
+        evaluate: True to add one evaluation round to a finished run.
 
     Attributes:
         driver: Driver of the rounds.
@@ -141,6 +142,7 @@ class Service:
         keys: ServerKeys | None = None,
         workers: WorkerOptions | None = None,
         clock: Clock = steady_time,
+        evaluate: bool = False,
     ) -> None:
         workers, keys = workers or WorkerOptions(), keys or ServerKeys()
         workers.check(spec)
@@ -151,7 +153,7 @@ class Service:
         database = database or journal_at(out.resolve() / "journal.sqlite")
         updates = place_of(workers.updates, spec.federation, out.resolve())
         self._journal = _open_journal(spec, database, updates)
-        self._context = RunContext.find(self._journal, spec, device, clock)
+        self._context = RunContext.find(self._journal, spec, device, clock, evaluate=evaluate)
         self._spec, self.is_resumed = self._context.spec, self._context.resumed
         self._rules = self._spec.rules
         self._registry = Registry(keys.enrolled or out / "devices.sqlite", spec.federation)
@@ -311,7 +313,7 @@ class Service:
     def halt(self) -> None:
         """End :meth:`run` after the current step, and report that. Must be called on the thread of :meth:`run`."""
         self._is_stopped = True
-        self._reporter.emit(events.Stopped(next_round=self.state.next_round, rounds=self._rules.rounds))
+        self._reporter.emit(events.Stopped(next_round=self.state.next_round, rounds=self._rules.last_round))
 
     @property
     def is_online(self) -> bool:

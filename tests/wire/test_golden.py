@@ -147,7 +147,7 @@ def test_a_reader_that_this_release_does_not_know_is_refused() -> None:
 
 def test_manifest_of_another_version_is_refused() -> None:
     with pytest.raises(
-        BundleError, match="version 2, this runtime reads 1, 3 and 4: install a matching edgefl"
+        BundleError, match="version 2, this runtime reads 1, 3, 4 and 5: install a matching edgefl"
     ):
         manifest.decode_manifest(golden("manifest_of_version_2"))
 

@@ -8,6 +8,7 @@
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "data/split.h"
 #include "data/source.h"
 #include "engine/memory.h"
 #include "offline.h"
@@ -70,7 +71,7 @@ void run(const Options& options) {
                           const Graph& graph = manifest.graph(name);
                           return load_row_graph(*engine, graph, bundle.artifact(graph.blob));
                         }};
-  const auto data = source->fitted(manifest, parts);
+  const auto data = fit_rows(*source, manifest, parts);
   reset_peak();
   RoundHost host;
   host.artifact = [&](const BlobRef& ref) { return bundle.artifact(ref); };

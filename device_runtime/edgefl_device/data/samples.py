@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 from numpy.random import Generator, Philox, SeedSequence  # numpy itself would load them in the first round
 
@@ -356,7 +359,11 @@ class FittedData:
 
     def rows(self, indices: Array) -> Array:
         """Return the samples at ``indices`` in the model's dtype, shape (len(indices), *spec.shape)."""
-        return as_read(self.x[indices], self.spec)
+        return as_read(self.stored(indices), self.spec)
+
+    def stored(self, indices: Array) -> Array:
+        """Return the samples at ``indices`` as they are stored, before they are scaled."""
+        return np.asarray(self.x[indices])
 
     def labels(self, indices: Array) -> Array:
         return self.y[indices].astype(self.label.dtype, copy=False)
@@ -376,7 +383,7 @@ class FittedData:
             return np.full(len(self), whole, np.int64)
         found = [np.zeros(0, np.int64)]
         for rows in blocks(np.arange(len(self)), whole):
-            there = np.asarray(self.x[rows]) != 0
+            there = self.stored(rows) != 0
             found.append(np.where(there.any(axis=1), whole - there[:, ::-1].argmax(axis=1), 1))
         return np.concatenate(found)
 
@@ -400,6 +407,77 @@ class FittedData:
             return self
         others = {name: rows[:samples] for name, rows in self.others.items()}
         return replace(self, x=self.x[:samples], y=self.y[:samples], others=others)
+
+
+@dataclass(frozen=True)
+class ChosenRows(FittedData):
+    """Rows ``at`` (int64 row numbers) of larger data, which are not copied; only the labels ``y`` are selected now."""
+
+    at: Array = field(kw_only=True)
+
+    @classmethod
+    def of(cls, data: FittedData, at: Array) -> ChosenRows:
+        """Return the rows ``at`` of ``data``."""
+        return cls(data.x, data.y[at], data.spec, data.others, data.label, data.skipped, data.unread, at=at)
+
+    def stored(self, indices: Array) -> Array:
+        return super().stored(self.at[indices])
+
+    def other(self, name: str, indices: Array) -> Array:
+        return super().other(name, self.at[indices])
+
+    def first(self, samples: int) -> FittedData:
+        return replace(self, y=self.y[:samples], at=self.at[:samples]) if samples else self
+
+
+def fit_rows(source: LocalSource, manifest: Manifest, parts: BundleParts = NO_BUNDLE) -> FittedData:
+    """Return the rows of ``source`` that a bundle uses: those of its part, if its manifest divides them.
+
+    Args:
+        source: The device's data.
+        manifest: The bundle's manifest.
+        parts: Decode files.
+
+    Raises:
+        DataError: The data do not fit the model, or no row is in the part.
+    """
+    data = source.fitted(manifest.data, LabelSpec.of(manifest), parts)
+    split = manifest.split
+    if split is msgspec.UNSET:
+        return data
+    held_out = is_held_out(data, split.share, split.seed)
+    at = np.flatnonzero(held_out if split.part == "held-out" else ~held_out)
+    if not len(at):
+        raise DataError(
+            f"{source.source}: none of its {len(data)} rows is in the {split.part} part, {split.share:.0%} of the rows are "
+            "held out on average: it needs more rows",
+            rows=len(data),
+        )
+    return ChosenRows.of(data, at)
+
+
+def is_held_out(data: FittedData, share: float, seed: int) -> Array:
+    """Return which rows a :class:`~edgefl.wire.bundle.manifest.Split` holds out, bool (n,).
+
+    The hash of a row covers the seed and the row's inputs as the graphs read them, in the order of the manifest, but not
+    its label: equal inputs are in the same part, whatever else the device has.
+
+    Args:
+        data: All local rows.
+        share: Expected share of the held-out rows.
+        seed: Seed of the division.
+    """
+    most, start = int(share * 2.0**64), seed.to_bytes(8, "little")
+    held_out = np.zeros(len(data), bool)
+    for indices in blocks(np.arange(len(data)), math.prod(data.spec.shape)):
+        parts = [data.rows(indices), *(data.other(each.name, indices) for each in data.spec.others)]
+        little = [
+            np.ascontiguousarray(part).astype(part.dtype.newbyteorder("<"), copy=False) for part in parts
+        ]
+        for place, row in enumerate(indices.tolist()):
+            drawn = hashlib.sha256(start + b"".join(part[place].tobytes() for part in little)).digest()
+            held_out[row] = int.from_bytes(drawn[:8], "little") < most
+    return held_out
 
 
 def as_read(samples: Array, spec: DataSpec) -> Array:

@@ -15,7 +15,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -26,7 +26,7 @@ from edgefl.wire.bundle.manifest import Graph, Manifest
 from edgefl.wire.metrics import LOSS, METRICS, Sums, add_sums, compute_metrics
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.data import support
-from edgefl_device.data.samples import FittedData, LabelSpec, LocalSource
+from edgefl_device.data.samples import ChosenRows, FittedData, LabelSpec, LocalSource
 from edgefl_device.data.support import SampleShards
 from edgefl_device.engine.base import Engine, LoadedGraph
 from edgefl_device.host import trim_memory
@@ -171,23 +171,6 @@ def graphs_of(manifest: Manifest) -> tuple[Graph, ...]:
     """
     names = (*(chunk.graph for chunk in manifest.prefix), manifest.evaluate, manifest.personalize)
     return tuple(manifest.graph(name) for name in names if name)
-
-
-@dataclass(frozen=True)
-class ChosenRows(FittedData):
-    """Some rows of larger data, by their numbers ``at``. Samples are not copied; only the labels ``y`` are selected now."""
-
-    at: Array = field(kw_only=True)
-
-    @classmethod
-    def of(cls, data: FittedData, at: Array) -> ChosenRows:
-        return cls(data.x, data.y[at], data.spec, data.others, data.label, at=at)
-
-    def rows(self, indices: Array) -> Array:
-        return super().rows(self.at[indices])
-
-    def other(self, name: str, indices: Array) -> Array:
-        return super().other(name, self.at[indices])
 
 
 class Personalizer:

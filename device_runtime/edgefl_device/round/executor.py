@@ -31,7 +31,7 @@ from edgefl.wire.mqtt.messages import (
 )
 from edgefl.wire.tensors import Array
 from edgefl_device.config import AgentConfig, DeviceLog
-from edgefl_device.data.samples import LabelSpec, LocalSource
+from edgefl_device.data.samples import LocalSource, fit_rows
 from edgefl_device.engine.base import Engine
 from edgefl_device.link.fetch import Fetcher
 from edgefl_device.link.identity import ServerTrust
@@ -135,9 +135,7 @@ class RoundExecutor:
         check_weights(job, manifest)
 
         # -- Data and carry.
-        data = self._data.fitted(
-            manifest.data, LabelSpec.of(manifest), LoadedParts(self.engine, manifest, self._fetcher)
-        )
+        data = fit_rows(self._data, manifest, LoadedParts(self.engine, manifest, self._fetcher))
         carry = restore_carry(self.store, job, manifest, self.log)
         rows = len(data.first(job.samples))
         steps = sum(manifest.steps_with(rows))

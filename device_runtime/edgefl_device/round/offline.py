@@ -19,7 +19,7 @@ from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.bundle.manifest import Graph, Manifest
 from edgefl.wire.limits import Limits
 from edgefl.wire.tensors import Array, Arrays
-from edgefl_device.data.samples import LabelSpec, LocalSource
+from edgefl_device.data.samples import LocalSource, fit_rows
 from edgefl_device.engine.base import Engine
 from edgefl_device.round.autotune import Autotuner
 from edgefl_device.round.control import RoundControl, StepProgress
@@ -113,7 +113,7 @@ def train_round(
     job, blobs = offline_job(
         bundle, weights, manifest.of_round, "the weights", seed=seed, hyper=hyper, samples=samples
     )
-    fitted = data.fitted(manifest.data, LabelSpec.of(manifest), LoadedParts(engine, manifest, blobs))
+    fitted = fit_rows(data, manifest, LoadedParts(engine, manifest, blobs))
     with tempfile.TemporaryDirectory(prefix="edgefl-round-") as folder:
         loader = GraphLoader(engine, manifest, blobs, RoundProfiler(), tuner)
         trainer = LocalTrainer(loader, NoCheckpoints(), Path(folder))

@@ -71,6 +71,13 @@ def server(
             help="where the bytes of updates go, a folder or an fsspec URL; default: server.updates of the file"
         ),
     ] = "",
+    evaluate: Annotated[
+        bool,
+        typer.Option(
+            "--evaluate",
+            help="of a finished run: one more evaluation round, on the rows that devices hold out",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
 ) -> None:
     """Run the server of a federation.
@@ -122,6 +129,7 @@ def server(
         dashboard=dashboard,
         web=(web, web_cert_file, web_key_file, web_broker),
         as_json=as_json,
+        evaluate=evaluate,
     )
     if isinstance(ctx.obj, SettingsPipe):
         ctx.obj.send(settings)

@@ -43,6 +43,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     dashboard: str = ""
     web: tuple[str, str, str, str] = ("", "", "", "")
     as_json: bool = False
+    evaluate: bool = False
 
 
 def load() -> Process:
@@ -93,6 +94,7 @@ def run(settings: ServerSettings, process: Process) -> None:
                 enrolled=settings.enrolled or None,
                 emit=say,
                 torch_process=torch_process,
+                evaluate=settings.evaluate,
             )
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: served.stop())

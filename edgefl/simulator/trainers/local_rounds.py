@@ -25,7 +25,7 @@ from edgefl.wire import tensors
 from edgefl.wire.regions import Region, extract
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import VALUE_LIMIT, Form, float32_bytes
-from edgefl_device.data.samples import LabelSpec
+from edgefl_device.data.samples import fit_rows
 from edgefl_device.round.trainer import RoundResult
 from edgefl_server.coordinator.claims import Claim, weight_of
 from edgefl_server.coordinator.fleet import Assignment
@@ -248,7 +248,7 @@ class LocalRounds:
 
     def _participant(self, client: str, functions: Functions, carry: Arrays) -> Participant:
         manifest = functions.manifest
-        data = self._data.of(client).fitted(manifest.data, LabelSpec.of(manifest), functions)
+        data = fit_rows(self._data.of(client), manifest, functions)
         seed = self._task.opened.assignments[client].seed
         return Participant(client, seed, data.first(self._spec.rules.samples), carry)
 
@@ -260,7 +260,7 @@ class LocalRounds:
         claim = Claim(client, rules.run, task.round, task.nonce, task.tier, version, result.samples)
         try:
             weight = active.weight(weight_of(rules, task, version, claim))
-            checked = active.check_sent(task.tier, sent, task.round)
+            checked = active.check_sent(task.tier, sent, task.round, result.samples)
         except UpdateRejected as refusal:
             return Report(client, refused=refusal.message)
         active.aggregator.add(checked.added, weight, rules.share(opened.number - task.round))

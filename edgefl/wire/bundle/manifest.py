@@ -14,7 +14,7 @@ A device that adapts the model to its own data also runs ``weights, batch, hyper
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -23,6 +23,7 @@ from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.formats import FormatName, numbers_of
 from edgefl.wire.bundle.graphs import Fault, Graph, Port, Role, check_graph
 from edgefl.wire.bundle.readers import Reader, SoundSpec, TextSpec, find_problem
+from edgefl.wire.limits import SEED_MAX
 from edgefl.wire.mqtt.messages import MALFORMED, VERSION, Message
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "PhaseSpec",
     "Port",
     "Role",
+    "Split",
     "decode_manifest",
     "encode_manifest",
 ]
@@ -57,6 +59,10 @@ accepts version 2 (the vector ``manifest_of_version_2``)."""
 
 PLANNED = 4
 """Version of a manifest with a graph with planned outputs. An older device refuses it before it fetches any graph."""
+
+HELD_OUT = 5
+"""Version of a manifest with a :class:`Split`. An older device refuses it, because it would train on all rows. A bundle of
+this version may also have what versions 3 and 4 introduced."""
 
 Draws = Literal["walk", "draw", "length"]
 """Method by which a device chooses the rows of a batch (docs/protocol.md, Running a round)."""
@@ -154,6 +160,23 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.reader.tokenizer if isinstance(self.reader, TextSpec) else None
 
 
+class Split(msgspec.Struct, frozen=True, kw_only=True):
+    """Division of the local rows into training rows and held-out rows, and the part that a bundle uses.
+
+    A row is held out if the hash of ``seed`` and its content is below ``share`` (docs/protocol.md, Held-out rows). So it
+    stays in its part when rows are added, and after a restart.
+
+    Attributes:
+        share: Expected share of the held-out rows, between 0 and 1.
+        seed: Seed of the division, from 0 to 2^63 - 1.
+        part: Rows that the bundle uses.
+    """
+
+    share: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    seed: Annotated[int, msgspec.Meta(ge=0, le=SEED_MAX)]
+    part: Literal["train", "held-out"]
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """Table of contents of a bundle. The SHA-256 of its bytes names the bundle.
 
@@ -184,6 +207,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         carry_any_tier: True if the device may continue from a carry of another tier. Omitted if not set, so that other
             manifests keep their bytes.
         sources: Blob with the origin of each graph node (:mod:`edgefl.wire.bundle.sources`), fetched only for profiles.
+        split: Division of the local rows. Unset: the bundle uses all rows.
     """
 
     v: int = VERSION
@@ -210,6 +234,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     carry_needed: bool = False
     carry_any_tier: bool | msgspec.UnsetType = msgspec.UNSET
     sources: BlobRef | None = None
+    split: Split | msgspec.UnsetType = (
+        msgspec.UNSET
+    )  # not written if unset: bundles without it keep their bytes
 
     def graph(self, name: str) -> Graph:
         """Return the graph ``name``. Raises BundleError if the manifest does not list it."""
@@ -300,10 +327,10 @@ def decode_manifest(data: bytes) -> Manifest:
     """
     try:
         version = msgspec.msgpack.decode(data, type=Message).v
-        if version not in (VERSION, SEGMENTED, PLANNED):
+        if version not in (VERSION, SEGMENTED, PLANNED, HELD_OUT):
             raise BundleError(
-                f"the manifest has version {version}, this runtime reads {VERSION}, {SEGMENTED} and {PLANNED}: install a "
-                "matching edgefl",
+                f"the manifest has version {version}, this runtime reads {VERSION}, {SEGMENTED}, {PLANNED} and {HELD_OUT}: "
+                "install a matching edgefl",
                 version=version,
             )
         manifest = _decoder.decode(data)
@@ -351,9 +378,14 @@ def _faults(manifest: Manifest) -> Iterator[Fault]:
             (bool(graph.segments), "segments", SEGMENTED),
             (graph.planned_outputs, "planned outputs", PLANNED),
         ):
-            if there and manifest.v != version:
+            if there and manifest.v not in (version, HELD_OUT):
                 text = f"has {what} in a manifest of version {manifest.v}, which is {version} then"
                 yield f"graph {graph.name!r} {text}", {"graph": graph.name}
+    if (manifest.split is not msgspec.UNSET) != (manifest.v == HELD_OUT):
+        text = (
+            f"divides the rows by version {manifest.v} of a manifest, which is {HELD_OUT} then and only then"
+        )
+        yield f"tier {manifest.tier!r} {text}", {"tier": manifest.tier}
     if manifest.batch <= 0 or any(phase.steps < 0 for phase in manifest.phases):
         yield "batch and steps of a manifest must be positive", {}
     if manifest.carry_exchanges < 0:

@@ -15,6 +15,7 @@ from edgefl.errors import ExportError
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.graphs import Segment
 from edgefl.wire.bundle.manifest import (
+    HELD_OUT,
     PLANNED,
     SAMPLE,
     SEGMENTED,
@@ -52,7 +53,7 @@ def build_manifest(
     """
     algorithm = request.algorithm
     return Manifest(
-        v=_version(graphs),
+        v=HELD_OUT if request.split is not None else _version(graphs),
         model=request.model,
         program=algorithm.name,
         tier=request.tier,
@@ -90,6 +91,7 @@ def build_manifest(
         carry_needed=algorithm.carry_rule.needed,
         carry_any_tier=algorithm.carry_rule.any_tier or msgspec.UNSET,
         sources=sources,
+        split=msgspec.UNSET if request.split is None else request.split,
     )
 
 

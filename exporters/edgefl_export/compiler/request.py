@@ -19,7 +19,7 @@ from edgefl.models.layers.log_mel import LogMel
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.submodel import Submodel
 from edgefl.system.structs import digest_of
-from edgefl.wire.bundle.manifest import DataSpec
+from edgefl.wire.bundle.manifest import DataSpec, Split
 from edgefl.wire.bundle.readers import SoundSpec
 from edgefl.wire.limits import Limits
 from edgefl_export.capture.trace import TraceCache
@@ -118,6 +118,7 @@ class TierTraining:
         chunk_bytes: int = Limits().chunk_bytes,
         memory_budget: Budget | None = None,
         tokenizer: bytes = b"",
+        split: Split | None = None,
     ) -> CompileRequest:
         """Return the request to compile ``exchange`` (one of :attr:`exchanges`) for this tier.
 
@@ -140,6 +141,7 @@ class TierTraining:
             chunk_bytes=chunk_bytes,
             memory_budget=memory_budget,
             tokenizer=tokenizer,
+            split=split,
         )
 
 
@@ -159,6 +161,7 @@ class CompileRequest:
         memory_budget: limit for the memory of a training step; None for no limit. Steps recompute values, and pass some
             through files, until they fit.
         tokenizer: tokenizer of texts as JSON, for data with a text reader; empty otherwise.
+        split: division of a device's rows, and the part that it uses; None for all rows.
     """
 
     model: str
@@ -171,6 +174,7 @@ class CompileRequest:
     chunk_bytes: int = Limits().chunk_bytes
     memory_budget: Budget | None = None
     tokenizer: bytes = b""
+    split: Split | None = None
 
     @property
     def steps(self) -> frozenset[str]:
@@ -239,6 +243,7 @@ class CompileRequest:
                     "draws": algorithm.draws,
                     "carry": algorithm.carry_rule,
                 },
+                **({} if self.split is None else {"split": self.split}),
             }
         )
 

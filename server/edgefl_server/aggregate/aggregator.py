@@ -66,12 +66,14 @@ class PartialSum:
         weight: Total weight of the updates.
         added: Sums and weights of the entries.
         statistics: Moving statistics of each update, if their median is taken; otherwise empty.
+        reports: Reports of an evaluation round (:class:`edgefl_server.aggregate.integer_sums.DeviceSums`).
     """
 
     change: bool
     weight: int
     added: PartialAverage
     statistics: tuple[npt.NDArray[np.float32], ...] = ()
+    reports: tuple[CheckedArrays, ...] = ()
 
 
 class Aggregator:

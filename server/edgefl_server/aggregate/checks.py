@@ -35,11 +35,7 @@ def check_arrays(arrays: Mapping[str, Array], pieces: TierBlocks, threads: int =
     Raises:
         UpdateRejected: If a name, dtype, shape or value is wrong; the text contains a remedy.
     """
-    if arrays.keys() != pieces.expected.keys():
-        raise _wrong_names(arrays, pieces.expected)
-    for name, (dtype, shape) in pieces.expected.items():
-        if arrays[name].shape != shape or arrays[name].dtype != dtype:
-            raise _wrong_array(name, arrays[name], dtype, shape)
+    check_names_and_types(arrays, pieces)
     update = CheckedArrays(pieces, tuple([readable(arrays[name]) for name in pieces.sources]))
     update = replace(update, largest=_largest(update, threads))
     if not update.largest <= pieces.form.limit:
@@ -49,6 +45,15 @@ def check_arrays(arrays: Mapping[str, Array], pieces: TierBlocks, threads: int =
     if "mask" in pieces.expected:
         _check_mask(arrays["mask"], pieces)
     return update
+
+
+def check_names_and_types(arrays: Mapping[str, Array], pieces: TierBlocks) -> None:
+    """Raise UpdateRejected unless ``arrays`` have the names, dtypes and shapes of ``pieces``."""
+    if arrays.keys() != pieces.expected.keys():
+        raise _wrong_names(arrays, pieces.expected)
+    for name, (dtype, shape) in pieces.expected.items():
+        if arrays[name].shape != shape or arrays[name].dtype != dtype:
+            raise _wrong_array(name, arrays[name], dtype, shape)
 
 
 def _wrong_names(arrays: Mapping[str, Array], expected: Mapping[str, object]) -> UpdateRejected:

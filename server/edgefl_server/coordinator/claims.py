@@ -91,7 +91,7 @@ def weigh(rules: Rules, state: State, claim: Claim) -> int:
 
 def weight_of(rules: Rules, assignment: Assignment, model_version: str, claim: Claim) -> int:
     """Return the weight that an update claims: its number of samples up to the task's limit; 1 if updates are not
-    weighted.
+    weighted. The number of rows of an evaluation is checked in both cases.
 
     Args:
         rules: Rules of the run.
@@ -115,7 +115,7 @@ def weight_of(rules: Rules, assignment: Assignment, model_version: str, claim: C
                 expected=expected,
                 found=actual[:64],
             )
-    if not rules.weighted:
+    if not rules.weighted and not rules.is_evaluation(assignment.round):
         return 1
     if claim.samples < 1 or min(claim.samples, rules.most_samples) > assignment.weight_limit:
         raise UpdateRejected(

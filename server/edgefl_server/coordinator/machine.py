@@ -18,6 +18,7 @@ and which devices have tasks; the rest is the same.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from edgefl_server.coordinator import (
@@ -221,7 +222,8 @@ def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> 
         record_participation(suspension.count_strikes(rules, state, current, now), current, now),
     )
     left_out = _warn_suspended(before, state)
-    if accepted >= max(1, rules.min_reports):
+    least = 1 if current.evaluates else max(1, rules.min_reports)
+    if accepted >= least:
         closing = (*_warn_incomplete(rules, state, current, now), states.CloseRound(current))
         return replace(state, phase="closing"), (*left_out, *closing)
     after, actions = _end_with_too_few(rules, state, current, now)
@@ -233,6 +235,10 @@ def _end_with_too_few(rules: Rules, state: State, current: OpenRound, now: float
 
     The round is abandoned, the algorithm begins again, or the run ends.
     """
+    if current.evaluates:
+        text = round_texts.explain_too_few(rules, current)
+        ended = replace(_between_rounds(state, current, now), refused=state.refused, declined=state.declined)
+        return ended, (states.AbandonRound(current, text),)
     lost = attendance.without_carry(current)
     if rules.whole and len(lost) == len(current.assignments) and _may_begin_again(rules, current):
         return _begin_again(state, current, lost, now)
@@ -273,7 +279,8 @@ def _warn_suspended(before: State, after: State) -> Actions:
 
 def _warn_incomplete(rules: Rules, state: State, current: OpenRound, now: float) -> Actions:
     """Return a warning that a round closes without some devices although the algorithm needs all, or no action."""
-    absent = attendance.find_unreported(rules, state, current, now) if rules.whole else {}
+    is_whole = rules.whole and not current.evaluates
+    absent = attendance.find_unreported(rules, state, current, now) if is_whole else {}
     if not absent:
         return ()
     text = (
@@ -347,6 +354,8 @@ def _refuse_run(
 
 
 def _complete_round(state: State, current: OpenRound, model_version: str, now: float) -> State:
+    if current.evaluates:
+        return replace(_between_rounds(state, current, now), refused=state.refused, declined=state.declined)
     ended = replace(_between_rounds(state, current, now), model_version=model_version, base=current.number)
     return replace(ended, position=state.position + 1)
 
@@ -382,7 +391,7 @@ def _between_rounds(state: State, ended: OpenRound, now: float) -> State:
 
 
 def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
-    if state.next_round > rules.rounds:
+    if state.next_round > rules.last_round:
         done = replace(state, phase="done")
         if (rules.whole and 0 < state.position <= rules.opening) or not state.base:
             return done, (
@@ -398,12 +407,14 @@ def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]
     if rules.buffered:
         return buffered.open_round(rules, state, now)
     names = attendance.candidates(rules, state, now)
-    if rules.rollout is not None and state.trial is None:
+    evaluates = rules.is_evaluation(state.next_round)
+    if rules.rollout is not None and state.trial is None and not evaluates:
         state = replace(
             state, trial=rollout.begin_trial(rules.rollout, state.next_round, state.devices, names)
         )
-    opened = _new_round(rules, state, names, now)
+    opened = (_new_evaluation if evaluates else _new_round)(rules, state, names, now)
     members = tuple(names) if rules.all_needed else ()
+    members = state.members if evaluates else members
     return replace(state, phase="open", round=opened, members=members), (states.StartRound(opened),)
 
 
@@ -422,4 +433,24 @@ def _new_round(rules: Rules, state: State, names: list[str], now: float) -> Open
         Assignments(assignments),
         state.position,
         rules.all_needed,
+    )
+
+
+def _new_evaluation(rules: Rules, state: State, names: list[str], now: float) -> OpenRound:
+    """Return a round in which a random sample of ``names`` evaluates the model; candidates of a rollout have no part."""
+    number = state.next_round
+    goal = min(rules.evaluation.devices or len(names), len(names))
+    count = min(len(names), math.ceil(goal * rules.over_selection - 1e-9))
+    selected = roster.sample(rules.seed, number, names, count)
+    plain, counted = replace(state, trial=None), replace(rules, weighted=True)
+    return OpenRound(
+        number,
+        state.model_version,
+        now,
+        now + rules.deadline_s,
+        goal,
+        Assignments(
+            {name: selection.assign(counted, plain, number, state.devices[name]) for name in selected}
+        ),
+        states.EVALUATION,
     )

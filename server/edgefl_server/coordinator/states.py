@@ -71,6 +71,46 @@ MOST_SAMPLES = 1 << 24
 """Largest number of local samples of a device, which any database supports."""
 
 
+EVALUATION = -1
+"""Position of a round in which devices evaluate the model instead of training it. No exchange is completed by it."""
+
+
+@dataclass(frozen=True)
+class EvaluationSchedule:
+    """Evaluation rounds of a run, and their devices.
+
+    Evaluation rounds have numbers of their own. With ``every`` = 5 the rounds 6, 12, 18, ... are evaluation rounds, and one
+    follows the last training round.
+
+    Attributes:
+        every: Training rounds between two evaluation rounds; 0 for none.
+        devices: Accepted reports that close an evaluation round; 0 for those of all devices that are present.
+        extra: Evaluation rounds after the end of the run, which an operator requested.
+    """
+
+    every: int = 0
+    devices: int = 0
+    extra: int = 0
+
+    def planned(self, rounds: int) -> int:
+        """Return the number of all rounds without ``extra``, for ``rounds`` training rounds."""
+        return rounds + (-(-rounds // self.every) if self.every else 0)
+
+    def last(self, rounds: int) -> int:
+        """Return the number of the last round of a run with ``rounds`` training rounds."""
+        return self.planned(rounds) + self.extra
+
+    def includes(self, number: int, rounds: int) -> bool:
+        """Return True if round ``number`` is an evaluation round."""
+        if number >= self.planned(rounds):
+            return number > self.planned(rounds) or self.every > 0
+        return self.every > 0 and number % (self.every + 1) == 0
+
+    def trained(self, number: int, rounds: int) -> int:
+        """Return the number of training rounds among the first ``number`` rounds, at most ``rounds``."""
+        return min(rounds, number - number // (self.every + 1)) if self.every else min(rounds, number)
+
+
 @dataclass(frozen=True)
 class Rules:
     """Rules of a run, from its federation file. Times are in seconds.
@@ -104,6 +144,7 @@ class Rules:
         concurrency: Devices that have a task at any time in asynchronous rounds; 0 for all.
         max_staleness: Rounds after which an update is refused in asynchronous rounds.
         staleness: Rule that weights late updates.
+        evaluation: Rounds in which devices evaluate the model.
     """
 
     run: str
@@ -132,6 +173,25 @@ class Rules:
     concurrency: int = 0
     max_staleness: int = 0
     staleness: Rule = "sqrt"
+    evaluation: EvaluationSchedule = EvaluationSchedule()
+
+    @property
+    def last_round(self) -> int:
+        """Number of the last round: ``rounds`` training rounds and the evaluation rounds."""
+        return self.evaluation.last(self.rounds)
+
+    def is_evaluation(self, number: int) -> bool:
+        """Return True if devices evaluate the model in round ``number`` instead of training it."""
+        return self.evaluation.includes(number, self.rounds)
+
+    @property
+    def last_training(self) -> int:
+        """Number of the last training round."""
+        return self.evaluation.planned(self.rounds) - (self.evaluation.every > 0)
+
+    def trained_rounds(self, number: int) -> int:
+        """Return the number of training rounds among the first ``number`` rounds."""
+        return self.evaluation.trained(number, self.rounds)
 
     @property
     def buffered(self) -> bool:
@@ -174,7 +234,8 @@ class OpenRound:
         deadline: End of the round; in asynchronous rounds, the end of its next task.
         goal: Number of accepted updates that closes it.
         assignments: Its tasks by device.
-        position: Number of the algorithm's completed exchanges (round trips) before it.
+        position: Number of the algorithm's completed exchanges (round trips) before it; :data:`EVALUATION` if devices
+            evaluate the model.
         whole: True if all of its devices must report.
         older: In asynchronous rounds, the earlier rounds whose tasks are still open, by number.
         drawn: In asynchronous rounds, the number of tasks that begin from its own model.
@@ -192,6 +253,11 @@ class OpenRound:
     older: Mapping[int, Version] = field(default_factory=dict)
     drawn: int = 0
     weight_cap: int = 0
+
+    @property
+    def evaluates(self) -> bool:
+        """True if devices evaluate the model in this round instead of training it."""
+        return self.position == EVALUATION
 
     @property
     def buffered(self) -> bool:

@@ -78,7 +78,7 @@ class Announcements:
         self._downlink = Downlink(
             downlink, self.publisher, PublishedModels(folder, run), limits.max_blob_bytes
         )
-        self._offers = [self._offer(exchange, sign) for exchange in spec.exchanges]
+        self._offers = [self._offer(exchange, sign) for exchange in spec.offered]
         self._bundles = frozenset(self.publisher.live)
         self._units: dict[int, dict[str, tuple[BlobRef, ...]]] = {}
         """Blobs of the models from which the last rounds began, by round number."""

@@ -15,7 +15,7 @@ from edgefl.errors import StoreError
 from edgefl_server.coordinator.fleet import Assignment, Assignments
 from edgefl_server.coordinator.record import Participation, ParticipationRecord, Turnout
 from edgefl_server.coordinator.rollout import ReportMedians, Trial
-from edgefl_server.coordinator.states import OpenRound, Version
+from edgefl_server.coordinator.states import EVALUATION, OpenRound, Version
 from edgefl_server.storage import tables
 
 
@@ -36,6 +36,9 @@ class MethodProgress:
 
 COLUMNS = ("model_version", "opened", "deadline", "goal", "whole", "weight_cap")
 """Columns of a round's row that are attributes of OpenRound with the same name."""
+
+EVALUATES = "evaluates"
+"""Key in the outcome of a round in which devices evaluate the model. Such a round completes no exchange."""
 
 CLOSING = "closing"
 """State of a round whose updates are being summed. It accepts no more updates."""
@@ -73,7 +76,8 @@ def open_round(connection: Connection, run: str) -> OpenRound | None:
     if row["weight_cap"]:
         return _read_buffered(connection, run, row, open_tasks(connection, run))
     tasks = Assignments(_tasks_of(connection, run, row["round"]))
-    return _round(row, tasks, progress(connection, run).position)
+    position = EVALUATION if row["outcome"].get(EVALUATES) else progress(connection, run).position
+    return _round(row, tasks, position)
 
 
 def _round(row: Mapping[Any, Any], tasks: Assignments, position: int, **more: Any) -> OpenRound:
@@ -132,9 +136,12 @@ def versions(connection: Connection, run: str) -> dict[int, Version]:
     Each is with the number of exchanges (round trips of the algorithm) completed before.
     """
     columns = tables.rounds.c
-    query = sa.select(columns.round, columns.state, columns.model_version, columns.restart)
+    query = sa.select(columns.round, columns.state, columns.model_version, columns.restart, columns.outcome)
     position, found = 0, {}
     for row in connection.execute(query.where(columns.run == run).order_by(columns.round)):
+        if row.outcome.get(EVALUATES):
+            found[row.round] = Version(row.model_version, EVALUATION)
+            continue
         found[row.round] = Version(row.model_version, position)
         position = 0 if row.restart else position + (row.state == "closed")
     return found
@@ -152,8 +159,9 @@ def insert_tasks(connection: Connection, run: str, tasks: Iterable[Assignment]) 
 def progress(connection: Connection, run: str) -> MethodProgress:
     """Return the progress of the run's algorithm. A round with the mark ``restart`` sets the position back to 0."""
     columns = tables.rounds.c
-    query = sa.select(columns.round, columns.state, columns.whole, columns.restart).where(columns.run == run)
-    rows = connection.execute(query.order_by(columns.round)).all()
+    query = sa.select(columns.round, columns.state, columns.whole, columns.restart, columns.outcome)
+    found = connection.execute(query.where(columns.run == run).order_by(columns.round)).all()
+    rows = [row for row in found if not row.outcome.get(EVALUATES)]
     if not rows:
         return MethodProgress()
     began = max((row.round for row in rows if row.restart and row.state not in ("open", CLOSING)), default=0)

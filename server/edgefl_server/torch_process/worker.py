@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from edgefl.algorithms.evaluation import EVALUATE
 from edgefl.config import Federation
 from edgefl.contract.server import MEAN, Scalars, Schedule, constant
 from edgefl.errors import ConfigError
@@ -123,7 +124,8 @@ def _names(spec: RunSpec) -> Iterator[tuple[int, messages.Placeholder]]:
     if spec.evaluate is not None:
         yield id(spec.evaluate), messages.EvaluationRef()
     called = exchange_names(len(spec.opening), len(spec.ahead))
-    for number, (own, exchange) in enumerate(zip(called, spec.exchanges, strict=True)):
+    called += () if spec.evaluation is None else (EVALUATE,)
+    for number, (own, exchange) in enumerate(zip(called, spec.offered, strict=True)):
         server, schedule = exchange.server, exchange.schedule
         if server is not MEAN:
             state, options = dict(server.state), server.options

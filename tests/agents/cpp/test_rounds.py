@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -16,6 +17,7 @@ from PIL import Image
 import edgefl
 from edgefl.contract.choice import AlgorithmChoice
 from edgefl.wire import tensors
+from edgefl.wire.bundle.manifest import HELD_OUT, Split
 from tests.agents.cpp import make_draws, tiny_segments
 from tests.agents.cpp.offline import STOPPED, Place, assert_same, random_data, random_weights
 from tests.device_runtime import tiny
@@ -96,6 +98,20 @@ def test_a_round_gives_the_same_bytes(tmp_path: Path, case: str, form: str) -> N
     assert len(expected.update) > 8
     if tensors.load(expected.carry):
         assert_same(place.in_cpp(carry=first.carry), place.in_python(carry=expected.carry))
+
+
+@pytest.mark.parametrize(("part", "form"), in_turn(["train", "held-out"]))
+def test_a_split_gives_the_same_rows(tmp_path: Path, part: str, form: str) -> None:
+    place = place_of(tmp_path, "lengths" if part == "train" else "plain", form)
+    split = Split(share=0.4, seed=3, part=part)  # type: ignore[arg-type]
+    manifest = msgspec.structs.replace(place.bundle.manifest, v=HELD_OUT, split=split)
+    bundle = replace(place.bundle, manifest=manifest)
+
+    found = Place.of(tmp_path, bundle, place.weights, place.data)
+
+    assert_same(found.in_cpp(), found.in_python())
+    assert 0 < found.in_python().facts["samples"] < place.in_python().facts["samples"]
+    assert_same(found.in_cpp("--samples", 2), found.in_python(samples=2))
 
 
 def test_planned_outputs_give_the_bytes_of_those_in_the_callers_memory(tmp_path: Path) -> None:

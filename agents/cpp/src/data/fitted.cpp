@@ -21,6 +21,14 @@ class Fitted : public FittedData {
     return std::make_shared<Fitted>(rows_, rows == 0 ? count_ : std::min(rows, count_));
   }
 
+  std::shared_ptr<FittedData> chosen(const Indices& at) const override {
+    FittedRows own = *rows_;
+    own.x = picked_rows(own.x, at);
+    own.y = picked_rows(own.y, at);
+    for (auto& [name, rows] : own.others) rows = picked_rows(rows, at);
+    return fitted_data(std::move(own));
+  }
+
   Tensor rows(const Indices& indices) const override { return as_read(rows_->x->picked(indices), rows_->spec); }
 
   Tensor labels(const Indices& indices) const override {

@@ -22,6 +22,7 @@ class FittedData {
   virtual ~FittedData() = default;
   virtual int64_t size() const = 0;                                              // rows
   virtual std::shared_ptr<FittedData> first(int64_t rows) const = 0;             // the first so many; 0: all
+  virtual std::shared_ptr<FittedData> chosen(const Indices& at) const = 0;       // the rows with these numbers
   virtual Tensor rows(const Indices& indices) const = 0;                         // x: (n, *shape), in DataSpec::dtype
   virtual Tensor labels(const Indices& indices) const = 0;                       // (n, *label), int64 or float32
   virtual bool has_other(const std::string& name) const = 0;

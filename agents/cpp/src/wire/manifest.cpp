@@ -10,7 +10,7 @@
 namespace edgefl {
 namespace {
 
-constexpr int64_t kVersion = 1, kSegmented = 3, kPlanned = 4;
+constexpr int64_t kVersion = 1, kSegmented = 3, kPlanned = 4, kHeldOut = 5;
 
 Port read_port(const Packable& value) {
   Fields fields(value, "port");
@@ -162,6 +162,15 @@ Manifest read_manifest(const Fields& fields) {
   m.hyper = fields.scalars("hyper");
   fields.each("graphs", [&](const Packable& each) { m.graphs.push_back(read_graph(each)); });
   if (!fields.is_nil("sources")) m.sources = read_ref(fields.at("sources"), "sources");
+  if (fields.has("split")) {
+    Fields split(fields.at("split"), "split");
+    const std::string part = split.text("part");
+    if (part != "train" && part != "held-out") throw ProtocolError("split.part is " + in_quotes(part) + ", which this device does not know");
+    const int64_t seed = split.integer("seed");
+    const double share = split.number("share");
+    if (seed < 0 || !(share > 0.0 && share < 1.0)) throw ProtocolError("split has a share from 0 to 1 and a seed of at least 0");
+    m.split = Split{share, static_cast<uint64_t>(seed), part == "held-out"};
+  }
   m.codec = fields.text("codec");
   m.codec_version = fields.integer("codec_version");
   return m;
@@ -255,8 +264,8 @@ Manifest decode_manifest(std::string_view data) {
     Packed packed(data);
     Fields fields(packed.root(), "manifest");
     const int64_t version = fields.integer("v", kVersion);
-    if (version != kVersion && version != kSegmented && version != kPlanned)
-      throw BundleError("the manifest has version " + std::to_string(version) + ", this runtime reads 1, 3 and 4: install a matching edgefl");
+    if (version != kVersion && version != kSegmented && version != kPlanned && version != kHeldOut)
+      throw BundleError("the manifest has version " + std::to_string(version) + ", this runtime reads 1, 3, 4 and 5: install a matching edgefl");
     manifest = read_manifest(fields);
   } catch (const BundleError&) {
     throw;

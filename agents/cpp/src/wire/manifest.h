@@ -125,6 +125,13 @@ struct DataSpec {
   Reader reader;
 };
 
+// Division of the local rows into training rows and held-out rows, and the part that a bundle uses.
+struct Split {
+  double share = 0.0;  // of the held-out rows
+  uint64_t seed = 0;
+  bool held_out = false;
+};
+
 struct Manifest {
   int64_t v = 1;
   std::string model, program, tier, exchange;
@@ -141,6 +148,7 @@ struct Manifest {
   std::map<std::string, double> hyper;
   std::vector<Graph> graphs;
   std::optional<BlobRef> sources;
+  std::optional<Split> split;
   std::string codec;
   int64_t codec_version = 0;
 

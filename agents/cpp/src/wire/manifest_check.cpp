@@ -177,9 +177,10 @@ void check_manifest(const Manifest& m) {
     check_graph(graph);
     if (graph.planned_outputs && (graph.format != "executorch" || !graph.segments.empty()))
       refuse("graph " + in_quotes(graph.name) + " has planned outputs, which only a program of format executorch has, and none in segments");
-    if (graph.planned_outputs && m.v != 4) refuse("graph " + in_quotes(graph.name) + " has planned outputs in a manifest of version " + std::to_string(m.v) + ", which is 4 then");
-    if (!graph.segments.empty() && m.v != 3) refuse("graph " + in_quotes(graph.name) + " has segments in a manifest of version " + std::to_string(m.v) + ", which is 3 then");
+    if (graph.planned_outputs && m.v != 4 && m.v != 5) refuse("graph " + in_quotes(graph.name) + " has planned outputs in a manifest of version " + std::to_string(m.v) + ", which is 4 then");
+    if (!graph.segments.empty() && m.v != 3 && m.v != 5) refuse("graph " + in_quotes(graph.name) + " has segments in a manifest of version " + std::to_string(m.v) + ", which is 3 then");
   }
+  if (m.split.has_value() != (m.v == 5)) refuse("tier " + in_quotes(m.tier) + " divides the rows by version " + std::to_string(m.v) + " of a manifest, which is 5 then and only then");
   check_data(m);
   std::vector<std::string> shown = {m.model, m.program, m.tier, m.exchange};
   for (const Input& input : m.data.others) shown.push_back(input.name);

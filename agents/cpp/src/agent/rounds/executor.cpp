@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "agent/rounds/bounds.h"
+#include "data/split.h"
 #include "engine/memory.h"
 #include "wire/bytes/patches.h"
 #include "wire/bytes/safetensors.h"
@@ -17,7 +18,7 @@ void RoundExecutor::run(const Job& job) {
   const int64_t idle_bytes = most_bytes;
   if (const std::string why = owner.forbidden(); !why.empty()) throw RoundDeclined("policy", "the policy of this device does not allow it: " + why);
   const Manifest manifest = manifest_of(job);
-  const std::shared_ptr<FittedData> fitted = data.fitted(manifest, parts_of(manifest));
+  const std::shared_ptr<FittedData> fitted = fit_rows(data, manifest, parts_of(manifest));
   RestoredCarry start = take_up(store, job, manifest, dropped);
   const int64_t rows = job.samples > 0 ? std::min(job.samples, fitted->size()) : fitted->size();
   check_steps(manifest, rows, limits);

@@ -1,0 +1,106 @@
+"""Held-out rows: which they are, that they stay, and that the two parts never share one."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgefl.errors import BundleError, DataError
+from edgefl.wire.bundle.manifest import HELD_OUT, DataSpec, Input, Split, decode_manifest, encode_manifest
+from edgefl.wire.tensors import Array
+from edgefl_device.data.samples import FittedData, LocalData, fit_rows, is_held_out
+from tests.device_runtime import tiny
+
+SPEC = DataSpec(shape=(2, 3), dtype="float32", classes=4, scale=1 / 255, shift=-0.5)
+
+
+def images(rows: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).integers(0, 256, (rows, 2, 3), np.uint8)
+
+
+def fitted(x: Array) -> FittedData:
+    return LocalData(x, np.arange(len(x)) % 4, "rows").fitted(SPEC)
+
+
+def by_the_protocol(row: Array, share: float, seed: int) -> bool:
+    """Return whether a row is held out, from docs/protocol.md alone."""
+    read = row.astype(np.float32) * np.float32(1 / 255) + np.float32(-0.5)
+    digest = hashlib.sha256(struct.pack("<Q", seed) + read.astype("<f4").tobytes()).digest()
+    return bool(struct.unpack("<Q", digest[:8])[0] < int(share * 2**64))
+
+
+def test_the_rule_is_that_of_the_protocol() -> None:
+    x = images(300)
+    found = is_held_out(fitted(x), 0.3, 2**62 + 5)
+    assert found.tolist() == [by_the_protocol(row, 0.3, 2**62 + 5) for row in x]
+    assert 60 < found.sum() < 120
+
+
+def test_a_row_keeps_its_part_whatever_else_there_is() -> None:
+    few, more = images(50), images(400, seed=1)
+    alone = is_held_out(fitted(few), 0.2, 7)
+    order = np.random.default_rng(2).permutation(450)
+    among = is_held_out(fitted(np.concatenate([few, more])[order]), 0.2, 7)
+    assert among[np.argsort(order)[:50]].tolist() == alone.tolist()
+    assert is_held_out(fitted(few), 0.2, 8).tolist() != alone.tolist()
+    twice = is_held_out(fitted(np.concatenate([few, few])), 0.2, 7)
+    assert twice[:50].tolist() == twice[50:].tolist()
+
+
+def test_further_inputs_decide_and_labels_do_not() -> None:
+    spec = msgspec.structs.replace(SPEC, others=(Input(name="age", shape=(), dtype="float32"),))
+    x, ages = np.repeat(images(1), 200, axis=0), np.arange(200, dtype=np.float32)
+    first = LocalData(x, np.zeros(200, np.int64), "rows", {"age": ages}).fitted(spec)
+    second = LocalData(x, np.ones(200, np.int64), "rows", {"age": ages}).fitted(spec)
+    found = is_held_out(first, 0.5, 1)
+    assert 60 < found.sum() < 140
+    assert found.tolist() == is_held_out(second, 0.5, 1).tolist()
+
+
+@pytest.mark.parametrize("part", ["train", "held-out"])
+def test_a_bundle_uses_the_rows_of_its_part(part: str) -> None:
+    bundle = tiny.make_bundle()
+    split = Split(share=0.25, seed=3, part=part)  # type: ignore[arg-type]
+    manifest = msgspec.structs.replace(bundle.manifest, v=HELD_OUT, split=split)
+    source = tiny.local()
+    whole = fit_rows(source, bundle.manifest)
+    chosen = fit_rows(source, manifest)
+    wanted = np.flatnonzero(is_held_out(whole, 0.25, 3) == (part == "held-out"))
+    assert 0 < len(chosen) < len(whole)
+    every = np.arange(len(chosen))
+    assert np.array_equal(chosen.rows(every), whole.rows(wanted))
+    assert np.array_equal(chosen.labels(every), whole.labels(wanted))
+    assert np.array_equal(chosen.lengths, whole.lengths[wanted])
+    assert np.array_equal(chosen.first(2).rows(np.arange(2)), whole.rows(wanted[:2]))
+
+
+def test_a_device_whose_rows_are_all_in_the_other_part_says_so() -> None:
+    source = LocalData(images(1), np.zeros(1, np.int64), "one row")
+    kept = by_the_protocol(source.x[0], 0.5, 0)
+    part = "train" if kept else "held-out"
+    bundle = tiny.make_bundle()
+    manifest = msgspec.structs.replace(
+        bundle.manifest, v=HELD_OUT, data=SPEC, split=Split(share=0.5, seed=0, part=part)
+    )
+    with pytest.raises(DataError) as caught:
+        fit_rows(source, manifest)
+    assert caught.value.details["rows"] == 1
+
+
+def test_a_manifest_with_a_split_has_a_version_that_older_devices_refuse() -> None:
+    manifest = tiny.make_bundle().manifest
+    split = Split(share=0.2, seed=0, part="train")
+    assert b"split" not in encode_manifest(manifest)
+    sound = msgspec.structs.replace(manifest, v=HELD_OUT, split=split)
+    assert decode_manifest(encode_manifest(sound)) == sound
+    for wrong in (
+        msgspec.structs.replace(manifest, split=split),
+        msgspec.structs.replace(manifest, v=HELD_OUT),
+        msgspec.structs.replace(sound, split=msgspec.structs.replace(split, share=1.5)),
+    ):
+        with pytest.raises(BundleError):
+            decode_manifest(encode_manifest(wrong))

@@ -1,0 +1,111 @@
+"""Reports of an evaluation round: exact sums, what is refused, and what is shown of whom."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from edgefl.errors import UpdateRejected
+from edgefl.wire.bundle.graphs import Graph, Port
+from edgefl.wire.tensors import Array
+from edgefl_server.aggregate.integer_sums import MOST, DeviceSums, IntegerSums, SumBlocks
+from edgefl_server.device_evaluation import SCALE, add_reports, flat_evaluation, summarize
+from tests.device_runtime import tiny
+from tests.server.fleet import bundle
+
+
+def pieces() -> SumBlocks:
+    manifest = bundle("strong").manifest
+    ports = tuple(
+        Port(name=f"update.{name}", role="update", dtype="int64", shape=())
+        for name in ("loss_sum", "correct", "count")
+    )
+    graph: Graph = tiny.graph_of("g", b"", (), ports)
+    return SumBlocks.of(msgspec.structs.replace(manifest, graphs=(graph,)))
+
+
+def report(tier: str, loss: float, correct: int, count: int) -> DeviceSums:
+    values = {"loss_sum": loss, "correct": correct, "count": count}
+    arrays = {name: np.array(round(value * SCALE), np.int64) for name, value in values.items()}
+    return DeviceSums.check(arrays, pieces(), tier)
+
+
+def test_sums_are_exact_in_any_order_and_over_workers() -> None:
+    reports = [report("strong", 1 / 3 + number, number, 10 + number) for number in range(7)]
+    whole, part = IntegerSums(), IntegerSums()
+    for each in reports[:3]:
+        whole.add(each, 1)
+    for each in reports[3:]:
+        part.add(each, 5, 0.5)
+    partial = part.partial()
+    assert partial is not None
+    whole.take(partial)
+    expected = {
+        name: sum(int(each.named[name]) for each in reports) for name in ("loss_sum", "correct", "count")
+    }
+    assert {name: int(total) for name, total in add_reports(whole.reports).items()} == expected
+    assert add_reports(reversed(whole.reports)) == add_reports(reports)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"correct": None}, "wrong-names"),
+        ({"more": np.array(0, np.int64)}, "wrong-names"),
+        ({"count": np.array(1.0, np.float32)}, "wrong-dtype"),
+        ({"count": np.array([1, 2], np.int64)}, "wrong-shape"),
+        ({"loss_sum": np.array(MOST + 1, np.int64)}, "too-large"),
+        ({"loss_sum": np.array(np.iinfo(np.int64).min, np.int64)}, "too-large"),
+        ({"correct": np.array(11 << 16, np.int64)}, "wrong-sums"),
+        ({"correct": np.array(-1, np.int64)}, "wrong-sums"),
+        ({"count": np.array(-(1 << 16), np.int64)}, "wrong-sums"),
+    ],
+)
+def test_a_report_that_cannot_be_is_refused(changes: dict[str, Array | None], code: str) -> None:
+    honest: dict[str, Any] = report("strong", 2.0, 4, 10).named
+    sent = {name: array for name, array in {**honest, **changes}.items() if array is not None}
+    with pytest.raises(UpdateRejected) as caught:
+        DeviceSums.check(sent, pieces(), "strong")
+    assert caught.value.reason == code
+
+
+def test_a_report_of_more_labels_than_the_device_has_is_refused() -> None:
+    sent = report("strong", 2.0, 4, 10).named
+    assert DeviceSums.check(sent, pieces(), "strong", most_labels=10).named == sent
+    with pytest.raises(UpdateRejected) as caught:
+        DeviceSums.check(sent, pieces(), "strong", most_labels=9)
+    assert caught.value.reason == "wrong-sums"
+
+
+def test_results_by_tier_and_over_devices() -> None:
+    reports = [report("strong", 5.0, 5 + number // 2, 10) for number in range(10)]
+    reports += [report("weak", 30.0, 1, 20), report("weak", 10.0, 9, 10)]
+    found = summarize(reports, ("accuracy", "loss"), trained_rounds=4, least_group=3)
+    assert found.devices is not None and found.devices.devices == 12
+    correct = sum(5 + number // 2 for number in range(10)) + 10
+    assert found.devices.metrics["accuracy"] == pytest.approx(correct / 130)
+    assert found.devices.metrics["loss"] == pytest.approx((50 + 40) / 130)
+    own = [*(0.5 + number // 2 / 10 for number in range(10)), 0.05, 0.9]
+    assert found.devices.median["accuracy"] == pytest.approx(np.median(own))
+    assert found.devices.worst_decile["accuracy"] == pytest.approx(np.quantile(own, 0.1))
+    assert found.devices.worst_decile["loss"] == pytest.approx(np.quantile([0.5] * 10 + [1.5, 1.0], 0.9))
+    assert sum(found.devices.histogram) == 12 and found.devices.histogram[0] == 1
+    assert found.tiers.keys() == {"strong"} and found.left_out == ("weak",)
+    assert found.sums["count"] == 130 << 16
+    assert flat_evaluation(found)["tier.strong.accuracy"] == found.tiers["strong"].metrics["accuracy"]
+
+
+def test_a_group_below_the_least_is_not_shown() -> None:
+    found = summarize([report("weak", 1.0, 1, 2)], ("accuracy",), trained_rounds=1, least_group=2)
+    assert (found.devices, found.tiers, found.sums, found.left_out) == (None, {}, {}, ("weak",))
+
+
+def test_a_device_without_a_label_that_counts_has_no_metric() -> None:
+    found = summarize(
+        [report("weak", 0.0, 0, 0), report("weak", 1.0, 1, 2)], ("accuracy",), trained_rounds=1, least_group=1
+    )
+    assert found.devices is not None
+    assert found.devices.median == {"accuracy": 0.5, "loss": 0.5}
