@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from edgefl.wire.text import headline_metric, printable
+from edgefl.wire.text import printable, round_result
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from edgefl.config import Federation
     from edgefl.wire.tensors import Array
 
 MOST_ROUNDS = 12
@@ -103,7 +104,7 @@ class Reporter:
             case "exporting":
                 self(f"exporting and checking {event['text']}")
             case "roundopened":
-                self(f"round {event['round']} is open for {event['goal']} devices")
+                self(opened_text(event))
             case "roundclosed":
                 self(round_text(event), event["round"])
 
@@ -153,13 +154,27 @@ def _line(total: int | None, console: Console | None) -> ProgressLine | None:
     return ProgressLine(total, own) if own.is_jupyter or own.is_terminal else None
 
 
+def planned_rounds(federation: Federation) -> int:
+    """Return the number of rounds of a run, training and evaluation."""
+    from edgefl_server.coordinator.states import EvaluationSchedule  # many commands end before they need it
+
+    return EvaluationSchedule(federation.evaluate.every).planned(federation.federation.rounds)
+
+
+def opened_text(event: Mapping[str, Any]) -> str:
+    """Return a line about a round that opened."""
+    purpose = ", which evaluate the model" if event.get("evaluates") else ""
+    return f"round {event['round']} is open for {event['goal']} devices{purpose}"
+
+
 def round_text(finished: Any) -> str:
     """Return a line about a finished round: number, main metric, and number of updates.
 
     ``finished`` is an event ``RoundClosed`` of a run, also as plain values, or a row of a simulation.
     """
     row = msgspec.to_builtins(finished)
-    return f"round {row['round']}: {headline_metric(row) or 'not evaluated'}, {row['reports']} reports"
+    reports = "" if row.get("evaluation") else f", {row['reports']} reports"
+    return f"round {row['round']}: {round_result(row)}{reports}"
 
 
 def curves_of(history: Iterable[Any], names: Iterable[str]) -> dict[str, Array]:
@@ -186,7 +201,7 @@ def round_rows(history: Iterable[Any]) -> list[dict[str, object]]:
     return [
         {
             "round": row["round"],
-            "metric": headline_metric(row) or "not evaluated",
+            "metric": round_result(row),
             "training loss": "" if row["train_loss"] is None else f"{row['train_loss']:.4g}",
             "reports": row["reports"],
         }

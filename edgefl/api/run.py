@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from edgefl.api.federation import load_federation
-from edgefl.api.progress import curves_of, reporting, round_rows
+from edgefl.api.progress import curves_of, planned_rounds, reporting, round_rows
 from edgefl.api.serve import SERVER_LOCK
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
@@ -285,7 +285,7 @@ def run(
         return prepare(federation, out, fresh=fresh, agents=agents).train(watch)
     with reporting("reading the data and looking at the tiers"):
         prepared = prepare(federation, out, fresh=fresh, agents=agents)
-    with reporting("starting the processes", total=prepared.federation.federation.rounds) as report:
+    with reporting("starting the processes", total=planned_rounds(prepared.federation)) as report:
         return prepared.train(
             lambda news: report.report_event(news.event) if isinstance(news, ServerEvent) else None
         )
@@ -322,7 +322,7 @@ def evaluate(out: str | Path, watch: Callable[[News], None] | None = None) -> De
     if watch:
         ended = prepared.train(watch)
     else:
-        with reporting("starting the processes", total=1) as report:
+        with reporting("starting the processes") as report:
             ended = prepared.train(
                 lambda news: report.report_event(news.event) if isinstance(news, ServerEvent) else None
             )

@@ -12,7 +12,7 @@ import torch
 
 from edgefl.analysis.curves import curves
 from edgefl.api.federation import load_federation
-from edgefl.api.progress import curves_of, reporting, round_rows, round_text
+from edgefl.api.progress import curves_of, planned_rounds, reporting, round_rows, round_text
 from edgefl.config import Federation, load
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError
@@ -349,5 +349,5 @@ def simulate(
     )
     if watch:
         return prepared.run(watch)
-    with reporting("building the functions", total=prepared.federation.federation.rounds) as report:
+    with reporting("building the functions", total=planned_rounds(prepared.federation)) as report:
         return prepared.run(lambda row: report(round_text(row), row.round), progress=report)

@@ -85,6 +85,36 @@ def headline_metric(event: Mapping[str, Any]) -> str:
     return "" if value is None else metric_text(name, value)
 
 
+def round_result(event: Mapping[str, Any]) -> str:
+    """Return the headline metric of a closed round as text, the result of its evaluation on devices, or ``not evaluated``.
+
+    Args:
+        event: Row or event of the round, as plain values.
+    """
+    if found := event.get("evaluation"):
+        return device_result(found)
+    return headline_metric(event) or "not evaluated"
+
+
+def device_result(evaluation: Mapping[str, Any]) -> str:
+    """Return ``on devices: accuracy 78.2%, median 75.5%, worst decile 65.4%, 5 devices``.
+
+    Args:
+        evaluation: Results of an evaluation round (:class:`edgefl_server.events.DeviceEvaluation`), as plain values.
+    """
+    group, name = evaluation["devices"], evaluation["metric"]
+    if group is None:
+        return "on devices: too few to be shown"
+    shown = (("metrics", name), ("median", "median"), ("worst_decile", "worst decile"))
+    values = [f"{label} {metric_value(name, group[key][name])}" for key, label in shown if name in group[key]]
+    return f"on devices: {', '.join([*values, count_text(group['devices'], 'device')])}"
+
+
+def count_text(count: int, noun: str) -> str:
+    """Return ``1 device`` or ``2 devices``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def notebook_table(title: str, rows: Sequence[Mapping[str, object]]) -> str:
     """Return an HTML table for notebooks. All texts are escaped.
 

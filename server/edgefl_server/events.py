@@ -188,12 +188,15 @@ class Awaiting(Event, frozen=True, kw_only=True):
 class RoundOpened(Event, frozen=True, kw_only=True):
     """Event: a round opened. It closes once ``goal`` updates of ``devices`` are accepted, or at ``deadline`` (epoch
     seconds).
+
+    ``evaluates`` is True if the devices evaluate the model instead of training it.
     """
 
     round: int
     goal: int
     devices: tuple[str, ...]
     deadline: float
+    evaluates: bool = False
 
 
 REPORTED = "reported"

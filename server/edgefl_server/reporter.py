@@ -240,6 +240,7 @@ class EventReporter:
             goal=opened.goal,
             devices=tuple(opened.assignments),
             deadline=opened.deadline,
+            evaluates=opened.evaluates,
         )
         self.emit(event)
         holders = Counter(assignment.tier for assignment in opened.assignments.values())

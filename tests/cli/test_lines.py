@@ -15,7 +15,7 @@ from edgefl.cli.federation.lines import Repeats, line, text_of
 from edgefl_export.compiler import cache
 from edgefl_server import events
 from edgefl_server.events import AwaitedDevice
-from tests.support.events import round_closed
+from tests.support.events import device_evaluation, round_closed
 
 NOON = time.mktime((2026, 3, 4, 12, 0, 0, 0, 0, -1))
 SHA = "a1b2c3d4e5f60789" * 4
@@ -108,7 +108,12 @@ LINES: list[tuple[events.Event, str | None]] = [
         events.RoundOpened(round=1, goal=1, devices=("a",), deadline=NOON + 120),
         "round 1 opened for 1 device until 12:02:00: a",
     ),
+    (
+        events.RoundOpened(round=6, goal=1, devices=("a",), deadline=NOON + 120, evaluates=True),
+        "round 6 opened for 1 device to evaluate the model until 12:02:00: a",
+    ),
     (seen(stage="train"), None),
+    (seen(stage="reported", up_bytes=1 << 10), "a reported for round 1: up 1.0 KiB"),
     (
         seen(stage="reported", loss=0.51234, step_ms=12.3, peak_bytes=5 << 20),
         "a reported for round 1: loss 0.5123, step 12 ms, peak 5.0 MiB, up 0.0 KiB",
@@ -161,6 +166,14 @@ LINES: list[tuple[events.Event, str | None]] = [
         "round 2 evaluated, loss 0.25, down 3.0 MiB, up 2.0 KiB, weights a1b2c3d4e5f6",
     ),
     (closed(outcome="abandoned", text="too few"), None),
+    (
+        closed(evaluation=device_evaluation()),
+        "round 2 on devices: accuracy 78.2%, median 75.5%, worst decile 65.4%, 5 devices, down 3.0 MiB, up 2.0 KiB",
+    ),
+    (
+        closed(evaluation=device_evaluation(devices=None)),
+        "round 2 on devices: too few to be shown, down 3.0 MiB, up 2.0 KiB",
+    ),
     (
         events.Finished(
             rounds=1, model="out/model.safetensors", weights_sha256=SHA, accuracy=0.75, loss=None

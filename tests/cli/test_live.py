@@ -6,6 +6,7 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -13,6 +14,7 @@ from edgefl.cli.federation import live
 from edgefl.config import parse
 from edgefl.lab.lab import ServerEvent
 from edgefl.wire.update.form import DENSE, SIGNS, Codes, Form, Section, update_size
+from tests.support.events import device_evaluation
 
 SHAPES = {"head.weight": (80, 100), "norm.running_mean": (1024,)}
 SIGNED = Form(
@@ -85,6 +87,34 @@ def test_a_round_and_the_end_show_the_metric_of_the_task(
     said = capsys.readouterr().out
     assert f"round   1  {score}  1 reports" in shown(view)
     assert (f"final {score}" in said) == (score != "not evaluated")
+
+
+def test_an_evaluation_round_shows_its_result_and_counts_as_a_round(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tables = {
+        "federation": {"rounds": 10},
+        "codec": {"name": "scaled_sign"},
+        "evaluate": {"split": 0.2, "every": 5},
+        "tiers": {"strong": {"count": 1}},
+    }
+    view = live.RunView(parse(tables, source="the test"), ["strong-0"], {}, live=False)
+    take(view, "roundopened", round=6, goal=5, evaluates=True)
+    assert "round 0 of 12" in shown(view)
+    assert "round 6 is open for 5 devices, which evaluate the model" in shown(view)
+    take(view, "roundclosed", **CLOSED, accuracy=0.5, round=5, up_bytes=2048, up_float32_bytes=20 * 2048)
+    found = msgspec.to_builtins(device_evaluation())
+    take(view, "roundclosed", **CLOSED, round=6, up_bytes=999, up_float32_bytes=12, evaluation=found)
+    take(view, "started", rounds=13)
+    take(view, "finished", accuracy=0.5, model="m")
+    view.conclude(Path("out"))
+
+    result = "on devices: accuracy 78.2%, median 75.5%, worst decile 65.4%, 5 devices"
+    assert "round 6 of 13" in shown(view)
+    assert f"round   6  {result}  1.0 s  down 0.0 KiB  up 1.0 KiB\n" in shown(view).replace(" " * 9, "")
+    printed = capsys.readouterr().out
+    assert f"final accuracy 50.0%\n{result}\n" in printed
+    assert "2.0 KiB per round (20.0x smaller than float32)" in printed, "of training rounds alone"
 
 
 def view_of(devices: list[str], alive: bool = False) -> live.RunView:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import msgspec
@@ -9,7 +10,7 @@ import msgspec
 from edgefl.system.clock import clock
 from edgefl.system.sizes import size
 from edgefl.wire.mqtt.neighbours import list_devices
-from edgefl.wire.text import headline_metric
+from edgefl.wire.text import count_text, device_result, headline_metric
 from edgefl_export.compiler import cache
 from edgefl_server import events
 
@@ -54,7 +55,7 @@ def text_of(event: events.Event) -> str | None:  # noqa: PLR0911 - a case for ea
             begins = again if event.resumed else "begins"
             key = f", signs with the key {event.server_key}" if event.server_key else ""
             return (
-                f"federation {event.federation!r} {begins}: run {event.run}, {_count_text(event.rounds, 'round')}, model "
+                f"federation {event.federation!r} {begins}: run {event.run}, {count_text(event.rounds, 'round')}, model "
                 f"{event.model_version[:_DIGITS]}, updates are summed on {event.device}{key}"
             )
         case events.Exporting():
@@ -99,12 +100,14 @@ def text_of(event: events.Event) -> str | None:  # noqa: PLR0911 - a case for ea
             devices = ", ".join(map(device_text, event.devices)) or "devices that are ready"
             return f"round {event.round} waits until {clock(event.until)} for {devices}"
         case events.RoundOpened():
-            devices = _count_text(len(event.devices), "device")
-            return f"round {event.round} opened for {devices} until {clock(event.deadline)}: {list_devices(event.devices)}"
+            devices = count_text(len(event.devices), "device")
+            purpose = " to evaluate the model" if event.evaluates else ""
+            until = clock(event.deadline)
+            return f"round {event.round} opened for {devices}{purpose} until {until}: {list_devices(event.devices)}"
         case events.DeviceSeen():
             if event.stage != events.REPORTED:
                 return None
-            parts = [f"loss {event.loss:.4g}"]
+            parts = [f"loss {event.loss:.4g}"] if math.isfinite(event.loss) else []  # an evaluation has none
             parts += (
                 [f"step {event.step_ms:.0f} ms"] if event.step_ms else []
             )  # devices that do not measure say 0
@@ -135,11 +138,16 @@ def text_of(event: events.Event) -> str | None:  # noqa: PLR0911 - a case for ea
         case events.RoundEnded():
             missing = ", ".join(f"{name} ({why})" for name, why in event.missing.items())
             tail = f": {event.text}" if event.text else f", without {missing}" if missing else ""
-            reports = _count_text(event.reports, "update")
+            reports = count_text(event.reports, "update")
             return f"round {event.round} {event.outcome} after {event.seconds:.1f} s with {reports}{tail}"
         case events.RolledBack():
             return None  # the round's end says the same
         case events.RoundClosed():
+            if event.evaluation is not None:
+                result = device_result(msgspec.to_builtins(event.evaluation))
+                return (
+                    f"round {event.round} {result}, down {size(event.down_bytes)}, up {size(event.up_bytes)}"
+                )
             scores = _scores(event)
             if event.outcome != "closed" and not scores:
                 return None  # its end said all there is
@@ -154,7 +162,7 @@ def text_of(event: events.Event) -> str | None:  # noqa: PLR0911 - a case for ea
                 f"stopped; the same command {'ends it' if over else f'goes on with round {event.next_round}'}"
             )
         case events.Finished():
-            rounds = _count_text(event.rounds, "round")
+            rounds = count_text(event.rounds, "round")
             caveat = f"; warning: {event.text}" if event.text else ""
             model = f"{event.model} ({event.weights_sha256[:_DIGITS]})"
             return f"finished {rounds}{_scores(event)}, model {model}{caveat}"
@@ -176,10 +184,6 @@ def _scores(event: events.RoundClosed | events.Finished) -> str:
     fields = {"metric": event.metric, "metrics": event.metrics, "accuracy": event.accuracy}
     score = headline_metric(fields)
     return (f", {score}" if score else "") + ("" if event.loss is None else f", loss {event.loss:.4g}")
-
-
-def _count_text(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 class Repeats:

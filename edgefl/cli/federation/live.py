@@ -12,12 +12,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from edgefl.api.progress import opened_text, planned_rounds
 from edgefl.cli.federation.lines import NO_STEP, Repeats
 from edgefl.cli.output import console, errors
 from edgefl.config import Federation
 from edgefl.lab.lab import Restart, ServerEvent
 from edgefl.system.sizes import KIB, MIB, size
-from edgefl.wire.text import headline_metric
+from edgefl.wire.text import device_result, headline_metric, round_result
 from edgefl_export.compiler import cache
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class RunView:
     def __init__(
         self, federation: Federation, devices: list[str], updates: Mapping[str, UpdateSize], *, live: bool
     ) -> None:
-        self._federation = federation
+        self._total = planned_rounds(federation)
         self._updates = updates
         self._coded = federation.codec.name != "dense"
         self._devices: dict[str, dict[str, Any]] = {
@@ -109,10 +110,12 @@ class RunView:
                 self._devices.setdefault(event["device"], {}).update(_figures(event))
                 if event["stage"] == "reported":
                     self._reports.setdefault(event["round"], {})[event["device"]] = _figures(event)
+            case "started":
+                self._total = event["rounds"]
             case "exporting":
                 self._stage = f"exporting and checking {event['text']}"
             case "roundopened":
-                self._stage = f"round {event['round']} is open for {event['goal']} devices"
+                self._stage = opened_text(event)
             case "waiting" | "awaiting":
                 self._stage = _waits_for(event)
             case "offline" | "rejected" | "declined" | "devicelost" | "devicefailed":
@@ -136,9 +139,8 @@ class RunView:
         return None
 
     def _draw(self) -> Group:
-        table = Table(
-            title=f"round {len(self._rounds)} of {self._federation.federation.rounds}", title_justify="left"
-        )
+        last = self._rounds[-1]["round"] if self._rounds else 0
+        table = Table(title=f"round {last} of {self._total}", title_justify="left")
         for column in ("device", "tier", "round", "stage", "loss", "step", "peak", "down", "up"):
             table.add_column(column, justify="left" if column in ("device", "tier", "stage") else "right")
         for name, row in self._devices.items():
@@ -165,6 +167,9 @@ class RunView:
         """
         if score := headline_metric(self._final):
             console.print(f"final {score}", style="bold green")
+        evaluations = [row["evaluation"] for row in self._rounds if row.get("evaluation")]
+        if evaluations:
+            console.print(device_result(evaluations[-1]), style="bold green")
         if caveat := self._final.get("text"):
             console.print(f"warning: {caveat}", style="yellow")
         for line in self._uplink():
@@ -178,13 +183,16 @@ class RunView:
         console.print(f"a file for inference:          edgefl deploy --weights {folder} --out model.onnx")
 
     def _uplink(self) -> list[str]:
-        """Return lines about the bytes of updates, headers included, and the share of moving statistics."""
-        rounds = len(self._rounds)
-        up = sum(row["up_bytes"] for row in self._rounds)
+        """Return lines about the bytes of updates, headers included, and the share of moving statistics. Evaluation
+        rounds are left out.
+        """
+        trained = [row for row in self._rounds if not row.get("evaluation")]
+        rounds = len(trained)
+        up = sum(row["up_bytes"] for row in trained)
         if not rounds or not up:
             return []
-        saving = _smaller(up, sum(row["up_float32_bytes"] for row in self._rounds)) if self._coded else ""
-        tiers = [report["tier"] for row in self._rounds for report in row["devices"].values()]
+        saving = _smaller(up, sum(row["up_float32_bytes"] for row in trained)) if self._coded else ""
+        tiers = [report["tier"] for row in trained for report in row["devices"].values()]
         statistics = sum(self._updates[tier].statistics_bytes for tier in tiers if tier in self._updates)
         lines = [f"uplink          {size(up / rounds)} per round{saving}"]
         if statistics:
@@ -258,11 +266,12 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _round_line(row: dict[str, Any], text: str, coded: bool) -> str:
+    found = row.get("evaluation")
+    result = round_result(row) + ("" if found else f"  {row['reports']} reports")
+    smaller = _smaller(row["up_bytes"], row["up_float32_bytes"]) if coded and not found else ""
     return (
-        f"round {row['round']:>3}  {headline_metric(row) or 'not evaluated'}  "
-        f"{row['reports']} reports  {row['seconds']:.1f} s  "
-        f"down {size(row['down_bytes'])}  up {size(row['up_bytes'])}"
-        f"{_smaller(row['up_bytes'], row['up_float32_bytes']) if coded else ''}  {text}"
+        f"round {row['round']:>3}  {result}  {row['seconds']:.1f} s  "
+        f"down {size(row['down_bytes'])}  up {size(row['up_bytes'])}{smaller}  {text}"
     ).rstrip()
 
 

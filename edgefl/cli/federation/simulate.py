@@ -6,12 +6,14 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 
-from edgefl.api.progress import reporting, round_text
+from edgefl.api.progress import planned_rounds, reporting, round_text
 from edgefl.cli import interrupts
 from edgefl.cli.options import Processor, ProcessorOption, Seed, writable_folder
 from edgefl.cli.output import console, errors, print_json, print_table
+from edgefl.wire.text import device_result
 
 if TYPE_CHECKING:
     from edgefl.api.simulate import PreparedSimulation
@@ -120,18 +122,25 @@ def _watch(simulated: PreparedSimulation) -> None:
         f"{len(simulated.clients.samples):,} clients",
         markup=True,
     )
-    with reporting("building the functions", total=made.federation.rounds, console=errors) as report:
+    with reporting("building the functions", total=planned_rounds(made), console=errors) as report:
         ended = simulated.run(
             lambda row: report(round_text(row), row.round), progress=report, warn=errors.print
         )
-    print_table(str(ended.folder), [_facts(row) for row in ended.history[-10:]])
+    evaluations = [row.evaluation for row in ended.history if row.evaluation is not None]
+    shown = [_facts(row, evaluates=bool(evaluations)) for row in ended.history[-10:]]
+    print_table(str(ended.folder), shown)
+    if evaluations:
+        console.print(device_result(msgspec.to_builtins(evaluations[-1])))
 
 
-def _facts(row: RoundRow) -> dict[str, object]:
+def _facts(row: RoundRow, *, evaluates: bool) -> dict[str, object]:
+    """Return a row of the last table, with a column for evaluation rounds if ``evaluates``."""
+    devices = row.evaluation.devices if row.evaluation is not None else None
     return {
         "round": row.round,
         "outcome": row.outcome,
         row.metric: row.metrics.get(row.metric, row.loss),
+        **({"on_devices": devices.metrics.get(row.metric) if devices else None} if evaluates else {}),
         "train_loss": row.train_loss,
         "reports": row.reports,
         "up_bytes": row.up_bytes,
