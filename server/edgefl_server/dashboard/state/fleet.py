@@ -11,6 +11,8 @@ from typing import TypeVar
 
 import msgspec
 
+from edgefl_server.events import DeviceEvaluation
+
 MOST_PARTS = 400_000
 """Limit of stored :class:`DeviceRound`; older rounds keep only their sums."""
 _Kept = TypeVar("_Kept")
@@ -131,7 +133,8 @@ class RoundRecord(msgspec.Struct, kw_only=True):
     """State of a round, with the state of each of its devices by name (``parts``).
 
     ``late`` counts updates that arrived after the round's end, by the reason of their refusal. In old rounds ``parts``
-    is empty and ``sums`` has the totals by tier instead.
+    is empty and ``sums`` has the totals by tier instead. ``evaluates`` is True if devices evaluate the model in this
+    round, and ``evaluation`` has their results.
     """
 
     number: int
@@ -154,6 +157,8 @@ class RoundRecord(msgspec.Struct, kw_only=True):
     late: dict[str, int] = {}
     parts: dict[str, DeviceRound] = {}
     sums: dict[str, TierTotals] = {}
+    evaluates: bool = False
+    evaluation: DeviceEvaluation | None = None
     changed: int = 0
 
 

@@ -7,6 +7,9 @@ from collections.abc import Iterable
 from functools import singledispatch
 from statistics import median
 
+import msgspec
+
+from edgefl.wire.text import device_result
 from edgefl_server import events
 from edgefl_server.dashboard.state.fleet import (
     MOST_PARTS,
@@ -214,15 +217,16 @@ def _(event: events.Waiting, fleet: Fleet, at: float) -> None:
 def _(event: events.RoundOpened, fleet: Fleet, at: float) -> None:
     opened = fleet.round(event.round)
     opened.state, opened.opened, opened.deadline, opened.goal = "open", at, event.deadline, event.goal
+    opened.evaluates = event.evaluates
     fleet.phase, fleet.current, fleet.text = "open", event.round, ""
     for name in event.devices:
         device = fleet.device(name)
         if _going_on(fleet, name) is None:
             fleet.part(event.round, name)
         device.round, device.stage, device.step, device.steps, device.loss = event.round, "", 0, 0, None
-    fleet.entry(
-        at, "round", f"round {event.round} opened for {len(event.devices)} devices", number=event.round
-    )
+    purpose = ", which evaluate the model" if event.evaluates else ""
+    text = f"round {event.round} opened for {len(event.devices)} devices{purpose}"
+    fleet.entry(at, "round", text, number=event.round)
     _forget(fleet)
 
 
@@ -258,6 +262,9 @@ def _(event: events.RolledBack, fleet: Fleet, at: float) -> None:
 @take.register
 def _(event: events.RoundClosed, fleet: Fleet, at: float) -> None:
     record_result(fleet, event)
+    if event.evaluation is not None:
+        result = device_result(msgspec.to_builtins(event.evaluation))
+        fleet.entry(at, "round", f"round {event.round} {result}", number=event.round)
     if event.metrics:
         score = event.metrics.get(event.metric, event.loss)
         result = "" if score is None else f": {event.metric} {score:.4g}"
@@ -278,8 +285,10 @@ def record_result(fleet: Fleet, event: events.RoundClosed) -> None:
         "seconds",
         "reports",
         "weights_sha256",
+        "evaluation",
     ):
         setattr(row, name, getattr(event, name))
+    row.evaluates = event.evaluation is not None or row.evaluates
     row.down_bytes, row.up_bytes = event.down_bytes, event.up_bytes
     row.server_down_bytes, row.text = event.server_down_bytes, event.text or row.text
 

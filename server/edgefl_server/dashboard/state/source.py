@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote
 
+import msgspec
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
@@ -24,7 +25,7 @@ from edgefl_server.memory_plans import read_raised
 from edgefl_server.storage import tables
 from edgefl_server.storage.audit import rounds_of
 from edgefl_server.storage.feed import NAME, FeedReader, decode_event
-from edgefl_server.storage.round_table import CLOSING
+from edgefl_server.storage.round_table import CLOSING, EVALUATES
 
 # Rounds and devices from the journal, read in short transactions of a connection that may not write.
 
@@ -129,6 +130,9 @@ class JournalReader:
             ):
                 if outcome.get(name) is not None:
                     setattr(known, name, outcome[name])
+            known.evaluates = bool(outcome.get(EVALUATES))
+            if (found := outcome.get("evaluation")) is not None:
+                known.evaluation = msgspec.convert(found, events.DeviceEvaluation)
             self._parts(fleet, run, row["round"], waits=not row["weight_cap"])
             if known.state == "open":
                 fleet.phase, fleet.current = "open", row["round"]

@@ -25,6 +25,7 @@
   const line = (label, at, more) => ({
     label, stroke: colour("--c" + (1 + (at % 6))), width: 2, points: {size: 4}, spanGaps: true, value: (_, value) => text(value), ...more,
   });
+  const dots = (label, at) => line(label, at, {width: 0, paths: () => null, points: {show: true, size: 7, fill: colour("--c" + (1 + at))}});
   const bars = (label, at, more) => {
     const fill = colour(at ? "--c" + at : "--line");
     return line(label, 0, {stroke: fill, fill, width: 0, paths: uPlot.paths.bars({size: [0.85, 60]}), points: {show: false}, ...more});
@@ -36,10 +37,12 @@
     return [{...style, label: x, size: 30, ...xs}, {...style, label: y, size: 54, ...ys}];
   }
 
-  // Without a cursor the legend shows the newest values.
+  // Without a cursor the legend shows the newest value of each series.
   function showNewest(plot) {
-    const last = Math.max(...plot.data.slice(1).map((values) => values.findLastIndex((value) => typeof value === "number")));
-    if (plot.legend.idx === null && last >= 0) plot.setLegend({idx: last}, false);
+    const last = plot.data.slice(1).map((values) => values.findLastIndex((value) => typeof value === "number"));
+    const newest = Math.max(...last);
+    if (plot.legend.idx !== null || newest < 0) return;
+    plot.setLegend({idxs: [newest, ...last.map((at) => at < 0 ? newest : at)]}, false);
   }
 
   // Charts are drawn after all are collected: a figure's width depends on how many are shown.
@@ -89,7 +92,11 @@
     const of = (read) => all.map((each) => read(each) ?? null);
     const having = (...names) => all.some((each) => names.some((name) => each[name] !== null)) ? x : [];
     const xs = {incrs: WHOLE};
-    draw("score", [line(newest.metric, 0)], [newest.metric === "loss" ? [] : having("score"), of((each) => each.score)],
+    const marks = [["devices", 2], ["median device", 4], ["worst decile", 1]];
+    const evaluated = all.some((each) => each.devices) ? marks : [];
+    draw("score", [line(evaluated.length ? `${newest.metric}, test data` : newest.metric, 0), ...evaluated.map(([label, at]) => dots(label, at))],
+      [newest.metric === "loss" ? [] : having("score", "devices"), of((each) => each.score),
+        ...evaluated.map((_, at) => of((each) => each.devices?.[at]))],
       {axes: axes("round", newest.metric, {xs}), scales: {y: SHARES.includes(newest.metric) ? SHARE : {}}});
     draw("loss", [line("test", 0), line("training", 3, {dash: [5, 4]})],
       [having("loss", "train_loss"), of((each) => each.loss), of((each) => each.train_loss)],
@@ -103,7 +110,8 @@
         of((each) => each.arrived + each.late), of((each) => each.arrived)],
       {axes: axes("round", "devices", {xs, ys: {incrs: WHOLE}}), scales: {x: BARS, y: AMOUNT}});
     const tiers = [...new Set(all.flatMap((each) => Object.keys(each.tiers)))].sort();
-    const figures = (at) => tiers.map((tier) => of((each) => each.over && each.tiers[tier] ? each.tiers[tier][at] : null));
+    const trained = (each) => each.over && !each.evaluates;
+    const figures = (at) => tiers.map((tier) => of((each) => trained(each) && each.tiers[tier] ? each.tiers[tier][at] : null));
     const lines = (suffix, more) => tiers.map((tier, at) => line((tier || "none") + suffix, at, more));
     draw("time", lines(""), [x, ...figures(0)], {axes: axes("round", "seconds", {xs}), scales: {y: AMOUNT}});
     const sized = {value: (_, value) => value === null ? "" : bytes(value)};

@@ -93,6 +93,7 @@ def round_(glance: FleetSnapshot, number: int) -> Board:
     if found is None:
         return board
     board.tables["rounds"] = {str(number): parts.round_(glance.round(number))}
+    board.pieces["evaluation"] = parts.evaluation(found.evaluation)
     board.tables["parts"] = {
         name: parts.part(each, by_device=True) for name, each in sorted(found.parts.items())
     }

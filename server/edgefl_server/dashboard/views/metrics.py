@@ -35,6 +35,7 @@ class _Collector:
         yield from _run(self._glance)
         yield from _rounds(self._glance)
         yield from _devices(self._glance)
+        yield from _evaluation(self._glance)
         yield from _server(self._glance)
 
 
@@ -113,6 +114,29 @@ def _devices(glance: FleetSnapshot) -> Iterator[Metric]:
             ([name, row.tier], value) for row in glance.tiers if (value := getattr(row, what)) is not None
         )
         yield _family(GaugeMetricFamily, f"tier_{what}", text, ["federation", "tier"], values)
+
+
+def _evaluation(glance: FleetSnapshot) -> Iterator[Metric]:
+    """Yield the metrics of the newest evaluation on devices."""
+    found, name = summary.newest_evaluation(glance.fleet), glance.fleet.federation
+    if found is None:
+        return
+    if (group := found.devices) is not None:
+        stats = {"total": group.metrics, "median": group.median, "worst_decile": group.worst_decile}
+        values = [
+            ([name, metric, stat], value)
+            for stat, by_metric in stats.items()
+            for metric, value in by_metric.items()
+        ]
+        text = "of the model on held-out rows of devices: over all rows, and median and worst decile of the devices"
+        yield _family(GaugeMetricFamily, "devices_metric", text, ["federation", "metric", "stat"], values)
+    tiers = [
+        ([name, tier, metric], value)
+        for tier, group in found.tiers.items()
+        for metric, value in group.metrics.items()
+    ]
+    text = "of the model of a tier on held-out rows of its devices"
+    yield _family(GaugeMetricFamily, "tier_metric", text, ["federation", "tier", "metric"], tiers)
 
 
 def _server(glance: FleetSnapshot) -> Iterator[Metric]:

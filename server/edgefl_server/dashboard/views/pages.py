@@ -19,7 +19,7 @@ CHARTS = {
     "lag": "delay of messages at the server, and of confirmations by the broker",
     "staleness": "versions that updates were behind, last 20 rounds",
 }
-_TABLES = ("rounds", "devices", "tiers", "log", "vitals")
+_TABLES = ("rounds", "evaluations", "devices", "tiers", "log", "vitals")
 
 
 def overview(fleet: Fleet, board: Board, view: DeviceFilter, *, orders: bool) -> Html:
@@ -40,7 +40,7 @@ def overview(fleet: Fleet, board: Board, view: DeviceFilter, *, orders: bool) ->
         el(
             "section",
             el("h2", "Tiers"),
-            table("tiers", "memory over the idle process, time and bytes of the newest reports, by tier",
+            table("tiers", "newest evaluation, memory over the idle process, time and bytes of the newest reports, by tier",
                   parts.TIER_COLUMNS, list(board.tables["tiers"].values())),
         ),
         el(
@@ -84,6 +84,7 @@ def round_(fleet: Fleet, number: int, board: Board) -> Html:
         fleet,
         board,
         el("section", table("rounds", f"round {number}", parts.ROUND_COLUMNS, rounds)),
+        el("section", board.pieces.get("evaluation"), id="evaluation"),
         el(
             "section",
             el("h2", "Its devices"),

@@ -6,6 +6,7 @@ import time
 from urllib.parse import urlencode
 
 from edgefl.system.sizes import size
+from edgefl.wire.text import count_text, metric_value
 from edgefl_server.dashboard.state.fleet import DeviceRound, Fleet, LogEntry
 from edgefl_server.dashboard.views.html import (
     Child,
@@ -16,8 +17,17 @@ from edgefl_server.dashboard.views.html import (
     join_children,
     link,
     row,
+    table,
 )
-from edgefl_server.dashboard.views.summary import SILENT_S, DeviceRow, RoundSummary, RunRow, TierRow
+from edgefl_server.dashboard.views.summary import (
+    SILENT_S,
+    DeviceRow,
+    RoundSummary,
+    RunRow,
+    TierRow,
+    groups_of,
+)
+from edgefl_server.events import DeviceEvaluation, GroupResult
 
 
 def _texts(*names: str) -> list[TableColumn]:
@@ -53,6 +63,7 @@ TIER_COLUMNS = [
     *_texts("tier"),
     *_numbers("devices"),
     *_wide("online"),
+    *_numbers("on held-out rows"),
     *_numbers("memory planned", "measured (median)"),
     *_wide("measured (highest)"),
     *_texts("highest / planned"),
@@ -88,12 +99,14 @@ def head(run: RunRow) -> Html:
 
 def tiles(run: RunRow) -> Html:
     """Return the main figures of the run, as pairs of ``dt`` and ``dd`` elements."""
+    on_devices = _metric(run.metric, run.device_metric)
     figures = [
         ("round", f"{run.round} of {run.rounds}" if run.rounds else str(run.round)),
         ("devices online", f"{run.online} of {run.devices}"),
         ("working", str(run.working)),
         ("accuracy", "-" if run.accuracy is None else f"{run.accuracy:.1%}"),
         ("loss", _number(run.loss)),
+        *([(f"{run.metric} on devices", on_devices)] if on_devices else []),
     ]
     return join_children(*(el("div", el("dt", name), el("dd", value)) for name, value in figures))
 
@@ -119,15 +132,19 @@ def device(found: DeviceRow) -> Html:
 def round_(found: RoundSummary) -> Html:
     """Return a round's row for the table of rounds."""
     score = found.metrics.get(found.metric) if found.metric != "loss" else None
+    shown = f"{found.metric} {score:.4g}" if score is not None else ""
+    if (evaluation := found.evaluation) is not None and evaluation.devices is not None:
+        value = evaluation.devices.metrics.get(evaluation.metric)
+        shown = "" if value is None else f"{evaluation.metric} {value:.4g}"
     reasons = sorted(found.reasons.items(), key=lambda item: (-item[1], item[0]))
     why = "; ".join(f"{count} {reason}" for reason, count in reasons[:_MOST_REASONS])
     more = len(reasons) - _MOST_REASONS
     cells = [
         link(f"/rounds/{found.round}", str(found.round)),
-        found.state,
+        f"{found.state}, evaluation" if found.evaluates else found.state,
         *map(str, (found.selected, found.arrived, found.late, found.declined)),
         (why + (f" and {more} more" if more > 0 else "")) or found.text,
-        f"{found.metric} {score:.4g}" if score is not None else "",
+        shown,
         *map(_number, (found.loss, found.seconds)),
         *map(size_of, (found.down_bytes, found.up_bytes)),
     ]
@@ -147,12 +164,69 @@ def tier(found: TierRow) -> Html:
     cells = [
         link(f"/?{urlencode({'tier': found.tier})}#fleet", found.tier) if found.tier else "none",
         *map(str, (found.devices, found.online)),
+        _metric(found.metric, found.device_metric),
         *map(size_of, (found.planned_bytes, found.used_bytes, found.most_used_bytes)),
         share,
         *map(_number, (found.step_ms, found.seconds)),
         *map(size_of, (found.down_bytes, found.up_bytes)),
     ]
     return row(found.tier or "none", TIER_COLUMNS, cells)
+
+
+def evaluation(found: DeviceEvaluation | None) -> Html:
+    """Return the results of an evaluation round by tier: a table, and a histogram of the devices for each group. It is
+    empty without results.
+    """
+    if found is None:
+        return Html("")
+    name, groups = found.metric, groups_of(found)
+    columns = [
+        *_texts("tier"),
+        *_numbers("devices"),
+        *_wide("rows"),
+        *_numbers(name, "median", "worst decile"),
+        *([] if name == "loss" else _wide("loss")),
+    ]
+    rows = []
+    for tier, group in groups.items():
+        values = [_metric(name, each.get(name)) for each in (group.metrics, group.median, group.worst_decile)]
+        loss = [] if name == "loss" else [_number(group.metrics.get("loss"))]
+        cells = [tier or "all", str(group.devices), f"{group.rows:,.0f}", *values, *loss]
+        rows.append(row(tier, columns, cells))
+    charts = [_histogram(tier or "all", name, group) for tier, group in groups.items() if group.histogram]
+    left_out = ", ".join(found.left_out)
+    return join_children(
+        el("h2", f"On held-out rows of the devices, after {found.trained_rounds} training rounds"),
+        table("results", "results by tier", columns, rows),
+        el("div", *charts, class_="histograms") if charts else None,
+        el("p", f"Not shown, fewer devices than evaluate.least_group: {left_out}") if left_out else None,
+    )
+
+
+def _histogram(tier: str, metric: str, group: GroupResult) -> Html:
+    """Return the number of a group's devices by metric as a figure, in equal bins from 0 to 1."""
+    counts, most = group.histogram, max(*group.histogram, 1)
+    left, bottom, width, height = 10.0, 84.0, 220.0, 64.0
+    step = width / len(counts)
+    shapes = []
+    for at, count in enumerate(counts):
+        x, top = left + at * step, bottom - height * count / most
+        shapes.append(el("rect", x=x + 1, y=round(top, 1), width=step - 2, height=round(bottom - top, 1)))
+        if count:
+            shapes.append(el("text", str(count), x=x + step / 2, y=round(top - 3, 1)))
+    shapes.append(el("line", x1=left, x2=left + width, y1=bottom, y2=bottom))
+    for value in (0.0, 0.5, 1.0):
+        shapes.append(el("text", f"{value:g}", x=left + value * width, y=bottom + 13))
+    shapes.append(el("text", metric, x=left + width / 2, y=bottom + 26))
+    bins = (
+        f"{at / len(counts):.1f} to {(at + 1) / len(counts):.1f}: {count}" for at, count in enumerate(counts)
+    )
+    return el(
+        "figure",
+        el("figcaption", f"{tier}: {count_text(group.devices, 'device')} by {metric}"),
+        el("svg", *shapes, viewBox="0 0 240 114", role="img", aria_label=", ".join(bins)),
+        class_="chart",
+    )
 
 
 def part(found: DeviceRound, *, by_device: bool = False) -> Html:
@@ -203,6 +277,10 @@ def _clock_of(run: RunRow) -> str:
 
 def _iso(at: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+
+
+def _metric(name: str, value: float | None) -> str:
+    return "" if value is None else metric_value(name, value)
 
 
 def _number(value: float | None) -> str:

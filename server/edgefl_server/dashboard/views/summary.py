@@ -19,6 +19,7 @@ from edgefl_server.dashboard.state.fleet import (
     VitalSample,
 )
 from edgefl_server.dashboard.state.fold import sums_of, total
+from edgefl_server.events import DeviceEvaluation, GroupResult
 
 STATES = ("working", "reported", "declined", "rejected", "missing", "idle", "offline")
 SILENT_S = 20.0
@@ -31,6 +32,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of the run for the headline, the tables and the exports.
 
     ``silent_s`` is the number of seconds since the last event of the server; None before the first event.
+    ``device_metric`` is the main ``metric`` of the newest evaluation on devices, over all their rows.
     """
 
     federation: str
@@ -45,6 +47,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     working: int
     accuracy: float | None
     loss: float | None
+    metric: str
+    device_metric: float | None
     broker: str
     broker_offline: bool
     processor: str
@@ -54,7 +58,10 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoundSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Summary of a round. ``late`` counts updates after its end; ``reasons`` counts missing updates by reason."""
+    """Summary of a round. ``late`` counts updates after its end; ``reasons`` counts missing updates by reason.
+
+    ``evaluates`` is True if devices evaluate the model in the round, and ``evaluation`` has their results.
+    """
 
     round: int
     state: str
@@ -81,13 +88,35 @@ class RoundSummary(msgspec.Struct, frozen=True, kw_only=True):
     weights_sha256: str
     text: str
     tiers: dict[str, TierTotals]
+    evaluates: bool
+    evaluation: DeviceEvaluation | None
+
+
+class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Value of one metric in an evaluation round, for a tier; ``tier`` is "" for all devices.
+
+    ``value`` is over all rows together, ``median`` and ``worst_decile`` over the devices. ``histogram`` counts devices
+    by the main metric in ten bins from 0 to 1; it is empty for other metrics.
+    """
+
+    round: int
+    trained_rounds: int
+    tier: str
+    devices: int
+    rows: float
+    metric: str
+    value: float
+    median: float | None
+    worst_decile: float | None
+    histogram: tuple[int, ...]
 
 
 class TierRow(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of a tier: its devices, and figures of their newest accepted updates.
 
     Memory is that over the idle process: as planned by the exporter, and as measured by devices (median and maximum).
-    The other figures are medians.
+    The other figures are medians. ``device_metric`` is the main ``metric`` of the tier in the newest evaluation on
+    devices.
     """
 
     tier: str
@@ -100,6 +129,8 @@ class TierRow(msgspec.Struct, frozen=True, kw_only=True):
     step_ms: float | None
     down_bytes: int
     up_bytes: int
+    metric: str
+    device_metric: float | None
 
 
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,6 +193,8 @@ def run_row(fleet: Fleet, now: float | None = None) -> RunRow:
     now = time.time() if now is None else now
     states = [state_of(fleet, device) for device in fleet.devices.values()]
     scored = next((row for _, row in sorted(fleet.rounds.items(), reverse=True) if row.metrics), None)
+    evaluated = newest_evaluation(fleet)
+    on_devices = evaluated.devices if evaluated is not None else None
     numbers = {
         "round": max(fleet.rounds, default=0),
         "rounds": fleet.total,
@@ -170,6 +203,8 @@ def run_row(fleet: Fleet, now: float | None = None) -> RunRow:
         "working": states.count("working"),
         "accuracy": scored.accuracy if scored else None,
         "loss": scored.loss if scored else None,
+        "metric": evaluated.metric if evaluated else scored.metric if scored else "",
+        "device_metric": on_devices.metrics.get(evaluated.metric) if evaluated and on_devices else None,
         "broker_offline": fleet.offline,
         "silent_s": max(0.0, now - fleet.told) if fleet.told else None,
     }
@@ -191,9 +226,44 @@ def round_row(row: RoundRecord) -> RoundSummary:
     return RoundSummary(**_fields_of(whole, RoundSummary) | _fields_of(row, RoundSummary) | counts)
 
 
+def newest_evaluation(fleet: Fleet) -> DeviceEvaluation | None:
+    """Return the results of the newest evaluation round, or None. Rounds that an operator undid do not count."""
+    evaluations = (
+        row.evaluation for _, row in sorted(fleet.rounds.items(), reverse=True) if row.state != "undone"
+    )
+    return next((found for found in evaluations if found is not None), None)
+
+
+def evaluation_rows(fleet: Fleet) -> list[EvaluationRow]:
+    """Return a row for each evaluation round, group and metric, in the order of the rounds, all devices first."""
+    return [
+        EvaluationRow(
+            round=number,
+            trained_rounds=found.trained_rounds,
+            tier=tier,
+            devices=group.devices,
+            rows=group.rows,
+            metric=name,
+            value=value,
+            median=group.median.get(name),
+            worst_decile=group.worst_decile.get(name),
+            histogram=group.histogram if name == found.metric else (),
+        )
+        for number, row in sorted(fleet.rounds.items())
+        if (found := row.evaluation) is not None
+        for tier, group in groups_of(found).items()
+        for name, value in group.metrics.items()
+    ]
+
+
+def groups_of(found: DeviceEvaluation) -> dict[str, GroupResult]:
+    """Return the results of an evaluation by tier; "" is all devices, and comes first."""
+    return ({} if found.devices is None else {"": found.devices}) | found.tiers
+
+
 def device_row(fleet: Fleet, device: DeviceRecord) -> DeviceRow:
     """Return the summary of a device, with the figures of its last accepted update."""
-    last = last_report(device) or DeviceRound(device=device.name, round=0)
+    last = last_report(fleet, device) or DeviceRound(device=device.name, round=0)
     report = {
         name: getattr(last, name) for name in ("seconds", "used_bytes", "down_bytes", "up_bytes", "staleness")
     }
@@ -215,8 +285,10 @@ def tier_rows(fleet: Fleet) -> list[TierRow]:
 
 
 def _tier_row(fleet: Fleet, name: str, devices: list[DeviceRecord]) -> TierRow:
-    reports = [last for device in devices if (last := last_report(device)) is not None]
+    reports = [last for device in devices if (last := last_report(fleet, device)) is not None]
     used = [part.used_bytes for part in reports if part.used_bytes]
+    evaluated = newest_evaluation(fleet)
+    group = evaluated.tiers.get(name) if evaluated is not None else None
     return TierRow(
         tier=name,
         devices=len(devices),
@@ -228,27 +300,29 @@ def _tier_row(fleet: Fleet, name: str, devices: list[DeviceRecord]) -> TierRow:
         step_ms=_median(part.step_ms or None for part in reports),
         down_bytes=int(_median(part.down_bytes for part in reports) or 0),
         up_bytes=int(_median(part.up_bytes for part in reports) or 0),
+        metric=evaluated.metric if evaluated is not None else "",
+        device_metric=group.metrics.get(evaluated.metric) if evaluated and group else None,
     )
 
 
-def last_report(device: DeviceRecord) -> DeviceRound | None:
-    """Return the state of a device in the newest round that accepted its update; None if there is no such round."""
+def last_report(fleet: Fleet, device: DeviceRecord) -> DeviceRound | None:
+    """Return the state of a device in the newest training round that accepted its update; None if there is none."""
     for number in reversed(device.parts):
-        if device.parts[number].status == "accepted":
+        if device.parts[number].status == "accepted" and not fleet.rounds[number].evaluates:
             return device.parts[number]
     return None
 
 
 def times(fleet: Fleet) -> tuple[int, list[float], list[float]]:
     """Return (round, seconds until each accepted update, milliseconds of a step on each device), for the newest such
-    round.
+    training round.
 
     It is (0, [], []) if no round has an accepted update. The lists may differ in length, because a device may not
     report a step time.
     """
-    for number in sorted(fleet.rounds, reverse=True):
-        arrived = [part for part in fleet.rounds[number].parts.values() if part.status == "accepted"]
-        if arrived:
+    for number, row in sorted(fleet.rounds.items(), reverse=True):
+        arrived = [part for part in row.parts.values() if part.status == "accepted"]
+        if arrived and not row.evaluates:
             seconds = [part.seconds for part in arrived if part.seconds is not None]
             return number, seconds, [part.step_ms for part in arrived if part.step_ms]
     return 0, [], []
@@ -278,10 +352,12 @@ _BINS = 24
 class Point(msgspec.Struct, frozen=True, kw_only=True):
     """Values of one round for the charts.
 
-    ``tiers``: by tier, (median seconds until the update, bytes up, bytes down).
+    ``tiers``: by tier, (median seconds until the update, bytes up, bytes down). ``devices``: in an evaluation round,
+    the metric on the devices' rows, its median over the devices, and the worst decile.
     """
 
     round: int
+    evaluates: bool
     over: bool
     score: float | None
     loss: float | None
@@ -291,6 +367,7 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     lacking: int
     late: int
     tiers: dict[str, tuple[float | None, int, int]]
+    devices: tuple[float | None, float | None, float | None] | None
 
 
 class Histogram(msgspec.Struct, frozen=True, kw_only=True):
@@ -382,8 +459,14 @@ class FleetSnapshot:
 
 def point(row: RoundSummary) -> Point:
     """Return the values of a round that the charts show."""
+    found, devices = row.evaluation, None
+    if found is not None and (group := found.devices) is not None:
+        names = (group.metrics, group.median, group.worst_decile)
+        whole, median_, worst = (values.get(found.metric) for values in names)
+        devices = whole, median_, worst
     return Point(
         round=row.round,
+        evaluates=row.evaluates,
         over=row.state != "open",
         score=row.metrics.get(row.metric) if row.metric != "loss" else row.loss,
         loss=row.loss,
@@ -393,6 +476,7 @@ def point(row: RoundSummary) -> Point:
         lacking=row.declined + row.rejected + row.missing,
         late=row.late,
         tiers={name: (each.seconds, each.up_bytes, each.down_bytes) for name, each in row.tiers.items()},
+        devices=devices,
     )
 
 

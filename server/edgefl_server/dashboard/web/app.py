@@ -28,11 +28,13 @@ from edgefl_server.dashboard.views.summary import (
     Charts,
     DeviceFilter,
     DeviceRow,
+    EvaluationRow,
     FleetSnapshot,
     RoundSummary,
     RunRow,
     TierRow,
     device_row,
+    evaluation_rows,
     run_row,
 )
 from edgefl_server.dashboard.web.hub import Hub
@@ -78,6 +80,7 @@ TABLES: dict[str, Listing] = {
         DeviceRow,
         lambda glance, view: [device_row(glance.fleet, each) for each in view.of(glance.fleet)],
     ),
+    "evaluations": (EvaluationRow, lambda glance, _: evaluation_rows(glance.fleet)),
     "tiers": (TierRow, lambda glance, _: glance.tiers),
     "log": (LogEntry, lambda glance, _: list(glance.fleet.log)),
     "vitals": (VitalSample, lambda glance, _: list(glance.fleet.vitals)),
