@@ -15,7 +15,7 @@ _CHANCE = "chance"
 
 
 def curves(rows: Sequence[RoundRow], title: str, classes: int = 0) -> Mapping[str, str]:
-    """Draw charts of a run over its rounds: its metric on the test set, and its losses on the test set and in training.
+    """Draw charts of a run over its rounds: its metric on the test set and on held-out rows of devices, and its losses.
 
     Args:
         rows: the rounds, in order.
@@ -26,8 +26,14 @@ def curves(rows: Sequence[RoundRow], title: str, classes: int = 0) -> Mapping[st
         SVG text by the chart's name. A chart without a finite number is left out.
     """
     metric = rows[-1].metric if rows else ""
+    found = [row.evaluation.devices if row.evaluation else None for row in rows]
     shown = {
-        metric: {metric: _line(rows, [row.metrics.get(metric, row.accuracy) for row in rows])},
+        metric: {
+            metric: _line(rows, [row.metrics.get(metric, row.accuracy) for row in rows]),
+            "devices": _line(rows, [each.metrics.get(metric) if each else None for each in found]),
+            "median device": _line(rows, [each.median.get(metric) if each else None for each in found]),
+            "worst decile": _line(rows, [each.worst_decile.get(metric) if each else None for each in found]),
+        },
         "loss": {
             "test set": _line(rows, [row.loss for row in rows]),
             "training, mean over clients": _line(rows, [row.train_loss for row in rows]),

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from edgefl.errors import ConfigError, StoreError
 from edgefl.simulator.downlink import SimulatedDownlink
 from edgefl.wire import tensors
@@ -18,8 +20,9 @@ from edgefl.wire.mqtt.messages import Update, decode
 from edgefl.wire.tensors import Arrays
 from edgefl_server.coordinator.collapse import NEVER, BestMetrics
 from edgefl_server.coordinator.states import OpenRound, Outcome
+from edgefl_server.events import DeviceEvaluation
 from edgefl_server.publish.model import ModelVersion
-from edgefl_server.rounds import RoundModel, begin_aggregation, conclude_round
+from edgefl_server.rounds import RoundModel, begin_aggregation, conclude_round, evaluate_reports
 from edgefl_server.run_spec import RunSpec
 from edgefl_server.storage.journal import Journal, RunRecord
 
@@ -36,6 +39,8 @@ class ReplayedRound:
         weights_sha256: SHA-256 of the model after the round, as replayed.
         journaled: SHA-256 of that model according to the journal.
         weights: The replayed model with the server's state, by name.
+        evaluation: Results of an evaluation round, from the reports in the journal; None for a training round.
+        journaled_evaluation: Results of it according to the journal.
     """
 
     round: int
@@ -45,11 +50,13 @@ class ReplayedRound:
     weights_sha256: str
     journaled: str
     weights: Arrays
+    evaluation: DeviceEvaluation | None = None
+    journaled_evaluation: DeviceEvaluation | None = None
 
     @property
     def same(self) -> bool:
-        """True if both digests are equal."""
-        return self.weights_sha256 == self.journaled
+        """True if both digests are equal, and the results of an evaluation round, too."""
+        return (self.weights_sha256, self.evaluation) == (self.journaled, self.journaled_evaluation)
 
 
 class Replay:
@@ -109,10 +116,10 @@ class Replay:
                 return
             ended = self._journal.ended_round(self._run, number)
             closed = outcome == "closed"
-            weights, updates, late = (
+            weights, updates, late, evaluation = (
                 self._repeat_round(ended, int(facts["devices"]))
                 if closed
-                else (self._models[number].weights, 0, 0)
+                else (self._models[number].weights, 0, 0, None)
             )
             model = ModelVersion.of(self._spec, number, weights)
             self._downloads.publish(model)
@@ -120,10 +127,25 @@ class Replay:
             self._models.pop(number - self._spec.rules.max_staleness, None)
             digest = hashlib.sha256(tensors.dump(weights)).hexdigest()
             ending: Outcome = "closed" if closed else "abandoned"
-            yield ReplayedRound(number, ending, updates, late, digest, facts["weights_sha256"], weights)
+            known = facts.get("evaluation")
+            yield ReplayedRound(
+                round=number,
+                outcome=ending,
+                updates=updates,
+                late=late,
+                weights_sha256=digest,
+                journaled=facts["weights_sha256"],
+                weights=weights,
+                evaluation=evaluation,
+                journaled_evaluation=msgspec.convert(known, DeviceEvaluation) if known else None,
+            )
 
-    def _repeat_round(self, ended: OpenRound, devices: int) -> tuple[Arrays, int, int]:
-        """Return (model after a round, number of its updates, number of those that began from an earlier model)."""
+    def _repeat_round(
+        self, ended: OpenRound, devices: int
+    ) -> tuple[Arrays, int, int, DeviceEvaluation | None]:
+        """Return (model after a round, number of its updates, number of those that began from an earlier model, results
+        of an evaluation round).
+        """
         model, spec = self._models[ended.number], self._spec
         start = self._round_model(model)
         active = begin_aggregation(
@@ -146,8 +168,10 @@ class Replay:
             update = decode(Update, stored.data)
             active.aggregator.add(active.check(update).added, stored.weight, stored.share)
             updates, late = updates + 1, late + (update.round < ended.number)
+        if ended.evaluates:
+            return model.weights, updates, late, evaluate_reports(spec, ended.number, active)
         done = conclude_round(spec, ended, active, start, devices=devices, best=BestMetrics())
-        return done.weights, updates, late
+        return done.weights, updates, late, None
 
     def _round_model(self, model: ModelVersion) -> RoundModel:
         return RoundModel(model, self._downloads)

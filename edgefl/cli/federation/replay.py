@@ -93,6 +93,8 @@ def _verdict(done: Replayed) -> str:
     if done.same:
         return f"all {len(done.rounds)} rounds came to the same bits"
     last = done.rounds[-1]
+    if last.weights_sha256 == last.journaled:
+        return f"round {last.round} evaluates its model to other results than the journal has"
     where = ", ".join(f"{name} ({count} entries)" for name, count in sorted(done.differ.items()))
     return (
         f"round {last.round} came to {last.weights_sha256[:12]}, and the journal has {last.journaled[:12]}: "
