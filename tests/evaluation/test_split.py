@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import struct
-
 import msgspec
 import numpy as np
 import pytest
@@ -14,6 +11,7 @@ from edgefl.wire.bundle.manifest import HELD_OUT, DataSpec, Input, Split, decode
 from edgefl.wire.tensors import Array
 from edgefl_device.data.samples import FittedData, LocalData, fit_rows, is_held_out
 from tests.device_runtime import tiny
+from tests.wire import held_out_rows
 
 SPEC = DataSpec(shape=(2, 3), dtype="float32", classes=4, scale=1 / 255, shift=-0.5)
 
@@ -26,18 +24,12 @@ def fitted(x: Array) -> FittedData:
     return LocalData(x, np.arange(len(x)) % 4, "rows").fitted(SPEC)
 
 
-def by_the_protocol(row: Array, share: float, seed: int) -> bool:
-    """Return whether a row is held out, from docs/protocol.md alone."""
-    read = row.astype(np.float32) * np.float32(1 / 255) + np.float32(-0.5)
-    digest = hashlib.sha256(struct.pack("<Q", seed) + read.astype("<f4").tobytes()).digest()
-    return bool(struct.unpack("<Q", digest[:8])[0] < int(share * 2**64))
-
-
-def test_the_rule_is_that_of_the_protocol() -> None:
-    x = images(300)
-    found = is_held_out(fitted(x), 0.3, 2**62 + 5)
-    assert found.tolist() == [by_the_protocol(row, 0.3, 2**62 + 5) for row in x]
-    assert 60 < found.sum() < 120
+@pytest.mark.parametrize("case", held_out_rows.cases(), ids=lambda case: case.x.dtype.name)
+def test_the_rule_is_that_of_the_protocol(case: held_out_rows.HeldOutRows) -> None:
+    local = LocalData(case.x, np.arange(len(case.x)), "rows", case.others)
+    found = np.flatnonzero(is_held_out(local.fitted(case.spec), case.share, case.seed))
+    assert found.tolist() == case.held_out()
+    assert case.share / 2 < len(found) / len(case.x) < case.share * 2
 
 
 def test_a_row_keeps_its_part_whatever_else_there_is() -> None:
@@ -80,7 +72,7 @@ def test_a_bundle_uses_the_rows_of_its_part(part: str) -> None:
 
 def test_a_device_whose_rows_are_all_in_the_other_part_says_so() -> None:
     source = LocalData(images(1), np.zeros(1, np.int64), "one row")
-    kept = by_the_protocol(source.x[0], 0.5, 0)
+    (kept,) = is_held_out(source.fitted(SPEC), 0.5, 0)
     part = "train" if kept else "held-out"
     bundle = tiny.make_bundle()
     manifest = msgspec.structs.replace(

@@ -7,7 +7,17 @@ import msgspec
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle import manifest
 from edgefl.wire.bundle.archive import BundleArchive
-from edgefl.wire.bundle.manifest import DataSpec, FrozenChunk, Graph, Input, Manifest, PhaseSpec, Port
+from edgefl.wire.bundle.manifest import (
+    HELD_OUT,
+    DataSpec,
+    FrozenChunk,
+    Graph,
+    Input,
+    Manifest,
+    PhaseSpec,
+    Port,
+    Split,
+)
 from edgefl.wire.bundle.readers import TextSpec
 
 GRAPHS = {name: f"graph bytes: {name}".encode() for name in ("start", "train", "finish", "pass", "adapt")}
@@ -101,6 +111,12 @@ def example_manifest_of_texts() -> Manifest:
         reader=TextSpec(tokenizer=describe(b"a tokenizer", 131072), mask="attention_mask", text="review"),
     )
     return msgspec.structs.replace(first, data=data)
+
+
+def example_manifest_held_out() -> Manifest:
+    """A manifest of a bundle that uses only the held-out rows."""
+    split = Split(share=0.3, seed=(1 << 62) + 1, part="held-out")
+    return msgspec.structs.replace(example_manifest(), v=HELD_OUT, split=split)
 
 
 def example_manifest_executorch() -> Manifest:

@@ -48,11 +48,13 @@ from edgefl.wire.mqtt.messages import (
 )
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_conformance.vectors.write import GOLDEN
+from tests.wire import held_out_rows
 from tests.wire.bundle.example_profile import example_profile
 from tests.wire.example_manifests import (
     example_bundle,
     example_manifest,
     example_manifest_executorch,
+    example_manifest_held_out,
     example_manifest_of_exchanges,
     example_manifest_of_texts,
 )
@@ -356,6 +358,7 @@ def vectors() -> dict[str, bytes]:
     found["manifest_of_texts"] = manifest.encode_manifest(example_manifest_of_texts())
     found |= {name: msgspec.msgpack.encode(reader) for name, reader in READERS.items()}
     found["manifest_executorch"] = manifest.encode_manifest(example_manifest_executorch())
+    found["manifest_held_out"] = manifest.encode_manifest(example_manifest_held_out())
     found["manifest_with_unknown_fields"] = _manifest_with_extra_fields()
     found["manifest_of_version_2"] = msgspec.msgpack.encode({"v": 2, "something": "else"})
     found["bundle"] = bundle_bytes()
@@ -366,7 +369,7 @@ def vectors() -> dict[str, bytes]:
     found["patch_new"] = tensors.dump(patches.apply_patch(PATCH_OLD, PATCH))
     found["topics"] = "\n".join(topic_table()).encode()
     files = {f"{name}.bin": data for name, data in sorted(found.items())}
-    return {**files, VALUES: values_of(files)}
+    return {**files, VALUES: values_of(files), held_out_rows.FILE: held_out_rows.written()}
 
 
 def main() -> None:

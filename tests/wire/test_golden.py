@@ -24,7 +24,7 @@ from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.envelope import Envelope, open_message
 from edgefl.wire.mqtt.messages import Offer, Profile, Task
 from edgefl.wire.mqtt.topics import Topics
-from tests.wire import example_manifests, make_golden
+from tests.wire import example_manifests, held_out_rows, make_golden
 from tests.wire.make_golden import BLOBS, FOLDER, MASK_COUNTS, MASKED, MESSAGES, READERS, TENSORS
 
 
@@ -43,6 +43,10 @@ def test_the_values_beside_the_vectors_are_theirs() -> None:
     assert (FOLDER / make_golden.VALUES).read_bytes() == make_golden.values_of(frozen)
     assert values["task.bin"]["seed"] == {"int": "4611686018427387905"}
     assert {f"{name}.bin" for name in MESSAGES} <= values.keys()
+
+
+def test_the_held_out_rows_are_those_of_the_protocol() -> None:
+    assert (FOLDER / held_out_rows.FILE).read_bytes() == held_out_rows.written()
 
 
 @pytest.mark.parametrize("name", MESSAGES)
@@ -80,7 +84,7 @@ def test_other_version_is_refused_with_both_versions_in_the_message() -> None:
     assert caught.value.details["version"] == 2
 
 
-@pytest.mark.parametrize("name", ["", "_of_exchanges", "_executorch", "_of_texts"])
+@pytest.mark.parametrize("name", ["", "_of_exchanges", "_executorch", "_held_out", "_of_texts"])
 def test_manifest_in_both_directions(name: str) -> None:
     example = getattr(example_manifests, f"example_manifest{name}")()
 

@@ -139,8 +139,14 @@ TEST_CASE("manifests") {
   const Manifest texts = decode_manifest(golden("manifest_of_texts.bin"));
   CHECK(texts.data.names == std::vector<std::string>{"bad", "good"});
   CHECK(std::get<TextSpec>(texts.data.reader).tokenizer.has_value());
+  const Manifest divided = decode_manifest(golden("manifest_held_out.bin"));
+  REQUIRE(divided.split.has_value());
+  CHECK(divided.split->share == 0.3);
+  CHECK(divided.split->seed == (uint64_t{1} << 62) + 1);
+  CHECK(divided.split->held_out);
+  CHECK_FALSE(small.split.has_value());
   CHECK_THROWS_WITH_AS(decode_manifest(golden("manifest_of_version_2.bin")),
-                       "the manifest has version 2, this runtime reads 1, 3 and 4: install a matching edgefl", BundleError);
+                       "the manifest has version 2, this runtime reads 1, 3, 4 and 5: install a matching edgefl", BundleError);
   CHECK_THROWS_AS(small.graph("nowhere"), BundleError);
 }
 

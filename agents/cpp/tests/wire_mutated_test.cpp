@@ -65,7 +65,7 @@ TEST_CASE("messages") {
 }
 
 TEST_CASE("manifests, and what a device asks of them") {
-  CHECK(taken({"manifest.bin", "manifest_of_exchanges.bin", "manifest_executorch.bin", "manifest_of_texts.bin"}, [](const std::string& data) {
+  CHECK(taken({"manifest.bin", "manifest_of_exchanges.bin", "manifest_executorch.bin", "manifest_of_texts.bin", "manifest_held_out.bin"}, [](const std::string& data) {
           const Manifest manifest = decode_manifest(data);
           (void)manifest.of_round();
           (void)manifest.steps_with(17);

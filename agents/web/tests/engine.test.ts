@@ -14,6 +14,7 @@ import { HeldTensor } from "../src/engine/tensor";
 import { type Arr, asBytes } from "../src/wire/arrays";
 import { BundleError } from "../src/wire/errors";
 import type { Graph } from "../src/wire/bundle/graphs";
+import { dump } from "../src/wire/tensors";
 import vectors from "./vectors.json";
 
 const ASSETS = new URL("../node_modules/onnxruntime-web/dist/", import.meta.url).href;
@@ -67,6 +68,17 @@ describe("the engine", () => {
     const held = await engine.write(array);
     expect(await engine.read(held)).toEqual(array);
     engine.drop(new Map([["state.a", held]]));
+  });
+
+  it("gives integer sums, which are sent as such", async () => {
+    const port = (role: string) => ({ name: `${role}.correct`, role, dtype: "int64", shape: [], mask: 0, ignored: null });
+    const ports = { name: "finish", inputs: [port("state")], outputs: [port("update")], in_place: [], segments: [] } as unknown as Graph;
+    const engine = new OnnxEngine(settings);
+    const finish = await engine.load(ports, Uint8Array.from(Buffer.from(vectors.sums.finish, "base64")));
+    const state = new Map([["state.correct", await engine.write({ dtype: "int64", shape: [], data: BigInt64Array.of((1n << 40n) + 3n) })]]);
+    const { arrays } = await finish.run({}, state);
+    const update = dump({ correct: arrays["update.correct"]! });
+    expect(Buffer.from(update).toString("base64")).toBe(vectors.sums.update);
   });
 
   it("names the graph that it cannot load", async () => {

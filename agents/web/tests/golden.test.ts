@@ -181,7 +181,17 @@ describe("manifests", () => {
     expect(() => decodeManifest(planned(4, "onnx"))).toThrow(/only a program of format executorch/);
   });
 
-  it.each(["manifest", "manifest_of_exchanges", "manifest_executorch", "manifest_of_texts", "manifest_with_unknown_fields"])(
+  it("with a split are of version 5, and only these", () => {
+    const manifest = decodeManifest(bytes("manifest_held_out"));
+    expect([manifest.v, manifest.split]).toEqual([5, { share: 0.3, seed: (1n << 62n) + 1n, part: "held-out" }]);
+    const planned = manifest.graphs.map((graph) => ({ ...graph, format: "executorch" as const, planned_outputs: true }));
+    expect(decodeManifest(encoded(Manifest, { ...manifest, graphs: planned })).v).toBe(5);
+    for (const wrong of [{ v: 4 }, { split: undefined }, { split: { ...manifest.split!, share: 1 } }, { split: { ...manifest.split!, seed: -1n } }]) {
+      expect(() => decodeManifest(encoded(Manifest, { ...manifest, ...wrong }))).toThrow(BundleError);
+    }
+  });
+
+  it.each(["manifest", "manifest_of_exchanges", "manifest_executorch", "manifest_of_texts", "manifest_held_out", "manifest_with_unknown_fields"])(
     "%s is read", (name) => {
       const manifest = decodeManifest(bytes(name));
       const told = values[`${name}.bin`] as { program: string; graphs: { name: string }[] };

@@ -14,6 +14,7 @@ import onnx
 from numpy.random import Generator, Philox, SeedSequence
 from PIL import Image
 
+from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl_device.data.samples import Batches, Pass, as_read, noise
 
@@ -101,9 +102,7 @@ def _rectifier(dtype: int) -> str:
         for name, shape in (("batch.0.x", vector), ("hyper.scale", scalar))
     ]
     outputs = [onnx.helper.make_tensor_value_info("y", dtype, vector)]
-    graph = onnx.helper.make_graph(nodes, "rectifier", inputs, outputs)
-    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
-    return base64.b64encode(model.SerializeToString(deterministic=True)).decode()
+    return _encoded(onnx.helper.make_graph(nodes, "rectifier", inputs, outputs))
 
 
 def _fused() -> str:
@@ -116,7 +115,23 @@ def _fused() -> str:
     x, w, y = (
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, square) for name in ("x", "w", "y")
     )
-    graph = onnx.helper.make_graph(nodes, "fused", [x, w], [y])
+    return _encoded(onnx.helper.make_graph(nodes, "fused", [x, w], [y]))
+
+
+def _sums() -> dict[str, Any]:
+    """An evaluation's sums: correct + 65536, an ONNX model in base64, and the update that a device sends of 2^40 + 3."""
+    ports = {
+        name: onnx.helper.make_tensor_value_info(f"{name}.correct", onnx.TensorProto.INT64, [])
+        for name in ("state", "update")
+    }
+    once = onnx.helper.make_tensor("once", onnx.TensorProto.INT64, [], [1 << 16])
+    node = onnx.helper.make_node("Add", ["state.correct", "once"], ["update.correct"])
+    graph = onnx.helper.make_graph([node], "finish", [ports["state"]], [ports["update"]], [once])
+    update = tensors.dump({"correct": np.array((1 << 40) + 3 + (1 << 16), np.int64)})
+    return {"finish": _encoded(graph), "update": base64.b64encode(update).decode()}
+
+
+def _encoded(graph: onnx.GraphProto) -> str:
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=9)
     return base64.b64encode(model.SerializeToString(deterministic=True)).decode()
 
@@ -135,6 +150,7 @@ def vectors() -> dict[str, Any]:
         "noise": noise(2**62 + 1, 5, 1, (2, 3), "float32").reshape(-1).tolist(),
         "images": _images(),
         "scaled": as_read(samples, spec).reshape(-1).tolist(),
+        "sums": _sums(),
         "rectifiers": {
             "float32": _rectifier(onnx.TensorProto.FLOAT),
             "float64": _rectifier(onnx.TensorProto.DOUBLE),

@@ -138,6 +138,13 @@ export class FittedData {
     return counts === null ? {} : { class_counts: counts };
   }
 
+  /** The rows with these numbers. */
+  chosen(at: Rows): FittedData {
+    const x: RowSource = { dtype: this.x.dtype, take: (indices) => this.x.take(indices.map((place) => at[place]!)) };
+    const others = Object.fromEntries(Object.entries(this.others).map(([name, rows]) => [name, rowsOf(rows, at)]));
+    return new FittedData(x, rowsOf(this.y, at), this.spec, others, this.label, at.map((row) => this.lengths[row]!));
+  }
+
   /** At most so many rows; all of them for 0. */
   first(samples: number): FittedData {
     const count = samples ? Math.min(samples, this.count) : this.count;

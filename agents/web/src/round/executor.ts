@@ -1,6 +1,6 @@
 /** The work on one round: fetch its bundle, train, and put the update into the outbox. */
-import { labelSpecOf } from "../data/labels";
 import type { LocalSamples } from "../data/samples";
+import { fitRows } from "../data/split";
 import type { Engine } from "../engine/base";
 import type { Fetcher } from "../link/fetch";
 import type { ServerTrust } from "../link/identity";
@@ -56,7 +56,7 @@ export async function work(bench: ExecutorParts, job: Job): Promise<void> {
   checkMemory(manifest, bench.memoryBytes);
   checkWeights(job, manifest);
   const costs = new RoundProfiler(() => engine.bytes());
-  const data = await bench.data.fitted(manifest.data, labelSpecOf(manifest));
+  const data = await fitRows(bench.data, manifest);
   const start = await takeUp(store, job, manifest, bench.dropped);
   const rows = data.first(job.samples).count;
   checkWork(manifest, rows, limits);

@@ -6,12 +6,14 @@ import { checkGraph, Graph, inputsOf, isPrintable, labelOf } from "./graphs";
 import { VERSION, versionOf } from "../messages";
 import { decode } from "../msgpack";
 import { problemOf, Reader } from "./readers";
-import { bool, dict, either, float, int, list, nullable, omitted, oneOf, type Read, required, str, struct } from "../schema";
+import { bool, dict, either, float, int, int64, list, nullable, omitted, oneOf, type Read, required, str, struct, unset } from "../schema";
 
 /** The version of a manifest that has a graph in segments. */
 const SEGMENTED = 3;
 /** That of one that has a graph with planned outputs. */
 const PLANNED = 4;
+/** The version of a manifest with a split; it may also have segments and planned outputs. */
+const HELD_OUT = 5;
 /** What every batch may have; other parts are inputs beside x. */
 const PARTS = ["x", "y", "mask", "sample"];
 
@@ -47,6 +49,10 @@ const DataSpec = struct("DataSpec", {
 });
 export type DataSpec = Read<typeof DataSpec>;
 
+const Split = struct("Split", { share: required(float), seed: required(int64), part: required(oneOf("train", "held-out")) });
+/** Division of the local rows, and the part that a bundle uses. */
+export type Split = Read<typeof Split>;
+
 export const Manifest = struct("Manifest", {
   v: either(int, () => VERSION),
   model: required(str),
@@ -71,6 +77,7 @@ export const Manifest = struct("Manifest", {
   carry_exchanges: either(int, () => 0),
   carry_needed: either(bool, () => false),
   sources: either(nullable(BlobRef), () => null),
+  split: unset(Split),
 });
 export type Manifest = Read<typeof Manifest>;
 
@@ -80,9 +87,10 @@ export function decodeManifest(data: Uint8Array): Manifest {
   try {
     const value = decode(data);
     const version = versionOf("Manifest", value);
-    if (![VERSION, SEGMENTED, PLANNED].includes(version)) {
+    if (![VERSION, SEGMENTED, PLANNED, HELD_OUT].includes(version)) {
       throw new BundleError(
-        `the manifest has version ${version}, this runtime reads ${VERSION}, ${SEGMENTED} and ${PLANNED}: install a matching edgefl`,
+        `the manifest has version ${version}, this runtime reads ${VERSION}, ${SEGMENTED}, ${PLANNED} and ${HELD_OUT}: ` +
+          "install a matching edgefl",
       );
     }
     manifest = Manifest.read(value, "");
@@ -143,12 +151,21 @@ function check(manifest: Manifest): void {
   }
   for (const graph of manifest.graphs) {
     checkGraph(graph);
-    if (graph.segments.length && manifest.v !== SEGMENTED) {
+    if (graph.segments.length && ![SEGMENTED, HELD_OUT].includes(manifest.v)) {
       throw new BundleError(`graph '${graph.name}' has segments in a manifest of version ${manifest.v}, which is ${SEGMENTED} then${again}`);
     }
-    if (graph.planned_outputs && manifest.v !== PLANNED) {
+    if (graph.planned_outputs && ![PLANNED, HELD_OUT].includes(manifest.v)) {
       throw new BundleError(`graph '${graph.name}' has planned outputs in a manifest of version ${manifest.v}, which is ${PLANNED} then${again}`);
     }
+  }
+  const split = manifest.split;
+  if ((split !== undefined) !== (manifest.v === HELD_OUT)) {
+    throw new BundleError(
+      `tier '${manifest.tier}' divides the rows by version ${manifest.v} of a manifest, which is ${HELD_OUT} then and only then${again}`,
+    );
+  }
+  if (split && !(split.share > 0 && split.share < 1 && split.seed >= 0n)) {
+    throw new BundleError(`a split has a share between 0 and 1 and a seed of at least 0, found ${split.share} and ${split.seed}${again}`);
   }
   const others = manifest.data.others.map((each) => each.name);
   if (new Set([...others, ...PARTS]).size < others.length + PARTS.length) {
