@@ -1,0 +1,61 @@
+"""`edgefl run --agents` with held-out rows: each kind of agent reports the sums of Python's runtime on its rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgefl.algorithms.evaluation import EVALUATE, evaluation
+from edgefl.config import load
+from edgefl.lab.agents import CPP_VARIABLE
+from edgefl.setup.bundles import bundle_of
+from edgefl.setup.data import open_data
+from edgefl.setup.model import federation_model
+from edgefl.setup.training import tier_of
+from edgefl.wire import tensors
+from edgefl_device.data.sources import load as load_data
+from edgefl_device.engine import open_engine
+from edgefl_device.round.offline import train_round
+from edgefl_export.compiler.request import Exchange
+from edgefl_server.aggregate.integer_sums import SCALE
+from tests.agents.cpp.build import program
+from tests.agents.web.fleet import require_browser
+from tests.e2e.runs import TINY, run_to_the_end
+
+TIERS = ("first", "second", "third")
+CONFIG = (
+    TINY.replace('"e2e"', '"evaluated"\nrounds = 1').replace("train_samples = 90", "train_samples = 240")
+    + "[evaluate]\nsplit = 0.3\nevery = 1\n"
+    + "".join(f"[tiers.{tier}]\ncount = 1\n" for tier in TIERS)
+)
+
+
+@pytest.mark.slow
+@pytest.mark.needs("mosquitto")
+def test_devices_of_three_kinds_report_the_same_sums(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    require_browser()
+    monkeypatch.setenv(CPP_VARIABLE, str(program("edgefl-agent")))
+    folder = tmp_path / "run"
+
+    trained, evaluated = run_to_the_end(folder, ["--agents", "python:1,cpp:1,web:1", "--seed", "3"], CONFIG)
+
+    assert (trained["reports"], evaluated["reports"], trained["evaluation"]) == (3, 3, None)
+    found = evaluated["evaluation"]
+    federation = load(tmp_path / "run.toml", {"federation.seed": 3})
+    dataset = open_data(federation)
+    weights, total = tensors.load((folder / "model.safetensors").read_bytes()), dict[str, int]()
+    for tier in TIERS:
+        training = tier_of(federation, federation_model(federation, dataset), tier)
+        exchange = Exchange(EVALUATE, evaluation(training.algorithm), ())
+        bundle = bundle_of(federation, dataset, training, exchange).bundle
+        (device,) = (folder / "devices").glob(f"{tier}*")
+        result = train_round(bundle, weights, load_data(device / "data.npz"), open_engine("onnx"))
+        sums = {name: int(array) for name, array in result.update.items() if not array.shape}
+        group = found["tiers"][tier]
+        assert 0 < result.samples < 80
+        assert group["rows"] == result.samples == sums["count"] / SCALE
+        assert group["metrics"]["accuracy"] == sums["correct"] / sums["count"]
+        assert group["metrics"]["loss"] == pytest.approx(sums["loss_sum"] / sums["count"], rel=1e-4)
+        total = {name: total.get(name, 0) + value for name, value in sums.items()}
+    assert (found["sums"]["correct"], found["sums"]["count"]) == (total["correct"], total["count"])
