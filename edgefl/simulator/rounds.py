@@ -34,6 +34,7 @@ from edgefl_server.coordinator.record import ParticipationRecord
 from edgefl_server.coordinator.roster import RosterEntry, tier_of
 from edgefl_server.coordinator.states import OpenRound, State
 from edgefl_server.events import EventListener, Warned
+from edgefl_server.hyperparameters import round_hyperparameters
 from edgefl_server.publish.model import ModelVersion
 from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.rounds import (
@@ -230,7 +231,7 @@ class SimulatedRounds:
         start = RoundModel(self._model, FixedDownlink(received))
         self._aggregation = self._begin_aggregation(opened, start, {})
         index = self.spec.index(opened.position)
-        hyper = self.spec.hyper_at(opened.number, opened.position)
+        hyper = round_hyperparameters(self.spec, opened.number, opened.position)
         tiers = {each.tier for each in opened.assignments.values()}
         fetched = {tier: self.downloads.fetch(self.functions[tier, index].manifest) for tier in tiers}
         weights = {tier: own.weights for tier, own in fetched.items()}

@@ -20,6 +20,7 @@ from edgefl.wire.tensors import Arrays
 from edgefl_server.coordinator import machine as coordinator
 from edgefl_server.coordinator.fleet import Assignment, Assignments
 from edgefl_server.coordinator.states import Actions, Answered, OpenRound, ReassignTasks, Rules, State, Tick
+from edgefl_server.hyperparameters import round_hyperparameters
 from edgefl_server.publish.model import ModelVersion
 from edgefl_server.round_aggregation import RoundAggregation
 from edgefl_server.rounds import FixedDownlink, RoundModel
@@ -161,7 +162,7 @@ class Versions:
         start = _RoundStart(
             model,
             {tier: self.downloads.fetch(self.functions[tier, index].manifest) for tier in tiers},
-            self.spec.hyper_at(opened.number, opened.position),
+            round_hyperparameters(self.spec, opened.number, opened.position),
             self.downloads.received(model),
         )
         live = {number: self._starts[number] for number in opened.older}

@@ -45,6 +45,7 @@ from edgefl_server.coordinator.rollout import Rollout
 from edgefl_server.coordinator.roster import CANDIDATE, TierRule
 from edgefl_server.coordinator.states import EvaluationSchedule, Rules
 from edgefl_server.events import Compiled, Event, EventListener, Exporting, Noted, Warned
+from edgefl_server.hyperparameters import shared_hyperparameters
 from edgefl_server.publish.downlink import check_counting
 from edgefl_server.run_spec import AggregateSpec, DownlinkSpec, ExchangeSpec, RunSpec, TierSpec, steady
 
@@ -227,7 +228,9 @@ def _exchange(
 ) -> ExchangeSpec:
     """Return the settings of one exchange (round trip) of the algorithm, with the bundles of all tiers."""
     own = {name: tier.exchange(exchange.name) for name, tier in tiers.items()}
-    hyper = _scalars({name: each.algorithm for name, each in own.items()})  # first: bundles take minutes
+    hyper = shared_hyperparameters(
+        {name: each.algorithm for name, each in own.items()}
+    )  # first: bundles take minutes
     specs = {name: _tier_spec(federation, tier, own[name], bundle_for) for name, tier in tiers.items()}
     return ExchangeSpec(specs, hyper, exchange.algorithm.schedule, exchange.algorithm.server)
 
@@ -306,28 +309,6 @@ def _check_alike(tier: str, ours: TierSpec, theirs: TierSpec) -> None:
 def _rollout(federation: Federation) -> Rollout:
     bounds = federation.rollout.model_dump(exclude={"algorithm", "tiers"})
     return Rollout(seed=federation.federation.seed, tiers=tried_tiers(federation), **bounds)
-
-
-def _scalars(algorithms: Mapping[str, Algorithm]) -> dict[str, float]:
-    """Return the scalars of an exchange (round trip) by name, from the algorithm of each tier.
-
-    A round announces them once, so all tiers must have the same values.
-
-    Raises:
-        ConfigError: If tiers have different values.
-    """
-    hyper: dict[str, float] = {}
-    for tier, algorithm in algorithms.items():
-        for name, value in algorithm.hyper.items():
-            if hyper.setdefault(name, value) != value:
-                raise ConfigError(
-                    f"algorithm {algorithm.name!r} has the scalar {name} = {value:g} in tier {tier!r} and "
-                    f"{hyper[name]:g} in "
-                    "others, and a round announces one value to all: give it one, or make it part of the graphs",
-                    algorithm=algorithm.name,
-                    tier=tier,
-                )
-    return hyper
 
 
 def _check_counting(federation: Federation, tiers: Mapping[str, TierTraining]) -> None:

@@ -23,6 +23,7 @@ from edgefl_server.coordinator.collapse import BestMetrics, collapse
 from edgefl_server.coordinator.states import OpenRound
 from edgefl_server.device_evaluation import summarize
 from edgefl_server.events import DeviceEvaluation
+from edgefl_server.hyperparameters import round_hyperparameters
 from edgefl_server.publish.model import ModelVersion
 from edgefl_server.round_aggregation import RoundAggregation, RoundAggregationSpec, UpdateLayout
 from edgefl_server.run_spec import ExchangeSpec, RunSpec
@@ -238,7 +239,10 @@ def _server_step(
         ServerStepError: If the step fails.
     """
     reports = ended.count("accepted")
-    hyper = {**spec.hyper_at(ended.number, ended.position), "share": reports / max(reports, devices)}
+    hyper = {
+        **round_hyperparameters(spec, ended.number, ended.position),
+        "share": reports / max(reports, devices),
+    }
     weights, exchange = start.model.weights, spec.exchange(ended.position)
 
     # A server optimizer measures how far updates moved, so it has to begin where the devices began: with the rounded

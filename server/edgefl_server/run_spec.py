@@ -311,18 +311,6 @@ class RunSpec:
         first = len(self.opening)
         return position if position < first else first + (position - first) % (1 + len(self.ahead))
 
-    def hyper_at(self, number: int, position: int) -> dict[str, float]:
-        """Return the scalars that are announced for round ``number`` (from 1), by name.
-
-        ``position`` is the number of exchanges completed before it. ``lr`` is divided by 10 at each fraction of
-        ``lr_decay_at`` that has passed.
-        """
-        exchange = self.exchange(position)
-        rounds, before = self.rules.rounds, self.rules.trained_rounds(number - 1)
-        decays = sum(1 for fraction in self.lr_decay_at if before >= fraction * rounds - 1e-9)
-        scaled = {"lr": exchange.hyper["lr"] / 10.0**decays} if "lr" in exchange.hyper else {}
-        return {**exchange.hyper, **scaled, **exchange.schedule(position, rounds)}
-
     def model_of(self, arrays: Arrays) -> Arrays:
         """Return ``arrays`` without the tensors of the server's state."""
         return server_state.model_of(arrays, self.server_state) if self.server_state else arrays

@@ -28,9 +28,10 @@ from edgefl.wire.bundle.archive import read_bundle
 from edgefl_export.compiler.cache import CompiledBundle
 from edgefl_export.compiler.request import TierTraining
 from edgefl_export.memory.recompute import Budget
-from edgefl_server.compose import _rules, _scalars, compose
+from edgefl_server.compose import _rules, compose
 from edgefl_server.coordinator.roster import tier_of
 from edgefl_server.events import Compiled, Event, Exporting, Noted, Warned
+from edgefl_server.hyperparameters import round_hyperparameters, shared_hyperparameters
 from edgefl_server.run_spec import DownlinkSpec, RunSpec
 from tests.support.arrays import weights_of
 from tests.support.listeners import CallingListener
@@ -86,14 +87,19 @@ def test_a_plan_holds_what_the_file_says(plan: RunSpec) -> None:
 
 
 def test_the_learning_rate_decays_at_fractions_of_the_rounds(plan: RunSpec) -> None:
-    rates = [plan.hyper_at(number, 0)["lr"] for number in range(1, 11)]
+    rates = [round_hyperparameters(plan, number, 0)["lr"] for number in range(1, 11)]
     np.testing.assert_allclose(rates, [0.2] * 5 + [0.02] * 3 + [0.002] * 2)
 
 
 def test_a_schedule_follows_completed_exchanges(plan: RunSpec) -> None:
     scheduled = replace(plan, schedule=lambda position, rounds: {"lr": 1.0, "left": float(rounds - position)})
-    assert scheduled.hyper_at(1, 0)["left"] == 10.0 and scheduled.hyper_at(9, 3)["left"] == 7.0
-    assert scheduled.hyper_at(9, 3)["lr"] == 1.0, "what an algorithm schedules is not decayed beside it"
+    assert (
+        round_hyperparameters(scheduled, 1, 0)["left"] == 10.0
+        and round_hyperparameters(scheduled, 9, 3)["left"] == 7.0
+    )
+    assert round_hyperparameters(scheduled, 9, 3)["lr"] == 1.0, (
+        "what an algorithm schedules is not decayed beside it"
+    )
 
 
 def test_bundles_are_compiled_once(plan: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,12 +194,12 @@ def test_an_unknown_option_names_the_known_ones(tmp_path: Path) -> None:
 
 def test_a_scalar_that_tiers_do_not_agree_on_is_refused() -> None:
     algorithm = sgd(_objective(), lr=0.5)
-    assert _scalars({"strong": algorithm, "weak": replace(algorithm, hyper={"rho": 6.0})}) == {
+    assert shared_hyperparameters({"strong": algorithm, "weak": replace(algorithm, hyper={"rho": 6.0})}) == {
         "lr": 0.5,
         "rho": 6.0,
     }
     with pytest.raises(ConfigError, match=r"lr = 0.25 in tier 'weak' and 0.5 in others"):
-        _scalars({"strong": algorithm, "weak": replace(algorithm, hyper={"lr": 0.25})})
+        shared_hyperparameters({"strong": algorithm, "weak": replace(algorithm, hyper={"lr": 0.25})})
 
 
 @pytest.mark.usefixtures("compiled")

@@ -19,6 +19,7 @@ from edgefl.wire.mqtt.topics import NO_SHARD, Topics
 from edgefl.wire.tensors import Arrays
 from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.coordinator.states import OpenRound, State
+from edgefl_server.hyperparameters import round_hyperparameters
 from edgefl_server.publish.blob_store import MirrorFolder
 from edgefl_server.publish.downlink import Downlink
 from edgefl_server.publish.model import ModelVersion
@@ -157,7 +158,7 @@ class Announcements:
             model_version=model_version,
             offers=self._offers[spec.index(position)],
             units=self._downlink.units,
-            hyper=spec.hyper_at(max(1, number), position),
+            hyper=round_hyperparameters(spec, max(1, number), position),
             # What a device kept of a task that was accepted is good, whatever became of the round that it was given in.
             base=number if spec.rules.buffered else state.base,
             deadline=current.deadline if current else 0.0,
@@ -174,7 +175,7 @@ class Announcements:
             number: LiveRound(
                 model_version=version.model_version,
                 units=self._units[number],
-                hyper=self._spec.hyper_at(number, version.position),
+                hyper=round_hyperparameters(self._spec, number, version.position),
             )
             for number, version in (current.older if current is not None else {}).items()
         }

@@ -22,6 +22,7 @@ from edgefl.setup.data import open_data
 from edgefl.wire.regions import Entries, Placement
 from edgefl_server.compose import compose
 from edgefl_server.events import Compiled, Event, Exporting, Warned
+from edgefl_server.hyperparameters import round_hyperparameters
 from edgefl_server.run_spec import FixedPlacement, RunSpec
 from edgefl_server.torch_process import process
 from edgefl_server.torch_process.client import TorchProcess
@@ -154,7 +155,9 @@ def test_exchanges_and_schedules_give_the_same_bits(tmp_path: Path) -> None:
         made = pair(tmp_path, torch_process, **own)
         here, there = made.here, made.there
         assert len(here.exchanges) > 1 and any(each.server.unfolds for each in here.exchanges)
-        assert [there.hyper_at(n + 1, n) for n in range(3)] == [here.hyper_at(n + 1, n) for n in range(3)]
+        assert [round_hyperparameters(there, n + 1, n) for n in range(3)] == [
+            round_hyperparameters(here, n + 1, n) for n in range(3)
+        ]
         made.kill()
         for ours, theirs in zip(here.exchanges, there.exchanges, strict=True):
             assert (theirs.server is MEAN) == (ours.server is MEAN)
