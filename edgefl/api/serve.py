@@ -110,6 +110,7 @@ class Server:
         try:
             _check_configuration(read, folder, database)
             spec, device = _compose(read, folder, device, recorder, torch_process)
+            signer = Signer(Path(sign_key) if sign_key else folders.server_key(read.federation.name))
             self._service = Service(
                 spec,
                 reached_at(read, broker, ca_file),
@@ -117,10 +118,7 @@ class Server:
                 recorder,
                 database=database,
                 device=device,
-                keys=ServerKeys(
-                    Signer(Path(sign_key) if sign_key else folders.server_key(read.federation.name)),
-                    Path(enrolled) if enrolled else None,
-                ),
+                keys=ServerKeys(signer, Path(enrolled) if enrolled else None),
                 workers=WorkerOptions.of(read.server),
                 evaluate=evaluate,
             )
