@@ -90,7 +90,7 @@ def test_a_round_and_the_end_show_the_metric_of_the_task(
 
 
 def test_an_evaluation_round_shows_its_result_and_counts_as_a_round(
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tables = {
         "federation": {"rounds": 10},
@@ -107,7 +107,10 @@ def test_an_evaluation_round_shows_its_result_and_counts_as_a_round(
     take(view, "roundclosed", **CLOSED, round=6, up_bytes=999, up_float32_bytes=12, evaluation=found)
     take(view, "started", rounds=13)
     take(view, "finished", accuracy=0.5, model="m")
-    view.conclude(Path("out"))
+    (tmp_path / "bundles").mkdir()
+    for name in ("weak.efl", "weak.evaluate.efl"):
+        (tmp_path / "bundles" / name).touch()
+    view.conclude(tmp_path)
 
     result = "on devices: accuracy 78.2%, median 75.5%, worst decile 65.4%, 5 devices"
     assert "round 6 of 13" in shown(view)
@@ -115,6 +118,7 @@ def test_an_evaluation_round_shows_its_result_and_counts_as_a_round(
     printed = capsys.readouterr().out
     assert f"final accuracy 50.0%\n{result}\n" in printed
     assert "2.0 KiB per round (20.0x smaller than float32)" in printed, "of training rounds alone"
+    assert "weak.efl" in printed and "weak.evaluate.efl" not in printed
 
 
 def view_of(devices: list[str], alive: bool = False) -> live.RunView:

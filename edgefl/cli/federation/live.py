@@ -176,7 +176,8 @@ class RunView:
             console.print(line)
         console.print(f"trained model   {self._final.get('model', folder / 'model.safetensors')}")
         # The last by name is the weakest of the usual tiers.
-        for path in sorted((folder / "bundles").glob("*.efl"))[-1:]:
+        bundles = sorted((folder / "bundles").glob("*.efl"))
+        for path in [path for path in bundles if not path.stem.endswith(".evaluate")][-1:]:
             tier = path.name.partition(".")[0]
             console.print(f"what a {tier} device downloads:  edgefl inspect {path}")
         console.print(f"what each process said:        {folder}/logs")
@@ -251,7 +252,7 @@ def _waits_for(event: dict[str, Any]) -> str:
 
 def _cells(row: dict[str, Any]) -> list[str]:
     stage = row.get("stage", "")
-    if stage.startswith(("train", "forward")) and row.get("steps"):
+    if stage.startswith(("train", "evaluate", "forward")) and row.get("steps"):
         stage = f"{stage} {row.get('step', 0)}/{row['steps']}"
     return [
         row.get("tier", ""),

@@ -14,7 +14,15 @@ from edgefl.wire.bundle.graphs import Port
 from edgefl.wire.mqtt.messages import Ack, Decline, Round, Task, encode
 from edgefl_server.aggregate.integer_sums import SCALE
 from edgefl_server.coordinator.states import EvaluationSchedule
-from edgefl_server.events import DeviceEvaluation, Finished, RoundClosed, RoundOpened, Started
+from edgefl_server.events import (
+    REPORTED,
+    DeviceEvaluation,
+    DeviceSeen,
+    Finished,
+    RoundClosed,
+    RoundOpened,
+    Started,
+)
 from edgefl_server.run_spec import ExchangeSpec, RunSpec, TierSpec
 from tests.device_runtime import tiny
 from tests.server.fleet import (
@@ -26,6 +34,7 @@ from tests.server.fleet import (
     Serve,
     bundle,
     placed,
+    progress,
     silent,
     update_for,
 )
@@ -71,6 +80,7 @@ def honest(name: str) -> Sums:
 
 def take_part(device: ScriptedDevice, task: Task, opened: Round) -> None:
     """Train in odd rounds, evaluate in even ones."""
+    device.say(device.mine.progress, progress("train", round=task.round))
     if task.round % 2:
         device.report(task, opened)
     else:
@@ -170,6 +180,9 @@ def test_an_evaluation_draws_its_devices_and_publishes_its_own_bundle(
     training, evaluating = watcher.wait_open(1), watcher.wait_open(2)
     opened = running.wait_for(RoundOpened, lambda event: event.round == 2)
     running.join()
+    seen = [event for event in running.seen_of(DeviceSeen) if event.stage != REPORTED]
+    assert {(event.round, event.stage) for event in seen} == {(1, "train"), (2, "evaluate")}
+    assert opened.evaluates
     assert (opened.goal, len(opened.devices)) == (2, 2)
     assert training.offers["onnx"].bundles["strong"] != evaluating.offers["onnx"].bundles["strong"]
     assert training.units.keys() == evaluating.units.keys() == set(UNITS)
