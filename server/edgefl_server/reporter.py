@@ -82,7 +82,6 @@ class EventReporter:
         self._newcomers: set[str] = set()
         self._hellos: dict[str, tuple[float, ...]] = {}
         self._stages: dict[str, tuple[float, str]] = {}
-        self._evaluation = 0  # the open round, if devices evaluate the model in it
         self._failures: set[tuple[str, int, str]] = set()
         self._failed_round = 0
 
@@ -244,7 +243,6 @@ class EventReporter:
             evaluates=opened.evaluates,
         )
         self.emit(event)
-        self._evaluation = opened.number if opened.evaluates else 0
         holders = Counter(assignment.tier for assignment in opened.assignments.values())
         if trial is not None and trial.began == opened.number:
             devices = {tier: holders[tier + CANDIDATE] for tier in trial.marks}
@@ -367,10 +365,8 @@ class EventReporter:
             raise ProtocolError(
                 "a device says by its update that it reported, and not by the stage of a Progress message"
             )
-        if (
-            progress.round == self._evaluation and fields["stage"] == "train"
-        ):  # an evaluation has the same loop
-            fields["stage"] = "evaluate"
+        if fields["stage"] == "train" and self._spec.rules.is_evaluation(progress.round):
+            fields["stage"] = "evaluate"  # devices run the same loop
         done = f" {progress.step}/{progress.steps}" if progress.steps else ""
         self.note_stage(device, f"{fields['stage']}{done}")
         self.emit(events.DeviceSeen(device=device, **fields))
