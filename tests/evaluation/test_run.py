@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
 from contextlib import closing
@@ -110,6 +111,10 @@ def test_a_simulation_tracks_charts_and_prints_its_evaluations(simulated: edgefl
 
     picture = curves(simulated.history, "the test")["accuracy"]
     assert "median device" in picture
+    points = re.findall(r'<polyline [^>]*points="([^"]*)"', picture)
+    assert [len(each.split()) for each in points] == [2], (
+        "test data: the training rounds, without a gap or a zero"
+    )
     alone = curves([row for row in simulated.history if row.evaluation is None], "the test")["accuracy"]
     assert "median device" not in alone
 

@@ -148,4 +148,10 @@ def test_the_chart_has_the_devices_as_points_beside_the_server(page: PageProcess
     rounds, server, *devices = data
     assert rounds == [1, 2, 3, 4] and server[3] is None and None not in server[:3]
     assert devices == [[None] * 3 + [value] for value in (0.782, 0.755, 0.654)]
+    cells = "[...document.querySelectorAll('#tiers .optional')].map(each => each.innerText)"
+    assert sorted(browser.value(cells)) == ["", "", "70.0%"]
+    visible = "[...document.querySelectorAll('.optional')].every(each => each.checkVisibility())"
+    assert browser.value(visible)
+    browser.value("document.querySelectorAll('#tiers td.optional').forEach(each => each.replaceChildren())")
+    assert not browser.value(visible), "a run without evaluations has no such column"
     assert "devices0.782" in legend and f"test data{server[2]:.2g}" in legend, "the newest of each"

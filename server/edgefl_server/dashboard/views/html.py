@@ -48,16 +48,19 @@ def device_path(name: str) -> str:
 
 
 class TableColumn(msgspec.Struct, frozen=True):
-    """Column of a table. ``number``: right-aligned figures. ``wide``: hidden on narrow screens."""
+    """Column of a table. ``number``: right-aligned figures. ``wide``: hidden on narrow screens. ``optional``: hidden
+    while all its cells are empty.
+    """
 
     name: str
     number: bool = False
     wide: bool = False
+    optional: bool = False
 
     @property
     def classes(self) -> str | None:
-        names = [name for name, on in (("n", self.number), ("wide", self.wide)) if on]
-        return " ".join(names) or None
+        known = (("n", self.number), ("wide", self.wide), ("optional", self.optional))
+        return " ".join(name for name, on in known if on) or None
 
 
 def row(key: str, columns: list[TableColumn], cells: Sequence[Child], kind: str = "") -> Html:

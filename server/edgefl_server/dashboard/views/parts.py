@@ -63,7 +63,7 @@ TIER_COLUMNS = [
     *_texts("tier"),
     *_numbers("devices"),
     *_wide("online"),
-    *_numbers("on held-out rows"),
+    TableColumn("on held-out rows", number=True, optional=True),
     *_numbers("memory planned", "measured (median)"),
     *_wide("measured (highest)"),
     *_texts("highest / planned"),
