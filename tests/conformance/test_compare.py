@@ -131,6 +131,7 @@ def test_the_command_lists_them() -> None:
 
     assert [row["case"] for row in rows] == [case.name for case in CASES]
     assert {row["case"] for row in rows if row["optional"]} == {
+        "carry-of-another-tier",
         "progress",
         "offer",
         "pages",

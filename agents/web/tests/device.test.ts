@@ -3,12 +3,15 @@ import "fake-indexeddb/auto";
 import { describe, expect, it, vi } from "vitest";
 import { placementIn, placementText } from "../src/engine/placement";
 import { BlobStore } from "../src/store/blobs";
+import { takeUp } from "../src/round/resume";
 import { choose } from "../src/store/carries";
 import { Record } from "../src/store/records";
 import type { Job, Outgoing } from "../src/store/rows";
 import { Store } from "../src/store/store";
 import { describe as described, split } from "../src/wire/blobs";
-import { StoreError } from "../src/wire/errors";
+import type { Manifest } from "../src/wire/bundle/manifest";
+import { RoundDeclined, StoreError } from "../src/wire/errors";
+import { dump } from "../src/wire/tensors";
 import { ConditionsMonitor } from "../src/worker/conditions";
 import { holdDevice } from "../src/worker/lock";
 
@@ -136,6 +139,57 @@ describe("carries", () => {
     expect(choose([carry(1, 4)], begun, 1).void.map((each) => each.why)).toEqual([
       "it was good for 1 completed round after it, and round 5 is completed",
     ]);
+  });
+
+  const v = { name: "carry.v", role: "carry", dtype: "float32", shape: [3], mask: 0 };
+  const listed = (changes: object = {}) =>
+    ({ program: "p", start: "s", finish: "s", phases: [], graphs: [{ name: "s", inputs: [v] }], carry_any_tier: true, carry_exchanges: 0, carry_needed: false, ...changes }) as unknown as Manifest;
+  /** A store with an accepted carry of each round, by tier: the number of its round, in `size` entries. */
+  async function keeping(...left: [round: number, name: string, size?: number, label?: string][]): Promise<Store> {
+    const store = await opened();
+    for (const [round, name, size = 3, label = "v"] of left) {
+      const array = { dtype: "float32" as const, shape: [size], data: new Float32Array(size).fill(round) };
+      await store.finishJob({ ...outgoing(`${name}${round}`), round }, dump({ [label]: array }), name);
+      await store.settle({ ...past(`${name}${round}`, "accepted"), round });
+    }
+    return store;
+  }
+  const told: string[] = [];
+  /** The round that the one after `base` goes on from; nothing is zeros. */
+  const begin = async (store: Store, base: number, manifest = listed()) =>
+    (await takeUp(store, { ...job, round: base + 1, base }, manifest, (text) => void told.push(text))).arrays["v"]?.data[0];
+  const kept = (store: Store) => store.carries().map((each) => each.round);
+
+  it("of other tiers are used only if the manifest permits it, and stay", async () => {
+    const store = await keeping([1, "run/p/strong"]);
+    expect([await begin(store, 1, listed({ carry_any_tier: false })), await begin(store, 1)]).toEqual([undefined, 1]);
+    expect([kept(store), told]).toEqual([[1], []]);
+  });
+
+  it("of all tiers compete, and the newest that fits is used", async () => {
+    const store = await keeping([1, "run/p/weak"], [2, "run/p/strong"], [3, "run/p/huge", 5], [4, "run/p/huge", 3, "w"]);
+    expect([await begin(store, 4), kept(store), told]).toEqual([2, [1, 2, 3, 4], []]);
+    const own = await keeping([1, "run/p/strong"], [2, "run/p/weak"]);
+    expect(await begin(own, 2)).toBe(2);
+    const misfit = await keeping([1, "run/p/strong"], [2, "run/p/weak", 5]);
+    expect([await begin(misfit, 2), kept(misfit)]).toEqual([1, [1]]);
+    expect(told.splice(0)).toEqual([expect.stringContaining("round 3 goes on from what was kept of round 1")]);
+  });
+
+  it("of other tiers are not used once they are abandoned, expired, or of another run or program", async () => {
+    const store = await keeping([1, "run/p/strong"], [2, "run/p/strong"]);
+    expect(await begin(store, 1)).toBe(1);
+    const once = listed({ carry_exchanges: 1 });
+    expect([await begin(store, 2, once), await begin(store, 3, once)]).toEqual([2, undefined]);
+    for (const name of ["run/other/strong", "former/p/strong", "run/p/a/strong"]) {
+      expect(await begin(await keeping([1, name]), 1)).toBeUndefined();
+    }
+  });
+
+  it("of another tier are enough where an algorithm needs one", async () => {
+    const needing = listed({ carry_needed: true });
+    await expect(begin(await keeping(), 1, needing)).rejects.toThrow(RoundDeclined);
+    expect(await begin(await keeping([1, "run/p/strong"]), 1, needing)).toBe(1);
   });
 });
 

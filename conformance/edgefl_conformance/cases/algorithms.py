@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import msgspec
 
@@ -134,6 +135,17 @@ def carry_of_another_run(harness: RoundHarness) -> None:
 
 
 @ALGORITHMS.case(
+    "Continues from the newest carry of all tiers where the manifest permits it (`carry_any_tier`), and only there.",
+    optional=True,
+)
+def carry_of_another_tier(harness: RoundHarness) -> None:
+    harness.run += "-tiers"
+    _carried(harness, None, seed=1)
+    newest = _carried(harness, None, seed=2, tier="second")
+    _carried(harness, newest, seed=3, tier="third", carry_any_tier=True)
+
+
+@ALGORITHMS.case(
     "Follows a method of several exchanges, the second of which continues from the state of the first."
 )
 def exchanges(harness: RoundHarness) -> None:
@@ -161,14 +173,23 @@ def no_carry(harness: RoundHarness) -> None:
 
 
 def _carried(
-    harness: RoundHarness, left: Arrays | None, *, seed: int, base: int | None = None, rejected: bool = False
+    harness: RoundHarness,
+    left: Arrays | None,
+    *,
+    seed: int,
+    base: int | None = None,
+    rejected: bool = False,
+    **fields: Any,
 ) -> Arrays:
-    """Play a round of the algorithm with carry, which begins with ``left``; return the new carry."""
+    """Play a round of the algorithm with carry, which begins with ``left``; return the new carry.
+
+    ``fields`` replace those of the manifest.
+    """
 
     def based(announced: Round) -> Round:
         return announced if base is None else msgspec.structs.replace(announced, base=base)
 
-    play = harness.open(harness.material("carried"), seed=seed, change=based)
+    play = harness.open(harness.material("carried").changed(**fields), seed=seed, change=based)
     received = harness.update(play)
     found = harness.judge(received, play, left)
     if rejected:

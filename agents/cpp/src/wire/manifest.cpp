@@ -159,6 +159,7 @@ Manifest read_manifest(const Fields& fields) {
   fields.each("phases", [&](const Packable& each) { m.phases.push_back(read_phase(each)); });
   m.carry_exchanges = fields.integer("carry_exchanges", 0);
   m.carry_needed = fields.flag("carry_needed", false);
+  m.carry_any_tier = fields.flag("carry_any_tier", false);
   m.hyper = fields.scalars("hyper");
   fields.each("graphs", [&](const Packable& each) { m.graphs.push_back(read_graph(each)); });
   if (!fields.is_nil("sources")) m.sources = read_ref(fields.at("sources"), "sources");

@@ -145,6 +145,7 @@ struct Manifest {
   std::vector<Phase> phases;
   int64_t carry_exchanges = 0;
   bool carry_needed = false;
+  bool carry_any_tier = false;  // a carry of another tier may be used
   std::map<std::string, double> hyper;
   std::vector<Graph> graphs;
   std::optional<BlobRef> sources;

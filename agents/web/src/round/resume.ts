@@ -1,5 +1,5 @@
 /** Taking up what an earlier round left: checked against the graphs, and what is of no use is dropped after it was told. */
-import { abandoned, type CarryChoice, choose, foreign, type VoidCarry } from "../store/carries";
+import { abandoned, type CarryChoice, choose, foreign, ofOtherTiers, type RoundToBegin, type VoidCarry } from "../store/carries";
 import type { Job, StoredCarry } from "../store/rows";
 import type { Store } from "../store/store";
 import { BundleError, ProtocolError, RoundDeclined } from "../wire/errors";
@@ -22,12 +22,24 @@ export const carryName = (job: Job, manifest: Manifest): string => `${job.run}/$
 /** What the round goes on from; RoundDeclined if nothing is there and the program cannot begin without it. */
 export async function takeUp(store: Store, job: Job, manifest: Manifest, tell: Tell): Promise<RestoredCarry> {
   const ports = carryPorts(manifest);
-  const choice = choiceOf(store, job, manifest, ports.length > 0);
+  const carries = store.carries();
+  const begun = { run: job.run, name: carryName(job, manifest), round: job.round, base: job.base };
+  const choice = choiceOf(carries, begun, manifest, ports.length > 0);
   const carry = choice.carry;
-  const [start, why] = carry ? await readCarry(store, carry, ports) : [{ arrays: {}, origin: "" }, ""];
-  if (start === null) return takeUp(store, job, manifest, tell); // refused by the server a moment ago
+  const [own, why] = carry ? await readCarry(store, carry, ports) : [{ arrays: {}, origin: "" }, ""];
+  if (own === null) return takeUp(store, job, manifest, tell); // refused by the server a moment ago
   const misfit: VoidCarry[] = carry && why ? [{ carry, why }] : [];
-  const isEmpty = !Object.keys(start.arrays).length;
+  let start = own;
+  if (ports.length && manifest.carry_any_tier) {
+    const after = carry && !isNothing(own) ? carry.id : 0;
+    for (const each of ofOtherTiers(carries, begun, manifest.carry_exchanges).reverse()) {
+      const [other] = each.id > after ? await readCarry(store, each, ports) : [null];
+      if (other === null || isNothing(other)) continue; // it stays for a return to its tier
+      start = other;
+      break;
+    }
+  }
+  const isEmpty = isNothing(start);
   const declines = manifest.carry_needed && ports.length > 0 && isEmpty;
   const whatNow = declines ? `this device declines round ${job.round}`
     : !ports.length ? `round ${job.round} asks for nothing of earlier ones`
@@ -59,12 +71,12 @@ export function carryPorts(manifest: Manifest): Port[] {
   return [...names].flatMap((name) => inputsOf(graphOf(manifest, name), "carry"));
 }
 
-function choiceOf(store: Store, job: Job, manifest: Manifest, reads: boolean): CarryChoice {
-  const carries = store.carries();
-  const begun = { run: job.run, name: carryName(job, manifest), round: job.round, base: job.base };
+const isNothing = (carry: RestoredCarry): boolean => !Object.keys(carry.arrays).length;
+
+function choiceOf(carries: readonly StoredCarry[], begun: RoundToBegin, manifest: Manifest, reads: boolean): CarryChoice {
   const choice = choose(carries, begun, manifest.carry_exchanges);
   if (reads) return choice;
-  const others = foreign(carries, job.run); // a later round may ask for those of this run
+  const others = foreign(carries, begun.run); // a later round may ask for those of this run
   return { carry: null, void: choice.void.filter((each) => others.includes(each.carry)), superseded: [] };
 }
 

@@ -27,6 +27,9 @@ std::string of_round(const StoredCarry& carry) {
 
 bool of_run(const StoredCarry& carry, const std::string& run) { return carry.name.rfind(run + "/", 0) == 0; }
 
+// Whether a carry of a completed round is good no more, as it is good for `exchanges` completed rounds (0: for all).
+bool is_too_old(const StoredCarry& carry, int64_t base, int64_t exchanges) { return exchanges > 0 && base - carry.round >= exchanges; }
+
 // Judges carries, oldest first: the newest of a completed round is taken; those before it are superseded as far as no
 // rejection can bring them back.
 CarryChoice choose(const std::vector<StoredCarry>& carries, const Job& job, const std::string& name, int64_t exchanges) {
@@ -43,7 +46,7 @@ CarryChoice choose(const std::vector<StoredCarry>& carries, const Job& job, cons
     }
   }
   if (valid.empty()) return choice;
-  if (exchanges > 0 && job.base - valid.back().round >= exchanges) {
+  if (is_too_old(valid.back(), job.base, exchanges)) {
     choice.useless.push_back({valid.back(), "it was good for " + std::to_string(exchanges) + " completed round" + (exchanges > 1 ? "s" : "") +
                                                 " after it, and round " + std::to_string(job.base) + " is completed"});
     valid.pop_back();
@@ -88,6 +91,36 @@ std::string misfit(const Tensors& arrays, const Ports& ports) {
   return "";
 }
 
+// The carry that the store has no more: nothing. One that does not fit the ports: no arrays, and `why`.
+std::optional<RestoredCarry> read_carry(const Store& store, const StoredCarry& carry, const Ports& ports, std::string& why) {
+  const auto data = store.carry(carry);
+  if (!data) return std::nullopt;
+  RestoredCarry taken;
+  try {
+    taken.arrays = load_tensors(*data);
+    why = misfit(taken.arrays, ports);
+  } catch (const ProtocolError& error) {
+    why = error.what();
+  }
+  if (!why.empty()) return RestoredCarry{};
+  taken.origin = of_round(carry) + " (task " + carry.nonce + ")";
+  return taken;
+}
+
+// The newest carry, stored after the one of number `after`, that the same run and program left in another tier and that fits.
+std::optional<RestoredCarry> of_other_tiers(const Store& store, const std::vector<StoredCarry>& carries, const Job& job, const Manifest& manifest,
+                                            const Ports& ports, int64_t after) {
+  const std::string own = carry_name(job, manifest);
+  const auto program = [](const std::string& name) { return name.substr(0, name.rfind('/')); };
+  for (auto each = carries.rbegin(); each != carries.rend() && each->id > after; ++each) {
+    if (each->name == own || program(each->name) != program(own)) continue;
+    if (each->round > job.base || is_too_old(*each, job.base, manifest.carry_exchanges)) continue;
+    std::string why;  // it stays for a return to its tier
+    if (auto taken = read_carry(store, *each, ports, why); taken && !taken->arrays.empty()) return taken;
+  }
+  return std::nullopt;
+}
+
 // Tells of what is void, then drops it: a process that is killed in between tells it twice.
 void drop(Store& store, const std::vector<Void>& useless, std::vector<StoredCarry> others, const TellCarry& tell, const std::string& now) {
   std::set<std::string> told;
@@ -114,22 +147,19 @@ RestoredCarry take_up(Store& store, const Job& job, const Manifest& manifest, co
   }
   RestoredCarry taken;
   if (choice.carry) {
-    const auto data = store.carry(*choice.carry);
-    if (!data) return take_up(store, job, manifest, tell);  // refused by the server a moment ago
     std::string why;
-    try {
-      taken.arrays = load_tensors(*data);
-      why = misfit(taken.arrays, ports);
-    } catch (const ProtocolError& error) {
-      why = error.what();
-    }
-    taken.origin = of_round(*choice.carry) + " (task " + choice.carry->nonce + ")";
+    auto own = read_carry(store, *choice.carry, ports, why);
+    if (!own) return take_up(store, job, manifest, tell);  // refused by the server a moment ago
+    taken = std::move(*own);
     if (!why.empty()) {
-      taken = {};
       choice.useless.push_back({*choice.carry, why});
       for (const StoredCarry& each : carries)  // those before it fit no better
         if (each.name == name) choice.superseded.push_back(each);
     }
+  }
+  if (manifest.carry_any_tier && !ports.empty()) {
+    const int64_t after = taken.arrays.empty() ? 0 : choice.carry->id;
+    if (auto other = of_other_tiers(store, carries, job, manifest, ports, after)) taken = std::move(*other);
   }
   const bool declines = manifest.carry_needed && !ports.empty() && taken.arrays.empty();
   const std::string number = std::to_string(job.round);

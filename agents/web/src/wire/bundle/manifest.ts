@@ -76,6 +76,7 @@ export const Manifest = struct("Manifest", {
   exchange: either(str, () => ""),
   carry_exchanges: either(int, () => 0),
   carry_needed: either(bool, () => false),
+  carry_any_tier: omitted(bool, () => false),
   sources: either(nullable(BlobRef), () => null),
   split: unset(Split),
 });
