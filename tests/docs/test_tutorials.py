@@ -13,6 +13,7 @@ from tests.docs.documents import DOCS, ROOT, blocks, content
 from tests.support.notebook import run_cells
 
 OWN_MODEL = DOCS / "tutorials" / "own-model.md"
+EVALUATE = DOCS / "tutorials" / "evaluate.md"
 NEW_METHOD = DOCS / "tutorials" / "new-method.md"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
@@ -34,6 +35,18 @@ def run_page(page: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "page.py"], cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, check=False
     )
+
+
+def test_the_model_is_measured_on_held_out_rows(tmp_path: Path) -> None:
+    ran = run_page(EVALUATE, tmp_path)
+
+    assert ran.returncode == 0, ran.stderr
+    printed = dict(line.rsplit(" ", 1) for line in ran.stdout.splitlines() if line[-1].isdigit())
+    assert float(printed["the median device"]) > float(printed["nine of ten reach"])
+    assert float(ran.stdout.split()[-1]) > float(printed["nine of ten reach"]) + 0.05, (
+        "as the page says of FedPer"
+    )
+    assert (tmp_path / "digits.onnx").is_file()
 
 
 @pytest.mark.e2e
