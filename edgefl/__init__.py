@@ -51,6 +51,7 @@ _EXPORTS = {
     "edgefl.api.serve": ("Server",),
     "edgefl.api.simulate": ("simulate",),
     "edgefl.api.spread": ("spread",),
+    "edgefl.api.statistics": ("statistics",),
     "edgefl.api.training": ("CompileOptions", "Training"),
     "edgefl.api.tune": ("tune",),
     "edgefl.facts": ("catalog=shipped",),

@@ -57,6 +57,7 @@ from edgefl.api.run import run as run
 from edgefl.api.serve import Server as Server
 from edgefl.api.simulate import simulate as simulate
 from edgefl.api.spread import spread as spread
+from edgefl.api.statistics import statistics as statistics
 from edgefl.api.training import CompileOptions as CompileOptions
 from edgefl.api.training import Training as Training
 from edgefl.api.tune import tune as tune

@@ -3,6 +3,8 @@
 ::
 
     train = true                    # take tasks at all
+    evaluate = true                 # measure the model on the held-out rows
+    statistics = true               # sum up the data without training
     profile = false                 # measure bundles on request
     mirrors = false                 # fetch weights from mirrors that the server names (its own ones always)
     charging = true                 # only on mains power
@@ -39,7 +41,15 @@ from edgefl.wire.mqtt.session import Session
 from edgefl.wire.text import describe_unknown
 
 Condition = Literal["charging", "unmetered"]
-WorkKind = Literal["train", "profile"]
+WorkKind = Literal["train", "evaluate", "statistics", "profile"]
+ROUND_WORK: tuple[WorkKind, ...] = ("train", "evaluate", "statistics")
+"""Kinds of work that a round may ask for. The last two are also the names of their exchanges in manifests."""
+
+
+def work_of(exchange: str) -> WorkKind:
+    """Return the kind of work of a manifest's ``exchange``: ``train`` for all but those that only measure."""
+    return next((work for work in ROUND_WORK if work == exchange), "train")
+
 
 _HOURS = re.compile(r"([01]\d|2[0-3]):([0-5]\d)-([01]\d|2[0-3]):([0-5]\d)")
 _COMMAND_S = 10.0
@@ -56,6 +66,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         train: Take tasks at all.
+        evaluate: Take tasks that measure the model on the held-out rows. None: as ``train``.
+        statistics: Take tasks that sum up the data without training. None: as ``train``.
         profile: Measure bundles on request.
         mirrors: Download blobs from mirrors that the server names.
         charging: Work only on mains power.
@@ -69,6 +81,8 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """
 
     train: bool = True
+    evaluate: bool | None = None
+    statistics: bool | None = None
     profile: bool = True
     mirrors: bool = True
     charging: bool = False
@@ -79,6 +93,11 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tell: bool = True
     surroundings: tuple[str, ...] = ()
     commands: dict[Condition, tuple[str, ...]] = {}
+
+    def allows(self, work: WorkKind) -> bool:
+        """Return True if the owner permits this kind of work at all."""
+        asked: bool | None = getattr(self, work)
+        return self.train if asked is None else asked
 
     @property
     def most_bytes(self) -> int:
@@ -206,20 +225,16 @@ class OwnerRules:
     queries: SystemQueries
     traffic: TrafficLog
 
-    def check(self, work: WorkKind) -> None:
-        """Raise RoundDeclined, with the reason, if ``work`` (``train`` or ``profile``) is not allowed now. May run the
-        owner's commands.
-        """
-        if objection := self.objection(work):
+    def check(self, *works: WorkKind) -> None:
+        """Raise RoundDeclined, with the reason, if none of ``works`` is allowed now. May run the owner's commands."""
+        if objection := self.objection(*works):
             raise RoundDeclined(POLICY, f"the policy of this device does not allow it: {objection}")
 
-    def objection(self, work: WorkKind) -> str:
-        """Return the reason why ``work`` (``train`` or ``profile``) is not allowed now, or "" if it is. May run the
-        owner's commands.
-        """
+    def objection(self, *works: WorkKind) -> str:
+        """Return the reason why none of ``works`` is allowed now, or "" if one is. May run the owner's commands."""
         policy, now = self.policy, time.localtime()
-        if not (policy.train if work == "train" else policy.profile):
-            return f"{work} is false"
+        if not any(map(policy.allows, works)):
+            return f"{'train' if getattr(policy, works[0]) is None else works[0]} is false"
         minute = 60 * now.tm_hour + now.tm_min
         for text, (start, stop) in zip(policy.quiet, policy.hours, strict=True):
             within = start <= minute < stop if start <= stop else minute >= start or minute < stop
@@ -283,7 +298,7 @@ class ConditionsSensor:
             power="" if charging is None else "charging" if charging else "battery",
             link="" if unmetered is None else "unmetered" if unmetered else "metered",
             thermal=reported.get("thermal") or heat(self._zones),
-            available=reported.get("available") != "no" and not rules.objection("train"),
+            available=reported.get("available") != "no" and not rules.objection(*ROUND_WORK),
         )
 
 

@@ -27,6 +27,7 @@ from edgefl.setup.runs import held, with_absolute_paths
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.training import update_sizes
 from edgefl.system.files import FolderLock
+from edgefl.wire.statistics import StatisticsRequest
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.text import notebook_table
 from edgefl.wire.update.form import UpdateSize
@@ -201,6 +202,7 @@ def prepare(
     fresh: bool = False,
     agents: Mapping[str, int] | None = None,
     evaluate: bool = False,
+    statistics: StatisticsRequest | None = None,
 ) -> PreparedRun:
     """Write the folder of a run: its configuration and each device's data, unless devices have their own.
 
@@ -214,6 +216,7 @@ def prepare(
         fresh: discard an earlier run in ``out``.
         agents: number of devices of each kind, ``{"python": 2, "cpp": 1, "web": 1}``; None for the tiers' counts.
         evaluate: prepare one more evaluation round of the finished run in ``out``.
+        statistics: prepare a round that asks for statistics of the devices' data, and trains nothing.
 
     Raises:
         ConfigError: ``out`` holds another run or the devices' own data, or an agent is not built.
@@ -246,7 +249,7 @@ def prepare(
             if fresh:
                 discard(folder)
             lab = Lab(whole, folder, agents=deal_agents(devices, counts))
-            lab.prepare(dataset, parts, evaluate=evaluate)
+            lab.prepare(dataset, parts, evaluate=evaluate, statistics=statistics)
     except BaseException:
         lock.release()
         raise

@@ -22,6 +22,7 @@ from edgefl.system.files import write_text
 from edgefl.wire import folders
 from edgefl.wire.bundle.archive import Signer
 from edgefl.wire.mqtt.address import Address
+from edgefl.wire.statistics import StatisticsRequest
 from edgefl_server.events import Event, EventListener
 from edgefl_server.round_driver import AnotherConfiguration, check_configuration
 from edgefl_server.service import ServerKeys, Service
@@ -78,7 +79,8 @@ class Server:
         enrolled: list of the devices that may join (`edgefl enroll`); None trusts the first key of each name.
         torch_process: process with torch, so that this one needs none; its owner closes it.
         emit: called with each event.
-        evaluate: add one evaluation round to a finished run.
+        evaluate: add one evaluation round to a finished run; or, with a request for statistics, ask devices once for
+            those of their data and train nothing, which needs torch in this process.
 
     Raises:
         StoreError: another process serves from ``out``.
@@ -98,7 +100,7 @@ class Server:
         enrolled: str | Path | None = None,
         emit: Callable[[Event], None] = lambda _: None,
         torch_process: TorchProcess | None = None,
-        evaluate: bool = False,
+        evaluate: bool | StatisticsRequest = False,
     ) -> None:
         refuse_while_loading("start a server")
         check_device(device)
@@ -108,8 +110,8 @@ class Server:
         self._feed = FeedWriter(folder)
         recorder = _EventRecorder((HistoryWriter(folder), AuditLog(folder), self._feed), emit)
         try:
-            _check_configuration(read, folder, database)
-            spec, device = _compose(read, folder, device, recorder, torch_process)
+            _check_configuration(read, folder, database, evaluate)
+            spec, device = _compose(read, folder, device, recorder, torch_process, evaluate)
             signer = Signer(Path(sign_key) if sign_key else folders.server_key(read.federation.name))
             self._service = Service(
                 spec,
@@ -120,7 +122,7 @@ class Server:
                 device=device,
                 keys=ServerKeys(signer, Path(enrolled) if enrolled else None),
                 workers=WorkerOptions.of(read.server),
-                evaluate=evaluate,
+                evaluate=bool(evaluate),
             )
             if not (config := folder / CONFIG_NAME).exists():  # a run of one machine has its own file
                 write_text(config, dump(with_absolute_paths(without_password(read))))
@@ -160,27 +162,35 @@ def _compose(
     device: str,
     listener: EventListener,
     torch_process: TorchProcess | None,
+    evaluate: bool | StatisticsRequest,
 ) -> tuple[RunSpec, str]:
     """Return (run spec, processor that sums updates): all data and functions that the server needs for the run.
 
-    They are composed in ``torch_process``, or in this process if that is None. The spec sends warnings to ``listener``.
+    They are composed in ``torch_process``, or in this process if that is None or ``evaluate`` asks for statistics. The spec
+    sends warnings to ``listener``.
     """
-    if torch_process is not None:
+    request = evaluate if isinstance(evaluate, StatisticsRequest) else None
+    if torch_process is not None and request is None:
         return torch_process.composed(federation, folder, device=device, listener=listener)
     from edgefl.setup.data import open_data
-    from edgefl_server.compose import compose
+    from edgefl_server.compose import compose, compose_statistics
 
-    return compose(federation, open_data(federation), folder, listener=listener, device=device), device
+    dataset = open_data(federation)
+    if request is not None:
+        return compose_statistics(federation, dataset, request, folder, listener=listener), device
+    return compose(federation, dataset, folder, listener=listener, device=device), device
 
 
-def _check_configuration(federation: Federation, folder: Path, database: str) -> None:
+def _check_configuration(
+    federation: Federation, folder: Path, database: str, evaluate: bool | StatisticsRequest
+) -> None:
     """Raise AnotherConfiguration, before tiers are compiled, if the journal contains a run with other settings.
 
     If the federation names code of the user, nothing is checked here, because that code would have to be imported. The
-    service checks it after compiling.
+    service checks it after compiling, and so for statistics, which are quickly compiled.
     """
     path = folder.resolve() / JOURNAL
-    if imports_code(federation) or not (database or path.exists()):
+    if isinstance(evaluate, StatisticsRequest) or imports_code(federation) or not (database or path.exists()):
         return
     name, updates = federation.federation.name, place_of("", federation.federation.name, folder)
     with closing(Journal(database or journal_at(path), name, store_at(updates))) as journal:

@@ -29,6 +29,7 @@ from edgefl.setup.tiers import device_names
 from edgefl.system.files import write_text
 from edgefl.wire.keys import KeyPair
 from edgefl.wire.mqtt.address import Address
+from edgefl.wire.statistics import StatisticsRequest
 
 if TYPE_CHECKING:
     from edgefl.data.dataset import Dataset
@@ -138,7 +139,7 @@ class Lab:
         self.supervisor = Supervisor(folder, environment)
         self._injector: Injector | None = None
         self._happened = 0
-        self._evaluate = False
+        self._server_options: tuple[str, ...] = ()
 
     @property
     def address(self) -> Address:
@@ -189,13 +190,21 @@ class Lab:
         disturbed = replace(address, host="127.0.0.1", port=self._injector.ports[name])
         return {BROKER: disturbed.url, **self._injector.environment(name)}
 
-    def prepare(self, dataset: Dataset, parts: list[Any], *, evaluate: bool = False) -> None:
+    def prepare(
+        self,
+        dataset: Dataset,
+        parts: list[Any],
+        *,
+        evaluate: bool = False,
+        statistics: StatisticsRequest | None = None,
+    ) -> None:
         """Write the configuration and the devices' data. An interrupted run with the same configuration is resumed.
 
         Args:
             dataset: the training samples.
             parts: rows of each device; unused for devices with own data.
             evaluate: add an evaluation round to a finished run.
+            statistics: ask the devices for statistics of their data, and train nothing.
 
         Raises:
             ConfigError: if the folder holds a finished run, or one of another configuration.
@@ -207,7 +216,9 @@ class Lab:
             raise ConfigError(
                 f"{self.folder} holds a run with another configuration ({differ}): use `fresh` or another `out`"
             )
-        self._evaluate = evaluate
+        self._server_options = ("--evaluate",) if evaluate else ()
+        if statistics is not None:
+            self._server_options = ("--statistics", msgspec.json.encode(statistics).decode())
         if not evaluate:
             refuse_finished(self.folder)
         spread = () if self._own_data else zip(self.devices, parts, strict=True)
@@ -228,7 +239,7 @@ class Lab:
         config = str(self.folder / CONFIG_NAME)
         key, public = self._key, self.public_key
         serving = ["server", "--config", config, "--out", str(self.folder), "--json", "--sign-key", str(key)]
-        serving += ["--evaluate"] if self._evaluate else []
+        serving += self._server_options
         self.supervisor.start("server", serving, self._environment("server"))
         limits = [f"--limit={key}={value}" for key, value in self.federation.limits.items()]
         for device in self.devices:

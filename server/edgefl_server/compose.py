@@ -7,17 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import torch
+
 from edgefl.algorithms.evaluation import EVALUATE, evaluation
+from edgefl.algorithms.statistics import statistics
 from edgefl.config import Federation, TierTable
 from edgefl.contract import server_state
 from edgefl.contract.algorithm import Algorithm
-from edgefl.contract.tensors import arrays
+from edgefl.contract.tensors import TensorSpec, arrays
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.bundles import bundle_of
 from edgefl.setup.evaluation import evaluation_warning, federation_evaluation
-from edgefl.setup.model import federation_model, submodel_warnings
+from edgefl.setup.model import data_spec, federation_model, submodel_warnings
 from edgefl.setup.runs import run_digest
 from edgefl.setup.training import (
     arrays_of,
@@ -31,23 +35,34 @@ from edgefl.setup.training import (
     tried_tiers,
 )
 from edgefl.system.sizes import mebibytes
+from edgefl.system.structs import digest_of
 from edgefl.wire.bundle.archive import BundleArchive, write_bundle
+from edgefl.wire.statistics import GATHER_S, STATISTICS, StatisticsRequest
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import DENSE
 from edgefl_export.compiler.algorithm import check_whole_tensors
 from edgefl_export.compiler.cache import BundleCache, CompiledBundle, bundle_name
-from edgefl_export.compiler.request import Exchange, TierTraining, exchanges_of, trained_names
+from edgefl_export.compiler.compiler import Compiler, target_of
+from edgefl_export.compiler.request import CompileRequest, Exchange, TierTraining, exchanges_of, trained_names
 from edgefl_server.access.limits import HOSTED
 from edgefl_server.aggregate.robust import SHARED, RobustRule, buffered_bytes
 from edgefl_server.coordinator.collapse import Rollback
 from edgefl_server.coordinator.eligibility import Selection
 from edgefl_server.coordinator.rollout import Rollout
 from edgefl_server.coordinator.roster import CANDIDATE, TierRule
-from edgefl_server.coordinator.states import EvaluationSchedule, Rules
+from edgefl_server.coordinator.states import MOST_SAMPLES, EvaluationSchedule, Rules
 from edgefl_server.events import Compiled, Event, EventListener, Exporting, Noted, Warned
 from edgefl_server.hyperparameters import shared_hyperparameters
 from edgefl_server.publish.downlink import check_counting
-from edgefl_server.run_spec import AggregateSpec, DownlinkSpec, ExchangeSpec, RunSpec, TierSpec, steady
+from edgefl_server.run_spec import (
+    AggregateSpec,
+    DownlinkSpec,
+    ExchangeSpec,
+    FixedPlacement,
+    RunSpec,
+    TierSpec,
+    steady,
+)
 
 BUNDLES, CANDIDATES = "bundles", "candidate"
 """Folder of a run's bundles, and the folder below it for the bundles of candidates."""
@@ -167,10 +182,99 @@ def compose_with(
         evaluate_every=federation.round.evaluate_every,
         limits=federation.wire_limits,
         keep_updates=federation.round.keep_updates,
-        message_limit=HOSTED[profile].payload_bytes
-        if (profile := federation.broker.profile) != "none"
-        else 0,
+        message_limit=_message_limit(federation),
     )
+
+
+def compose_statistics(
+    federation: Federation,
+    dataset: Dataset,
+    request: StatisticsRequest,
+    out: Path,
+    *,
+    listener: EventListener | None = None,
+) -> RunSpec:
+    """Compile bundles that sum up data into ``out/bundles`` and return the spec of a run of no training rounds.
+
+    The run has the federation's tiers and limits. Its bundles need no weights, so that it publishes none.
+
+    Args:
+        federation: The federation.
+        dataset: Data like those of the devices, for shapes and classes.
+        request: The statistics.
+        out: Folder of the run.
+        listener: Receiver of progress events, or None.
+
+    Raises:
+        ConfigError: If the data do not have a statistic of the request.
+        ExportError: If a bundle cannot be compiled.
+    """
+    data = data_spec(dataset)
+    label = TensorSpec.of(torch.from_numpy(dataset.test_y[:1]))
+    below = dataset.classes if not label.dtype.is_floating_point else None
+    label = TensorSpec(label.shape[1:], label.dtype, below, dataset.ignored)
+    made = _Bundles(federation, dataset, out / BUNDLES, listener)
+    algorithm, tables = statistics(request, data, label), tier_tables(federation)
+    tiers = {}
+    for name in tables:
+        compiled = CompileRequest(
+            model=federation.model.name,
+            tier=name,
+            algorithm=algorithm,
+            units=(),
+            data=data,
+            exchange=STATISTICS,
+            chunk_bytes=federation.wire_limits.chunk_bytes,
+            tokenizer=dataset.tokenizer,
+        )
+        bundle, *further = (made.compile(compiled, format) for format in federation.formats_of(name))
+        tiers[name] = TierSpec(bundle, FixedPlacement({}), sends=(), further=tuple(further))
+    made.report_compiled()
+    table, limits = federation.round, federation.wire_limits
+    awaited = request.devices or table.min_devices
+    return RunSpec(
+        federation=federation.federation.name,
+        digest=statistics_digest(federation, request),
+        rules=Rules(
+            run="",
+            seed=federation.federation.seed,
+            rounds=0,
+            tiers=_tier_rules(tables),
+            min_devices=awaited,
+            over_selection=table.over_selection,
+            most_samples=MOST_SAMPLES,
+            deadline_s=limits.round_deadline_s,
+            ready_timeout_s=limits.ready_timeout_s,
+            gather_s=GATHER_S if awaited == 1 and not request.devices else 0.0,
+            offline_grace_s=limits.offline_grace_s,
+            evaluation=EvaluationSchedule(devices=federation.evaluate.devices),
+        ),
+        tiers=tiers,
+        units=(),
+        initial={},
+        hyper={},
+        evaluation=ExchangeSpec(tiers, {}),
+        least_group=federation.evaluate.least_group,
+        statistics=request,
+        downlink=replace(DownlinkSpec(**federation.downlink.model_dump()), encoding="float32"),
+        limits=limits,
+        message_limit=_message_limit(federation),
+    )
+
+
+def statistics_digest(federation: Federation, request: StatisticsRequest) -> str:
+    """Return the digest of a run that sums up data; it is resumed with the same federation and request only."""
+    return digest_of({"federation": run_digest(federation), "statistics": msgspec.to_builtins(request)})
+
+
+def _message_limit(federation: Federation) -> int:
+    """Return the largest message that the broker is known to accept, in bytes; 0 if unknown."""
+    profile = federation.broker.profile
+    return HOSTED[profile].payload_bytes if profile != "none" else 0
+
+
+def _tier_rules(tables: Mapping[str, TierTable]) -> tuple[TierRule, ...]:
+    return tuple(TierRule(name, _patterns(name, tier), tier.memory_bytes) for name, tier in tables.items())
 
 
 class _Bundles:
@@ -203,8 +307,21 @@ class _Bundles:
             cache=self._cache,
             progress=lambda text: self._report(Exporting(tier=tier.name, text=text)),
         )
+        return self._written(found, tier.name, exchange.name, format)
+
+    def compile(self, request: CompileRequest, format: str) -> BundleArchive:
+        """Return the bundle of a request in ``format``, compiled or from the cache, and write it to the run's folder.
+
+        Raises:
+            ExportError: If it cannot be compiled.
+        """
+        compiler = Compiler(target_of(format, self._federation.export.outputs), self._cache)
+        found = compiler.compile(request, lambda text: self._report(Exporting(tier=request.tier, text=text)))
+        return self._written(found, request.tier, request.exchange, format)
+
+    def _written(self, found: CompiledBundle, tier: str, exchange: str, format: str) -> BundleArchive:
         self._all.append(found)
-        write_bundle(found.bundle, self._folder / bundle_name(tier.name, exchange.name, format))
+        write_bundle(found.bundle, self._folder / bundle_name(tier, exchange, format))
         return found.bundle
 
     def report_compiled(self) -> None:
@@ -409,9 +526,7 @@ def _rules(federation: Federation, tables: Mapping[str, TierTable], method: Algo
         run="",
         seed=federation.federation.seed,
         rounds=federation.federation.rounds,
-        tiers=tuple(
-            TierRule(name, _patterns(name, tier), tier.memory_bytes) for name, tier in tables.items()
-        ),
+        tiers=_tier_rules(tables),
         min_devices=table.min_devices,
         min_reports=table.min_reports,
         fraction=table.fraction,

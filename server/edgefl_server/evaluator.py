@@ -12,7 +12,7 @@ import msgspec
 
 from edgefl.wire.mqtt.events import Inbox
 from edgefl_server.coordinator.states import Outcome
-from edgefl_server.events import DeviceEvaluation, RoundClosed
+from edgefl_server.events import DataStatistics, DeviceEvaluation, RoundClosed
 from edgefl_server.reporter import EventReporter
 from edgefl_server.run_spec import RunSpec
 from edgefl_server.storage.checkpoints import Checkpoints
@@ -61,6 +61,8 @@ def round_closed(
     fields |= metric_fields(evaluation.metrics) | {"text": text, "metric": metric}
     if found := fields.get("evaluation"):
         fields["evaluation"] = msgspec.convert(found, DeviceEvaluation)
+    if found := fields.get("statistics"):
+        fields["statistics"] = msgspec.convert(found, DataStatistics)
     return RoundClosed(round=evaluation.round, outcome=outcome, **fields)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -421,6 +421,92 @@ class DeviceEvaluation(msgspec.Struct, frozen=True, kw_only=True):
     left_out: tuple[str, ...] = ()
 
 
+class GroupStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Statistics of the data of a group of devices. All counts are exact.
+
+    A field is empty if the server did not ask for it. G is the number of groups of values, such as channels.
+
+    Attributes:
+        devices: Number of devices that reported.
+        rows: Number of their rows.
+        classes: Number of labels by class, int (classes,).
+        count: Number of values in the moments by group, int (G,).
+        mean: Their mean, float64 (G,); None for a group without values.
+        deviation: Their standard deviation, with the divisor ``count``, float64 (G,); None for such a group, too.
+        beyond: Number of values left out of the moments, because they are above 2^30 in magnitude, int (G,).
+        missing: Number of values that are NaN or infinite, int (G,).
+        histogram: Number of values below the first edge, in each bin, and above the last edge, int (G, edges + 1).
+            A bin contains its lower edge; the last one its upper edge, too.
+        lengths: Number of texts of 1, 2, 3, ... tokens without padding, int (length,).
+    """
+
+    devices: int
+    rows: int
+    classes: tuple[int, ...] = ()
+    count: tuple[int, ...] = ()
+    mean: tuple[float | None, ...] = ()
+    deviation: tuple[float | None, ...] = ()
+    beyond: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
+    histogram: tuple[tuple[int, ...], ...] = ()
+    lengths: tuple[int, ...] = ()
+
+
+class Normalization(msgspec.Struct, frozen=True, kw_only=True):
+    """Normalisation of inputs to mean 0 and deviation 1, of values as devices store them.
+
+    Attributes:
+        mean: Mean by group, float64 (G,). 0 for a group without values.
+        deviation: Standard deviation by group, float64 (G,); 1 where all values are equal.
+        scale: Factor of all values together: a model reads ``x * scale + shift``.
+        shift: Summand of all values together.
+        by_column: True if a reader of columns normalises each by its own mean and deviation.
+    """
+
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    scale: float
+    shift: float
+    by_column: bool
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """Lines to paste: of the federation file for a reader of columns, else keywords of :class:`edgefl.data.Dataset`."""
+        if self.by_column:
+            return ("[data.reader]", f"mean = {list(self.mean)}", f"deviation = {list(self.deviation)}")
+        return (f"scale = {self.scale!r}", f"shift = {self.shift!r}")
+
+
+class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Statistics of the devices' data, in the values that a model reads (after scale and shift).
+
+    Attributes:
+        kind: Kind of the groups of values: ``channel``, ``feature``, or ``value`` if all values are one group.
+        groups: Names of the groups of values.
+        class_names: Names of the classes; their numbers if they have none.
+        edges: Edges of the histogram's bins.
+        devices: Statistics over all devices. None if fewer reported than the smallest group that is shown.
+        tiers: Statistics by tier.
+        sums: Exact integer sums over all devices by name, as Python integers or nested lists of them; empty with
+            ``devices`` None.
+        announced_rows: Number of rows that the reporting devices announced when they connected; 0 with ``devices`` None. It
+            exceeds ``devices.rows`` by the rows that devices left out because they are bad.
+        left_out: Tiers with fewer reports than the smallest group that is shown.
+        normalization: Normalisation of inputs by the moments over all devices; None without them.
+    """
+
+    kind: str
+    groups: tuple[str, ...]
+    class_names: tuple[str, ...]
+    edges: tuple[float, ...]
+    devices: GroupStatistics | None
+    tiers: dict[str, GroupStatistics]
+    sums: dict[str, Any]
+    announced_rows: int = 0
+    left_out: tuple[str, ...] = ()
+    normalization: Normalization | None = None
+
+
 class RoundClosed(Event, frozen=True, kw_only=True):
     """A round is evaluated.
 
@@ -441,6 +527,7 @@ class RoundClosed(Event, frozen=True, kw_only=True):
         fairness: Jain's index of the devices' reports so far: 1 if all have as many; None before the first.
         evaluation: Results of a round in which devices evaluated the model on their held-out rows; None for a training
             round.
+        statistics: Statistics of a round in which devices summed up their data; None for other rounds.
     """
 
     round: int
@@ -464,6 +551,7 @@ class RoundClosed(Event, frozen=True, kw_only=True):
     metrics: dict[str, float] = {}
     fairness: float | None = None
     evaluation: DeviceEvaluation | None = None
+    statistics: DataStatistics | None = None
 
 
 class Stopped(Event, frozen=True, kw_only=True):
@@ -481,8 +569,8 @@ class Finished(Event, frozen=True, kw_only=True):
 
     Attributes:
         rounds: Number of rounds.
-        model: Path of the trained model.
-        weights_sha256: Digest of that file.
+        model: Path of the trained model; empty if none was trained.
+        weights_sha256: Digest of that file, or empty.
         accuracy: Accuracy of the model, as in :class:`RoundClosed`.
         loss: Loss of the model, or None.
         metric: Name of the metric to show first.

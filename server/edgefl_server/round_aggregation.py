@@ -20,6 +20,7 @@ from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.mqtt.messages import Update
 from edgefl.wire.regions import Region
+from edgefl.wire.statistics import STATISTICS
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import Form, float32_bytes
 from edgefl_server.aggregate.accumulator import Accumulator
@@ -186,8 +187,11 @@ class RoundAggregation:
         except ProtocolError as error:
             raise UpdateRejected("malformed", error.message) from error
         if self.spec.evaluates:
-            labels = samples * SumBlocks.labels(layout.manifest)
-            report = DeviceSums.check(arrays, SumBlocks.of(layout.manifest), tier, labels)
+            manifest, blocks = layout.manifest, SumBlocks.of(layout.manifest)
+            if manifest.exchange == STATISTICS:
+                report = DeviceSums.check_statistics(arrays, blocks, tier, samples, manifest)
+            else:
+                report = DeviceSums.check(arrays, blocks, tier, samples * SumBlocks.labels(manifest))
             return CheckedUpdate(report, report)
         sent = self.aggregator.check(arrays, layout.sent, layout.form)
         if self.began:

@@ -43,6 +43,7 @@ from edgefl_server.rounds import (
     begin_aggregation,
     conclude_round,
     evaluate_reports,
+    sum_up_reports,
 )
 from edgefl_server.run_spec import RunSpec
 from edgefl_server.shards.messages import shard_of
@@ -101,7 +102,7 @@ class RunContext:
             StoreError: If the journal cannot be read.
         """
         forms = {name: tier.form for name, tier in spec.tiers.items()}
-        own = [name for name, tier in spec.tiers.items() if tier.published not in spec.units]
+        own = [name for name, tier in spec.tiers.items() if tier.published not in ("", *spec.units)]
         check_counting(spec.count, spec.downlink.encoding, forms, own)
         known = journal.latest_run()
         run = known or RunRecord(uuid.uuid4().hex[:16], spec.digest, 1)
@@ -515,9 +516,7 @@ class RoundDriver:
         if ended.evaluates:
             facts[EVALUATES] = True
             if outcome == "closed":
-                facts["evaluation"] = msgspec.to_builtins(
-                    evaluate_reports(self._spec, ended.number, aggregation)
-                )
+                facts |= self._reported(ended, aggregation)
         trial = None if ended.evaluates else self._count_trial(ended.number)
         if self.state.trial is not None:
             facts[ROLLOUT] = msgspec.to_builtins(trial or self.state.trial)
@@ -540,6 +539,15 @@ class RoundDriver:
             self._reporter.emit(events.RolledBack(round=ended.number, text=result.failed, **metrics))
         self._evaluator.submit(ended.number, outcome, None if result.undone else result.metrics)
         return result
+
+    def _reported(self, ended: OpenRound, aggregation: RoundAggregation) -> dict[str, Any]:
+        """Return the results of a round in which devices reported sums, by the name of their field in the round's event."""
+        if self._spec.statistics is None:
+            found = evaluate_reports(self._spec, ended.number, aggregation)
+            return {"evaluation": msgspec.to_builtins(found)}
+        names = [each.device for each in ended.with_status("accepted")]
+        announced = sum(self.state.devices[name].samples for name in names if name in self.state.devices)
+        return {"statistics": msgspec.to_builtins(sum_up_reports(self._spec, aggregation, announced))}
 
     def _count_trial(self, number: int) -> Trial | None:
         """Return the trial of a candidate bundle with the figures of round ``number`` added; None if no trial is in
@@ -614,10 +622,14 @@ class RoundDriver:
         )
 
     def write_model(self) -> events.Finished:
-        """Write the trained model, delete old checkpoints, and return the event of the run's end. Call it after the
-        last round.
+        """Write the trained model, if there is one, delete old checkpoints, and return the event of the run's end. Call it
+        after the last round.
         """
         weights, rules = self._spec.model_of(self.model.weights), self._spec.rules
+        if not rules.rounds:
+            return events.Finished(
+                rounds=rules.last_round, model="", weights_sha256="", accuracy=None, loss=None
+            )
         digest = self._policy.run(lambda: self._checkpoints.finish(weights))
         self._checkpoints.prune(rules.last_round)
         _, details = self._journal.outcome(rules.run, rules.last_training)

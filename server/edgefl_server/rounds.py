@@ -22,7 +22,8 @@ from edgefl_server.coordinator.claims import weight_cap
 from edgefl_server.coordinator.collapse import BestMetrics, collapse
 from edgefl_server.coordinator.states import OpenRound
 from edgefl_server.device_evaluation import summarize
-from edgefl_server.events import DeviceEvaluation
+from edgefl_server.device_statistics import sum_up
+from edgefl_server.events import DataStatistics, DeviceEvaluation
 from edgefl_server.hyperparameters import round_hyperparameters
 from edgefl_server.publish.model import ModelVersion
 from edgefl_server.round_aggregation import RoundAggregation, RoundAggregationSpec, UpdateLayout
@@ -227,6 +228,16 @@ def evaluate_reports(spec: RunSpec, number: int, aggregation: RoundAggregation) 
         manifest.graph(manifest.evaluate).metrics,
         trained_rounds=spec.rules.trained_rounds(number),
         least_group=spec.least_group,
+    )
+
+
+def sum_up_reports(spec: RunSpec, aggregation: RoundAggregation, announced_rows: int) -> DataStatistics:
+    """Return the statistics of a round whose reports ``aggregation`` has, from devices with ``announced_rows`` rows."""
+    sums, exchange, request = aggregation.aggregator, spec.evaluation, spec.statistics
+    assert isinstance(sums, IntegerSums) and exchange and request, "the round sums up the devices' data"
+    data = next(iter(exchange.tiers.values())).bundle.manifest.data
+    return sum_up(
+        sums.reports, data, request.edges, announced_rows=announced_rows, least_group=spec.least_group
     )
 
 

@@ -14,6 +14,7 @@ from edgefl.wire.blobs import Compression
 from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.limits import Limits
 from edgefl.wire.regions import Placement, Region, extract
+from edgefl.wire.statistics import StatisticsRequest
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import DENSE, Form
 from edgefl_server.aggregate.robust import MEAN as MEAN_RULE
@@ -103,9 +104,9 @@ class TierSpec:
     @property
     def published(self) -> str:
         """Name under which the first part that the tier trains is published: a unit (stage) of the model, or its own
-        payload.
+        payload. Empty if its devices receive no weights.
         """
-        return self.bundle.manifest.suffix[0]
+        return next(iter(self.bundle.manifest.suffix), "")
 
     @property
     def mask_bits(self) -> int:
@@ -209,6 +210,8 @@ class RunSpec:
         ahead: Exchanges that alternate with the main one, before it.
         evaluation: Exchange in which devices evaluate the model on their held-out rows. None: there is none.
         least_group: Number of devices below which a group is left out of the results of an evaluation round.
+        statistics: What the exchange ``evaluation`` sums up of the devices' data, instead of an evaluation of the model;
+            or None.
         server_state: Names of the states that the server keeps besides the model; their tensors are part of
             ``initial``.
         count: Updates that an entry averages (:class:`edgefl_server.aggregate.aggregator.Aggregator`).
@@ -236,6 +239,7 @@ class RunSpec:
     ahead: tuple[ExchangeSpec, ...] = ()
     evaluation: ExchangeSpec | None = None
     least_group: int = 1
+    statistics: StatisticsRequest | None = None
     server_state: tuple[str, ...] = ()
     count: Count = "holders"
     trained: frozenset[str] = frozenset()

@@ -19,6 +19,7 @@ from edgefl.cli.commands import app
 API = {
     "run": "edgefl.api.run.prepare",
     "evaluate": "edgefl.api.run.evaluate",
+    "statistics": "edgefl.statistics",
     "simulate": "edgefl.api.simulate.prepare_simulation",
     "broker": "edgefl_server.embedded_broker.run_amqtt",
     "acl": "edgefl_server.access.files.build_access_files",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgefl.errors import ConfigError, RoundDeclined
-from edgefl_device.policy import OwnerRules, SystemQueries, on_mains, read_policy
+from edgefl_device.policy import ROUND_WORK, OwnerRules, SystemQueries, on_mains, read_policy, work_of
 from tests.device_runtime.policies import ALL_HOLD, Facts, rules
 
 
@@ -37,6 +37,19 @@ def test_what_is_switched_off_is_declined_and_nothing_else() -> None:
     assert "profile is false" in why(rules(profile=False), "profile")
     rules(profile=False).check("train")
     assert "train is false" in why(rules(train=False))
+
+
+def test_measuring_is_allowed_as_training_is_or_by_its_own_key() -> None:
+    for work in ("evaluate", "statistics"):
+        assert work_of(work) == work
+        rules().check(work)
+        assert "train is false" in why(rules(train=False), work)
+        assert f"{work} is false" in why(rules(**{work: False}), work)
+        rules(**{work: False}).check("train")
+        rules(**{work: False}).check(*ROUND_WORK)
+        rules(train=False, **{work: True}).check(work)
+        assert "train is false" in why(rules(train=False, **{work: True}))
+    assert work_of("") == work_of("opening") == "train"
 
 
 @pytest.mark.parametrize(

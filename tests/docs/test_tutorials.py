@@ -115,6 +115,7 @@ def test_the_ten_lines_of_the_readme(tmp_path: Path) -> None:
     [
         pytest.param("api/index.md", marks=pytest.mark.slow),
         pytest.param("models/losses.md", marks=pytest.mark.slow),
+        pytest.param("fleets/statistics.md", marks=pytest.mark.slow),
         pytest.param("compiler.md", marks=pytest.mark.slow),
         pytest.param("compiler-inside.md", marks=pytest.mark.slow),
     ],
@@ -145,6 +146,7 @@ def test_every_page_with_python_is_run_somewhere() -> None:
             "compiler-inside.md",
             "models/data.md",
             "models/losses.md",
+            "fleets/statistics.md",
         ),
         *("tutorials/own-model.md", "tutorials/new-method.md", "tutorials/own-device.md", "models/deploy.md"),
     }

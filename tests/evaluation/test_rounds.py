@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgefl_server.coordinator import machine, states
+from edgefl_server.coordinator import attendance, machine, states
 from edgefl_server.coordinator.roster import TierRule
 from edgefl_server.coordinator.states import EvaluationSchedule, Rules, State
 
@@ -84,3 +84,17 @@ def test_an_evaluation_takes_what_comes_and_never_ends_the_run(reports: int, clo
     abandoned = [action.round.number for action in actions if isinstance(action, states.AbandonRound)]
     assert abandoned == ([] if closes else [3])
     assert (state.phase, state.position) == ("done", 4)
+
+
+def test_a_round_that_gathers_takes_all_devices_that_connect_in_time() -> None:
+    rules = replace(
+        RULES, rounds=0, min_devices=1, min_reports=1, gather_s=10.0, evaluation=EvaluationSchedule(extra=1)
+    )
+    state = machine.initial("v0", 0.0)
+    for now, name in enumerate(NAMES):
+        state, actions = machine.step(rules, state, states.DeviceHello(name, 8, 50), float(now))
+        assert not [each for each in actions if isinstance(each, states.StartRound)]
+    assert attendance.opens_at(rules, state, 6.0) == 10.0
+    state, (started,) = machine.step(rules, state, states.Tick(), 10.0)
+    assert isinstance(started, states.StartRound)
+    assert started.round.assignments.keys() == set(NAMES) and started.round.evaluates

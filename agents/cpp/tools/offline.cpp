@@ -55,7 +55,7 @@ WeightsFile::WeightsFile(const std::string& path, const Manifest& manifest) : fi
       if (starts_with(name, unit + ".")) return;
     }
   }
-  whole_unit_ = manifest.suffix.front();
+  if (!manifest.suffix.empty()) whole_unit_ = manifest.suffix.front();
 }
 
 Tensors WeightsFile::of(const std::vector<std::string>& units) const {

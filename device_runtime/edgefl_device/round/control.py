@@ -10,7 +10,7 @@ from typing import Protocol
 from edgefl.errors import RoundAborted, RoundDeclined
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import TOO_MUCH
-from edgefl_device.policy import OwnerRules
+from edgefl_device.policy import OwnerRules, WorkKind
 from edgefl_device.round.job import Job
 
 _RULES_PERIOD_S = 5.0
@@ -70,6 +70,7 @@ class RoundControl:
         self._cancelled = cancelled or threading.Event()
         self._began = self._rules_checked = time.monotonic()
         self._worked_s = 0.0
+        self.work: WorkKind = "train"
 
     def cancel(self) -> None:
         """End the round: the next check raises RoundAborted."""
@@ -102,7 +103,7 @@ class RoundControl:
         if self._rules is None:
             return
         if now - self._rules_checked >= _RULES_PERIOD_S:
-            self._rules.check("train")
+            self._rules.check(self.work)
             self._rules_checked = now
         until = time.monotonic() + worked_s * (1.0 / self._rules.policy.duty - 1.0)
         while (left := until - time.monotonic()) > 0 and not self._cancelled.is_set():

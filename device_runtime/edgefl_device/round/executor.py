@@ -35,7 +35,7 @@ from edgefl_device.data.samples import LocalSource, fit_rows
 from edgefl_device.engine.base import Engine
 from edgefl_device.link.fetch import Fetcher
 from edgefl_device.link.identity import ServerTrust
-from edgefl_device.policy import OwnerRules
+from edgefl_device.policy import ROUND_WORK, OwnerRules, work_of
 from edgefl_device.round.autotune import Autotuner, ProcessorTable
 from edgefl_device.round.carry import carry_name, restore_carry
 from edgefl_device.round.control import RoundControl
@@ -104,7 +104,7 @@ class RoundExecutor:
         profiler, limits = RoundProfiler(self.engine), self.config.limits
 
         # -- Checks that need no bundle.
-        self.rules.check("train")
+        self.rules.check(*ROUND_WORK)
         if job.tries > limits.attempts:
             raise RoundDeclined(
                 CRASHED,
@@ -130,6 +130,9 @@ class RoundExecutor:
             raise ProtocolError(
                 f"the bundle holds {sorted(wrong)} graphs, this device runs {self.engine.format}"
             )
+        work = work_of(manifest.exchange)
+        self.rules.check(work)
+        control.work = work
         check_runtime(manifest, self.engine)
         self.check_memory(manifest, manifest.of_round)
         check_weights(job, manifest)

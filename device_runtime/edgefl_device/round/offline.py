@@ -192,7 +192,7 @@ def _by_unit(manifest: Manifest, weights: Mapping[str, Array]) -> dict[str, Arra
     by_unit = {
         name: {key: array for key, array in weights.items() if key.startswith(f"{name}.")} for name in names
     }
-    if not any(by_unit.values()):
+    if weights and not any(by_unit.values()):
         by_unit[manifest.suffix[0]] = dict(weights)  # a payload, whose tensors are not named after it
     return by_unit
 

@@ -148,6 +148,10 @@ def text_of(event: events.Event) -> str | None:  # noqa: PLR0911 - a case for ea
                 return (
                     f"round {event.round} {result}, down {size(event.down_bytes)}, up {size(event.up_bytes)}"
                 )
+            if event.statistics is not None:
+                shown = event.statistics.devices
+                rows = count_text(shown.rows, "row") if shown else "too few devices to be shown"
+                return f"round {event.round} summed up {rows}, up {size(event.up_bytes)}"
             scores = _scores(event)
             if event.outcome != "closed" and not scores:
                 return None  # its end said all there is
@@ -164,8 +168,8 @@ def text_of(event: events.Event) -> str | None:  # noqa: PLR0911 - a case for ea
         case events.Finished():
             rounds = count_text(event.rounds, "round")
             caveat = f"; warning: {event.text}" if event.text else ""
-            model = f"{event.model} ({event.weights_sha256[:_DIGITS]})"
-            return f"finished {rounds}{_scores(event)}, model {model}{caveat}"
+            model = f", model {event.model} ({event.weights_sha256[:_DIGITS]})" if event.model else ""
+            return f"finished {rounds}{_scores(event)}{model}{caveat}"
     return None
 
 

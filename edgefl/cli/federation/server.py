@@ -78,6 +78,7 @@ def server(
             help="of a finished run: one more evaluation round, on the rows that devices hold out",
         ),
     ] = False,
+    statistics: Annotated[str, typer.Option(hidden=True, help="of `edgefl statistics`: its request")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="events as JSON lines")] = False,
 ) -> None:
     """Run the server of a federation.
@@ -130,6 +131,7 @@ def server(
         web=(web, web_cert_file, web_key_file, web_broker),
         as_json=as_json,
         evaluate=evaluate,
+        statistics=statistics,
     )
     if isinstance(ctx.obj, SettingsPipe):
         ctx.obj.send(settings)

@@ -44,6 +44,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     web: tuple[str, str, str, str] = ("", "", "", "")
     as_json: bool = False
     evaluate: bool = False
+    statistics: str = ""
 
 
 def load() -> Process:
@@ -68,6 +69,7 @@ def run(settings: ServerSettings, process: Process) -> None:
     from edgefl.api.serve import Server
     from edgefl.config import load as load_federation
     from edgefl.wire.mqtt.address import Address
+    from edgefl.wire.statistics import StatisticsRequest
     from edgefl_server.torch_process.client import TorchProcess
 
     config = Path(settings.config)
@@ -81,6 +83,9 @@ def run(settings: ServerSettings, process: Process) -> None:
         settings = msgspec.structs.replace(settings, broker=replace(named, password="").url)
     if (password := os.environ.get("EDGEFL_BROKER_PASSWORD", "")) and "broker.password_file" not in given:
         given["broker.password"] = password
+    request = (
+        msgspec.json.decode(settings.statistics, type=StatisticsRequest) if settings.statistics else None
+    )
     with TorchProcess(process) as torch_process:
         federation = load_federation(config, given)
         with _page(settings), _web(settings, federation):
@@ -93,8 +98,8 @@ def run(settings: ServerSettings, process: Process) -> None:
                 sign_key=settings.sign_key or None,
                 enrolled=settings.enrolled or None,
                 emit=say,
-                torch_process=torch_process,
-                evaluate=settings.evaluate,
+                torch_process=None if request else torch_process,
+                evaluate=request or settings.evaluate,
             )
             for number in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(number, lambda *_: served.stop())

@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from edgefl.errors import UpdateRejected
 from edgefl.wire.bundle.manifest import Manifest
+from edgefl.wire.statistics import LIMB_BITS, ValueGroups
 from edgefl.wire.tensors import Array
 from edgefl.wire.update.form import DENSE
 from edgefl_server.aggregate.accumulator import Accumulator
@@ -44,7 +46,8 @@ class SumBlocks(TierBlocks):
     @staticmethod
     def labels(manifest: Manifest) -> int:
         """Return the number of labels of one row."""
-        ports = manifest.graph(manifest.evaluate).inputs_of("batch")
+        graphs = (*(phase.graph for phase in manifest.phases), manifest.evaluate)
+        ports = [port for name in graphs for port in manifest.graph(name).inputs_of("batch")]
         return max((math.prod(port.shape[1:]) for port in ports if port.label == "0.y"), default=1)
 
     @cached_property
@@ -86,6 +89,46 @@ class DeviceSums(CheckedArrays):
                     name=name,
                 )
         return cls(pieces, tuple(readable(arrays[name]) for name in pieces.sources), tier=tier)
+
+    @classmethod
+    def check_statistics(
+        cls, arrays: Mapping[str, Array], pieces: SumBlocks, tier: str, rows: int, manifest: Manifest
+    ) -> DeviceSums:
+        """Return the statistics ``arrays`` of a device of ``tier`` with ``rows`` rows.
+
+        Args:
+            arrays: Sums by name (:class:`edgefl.algorithms.statistics`).
+            pieces: Their shapes.
+            tier: Tier of the device.
+            rows: Number of rows that the device used.
+            manifest: Bundle with which it computed them.
+
+        Raises:
+            UpdateRejected: If a name, dtype or shape is wrong, or a number cannot be.
+        """
+        check_names_and_types(arrays, pieces)
+        found = {name: array.astype(object) for name, array in arrays.items()}
+        values = rows * math.prod(manifest.data.shape) // len(ValueGroups.of(manifest.data).names)
+        bounds = {"rows": rows, "classes": rows * SumBlocks.labels(manifest), "lengths": rows}
+        for name in found.keys() - {"sum", "square"}:
+            _check_range(name, found[name], 0, bounds.get(name, values))
+            if name in ("classes", "lengths", "histogram"):
+                _check_range(name, found[name].sum(axis=-1), 0, bounds.get(name, values))
+        for name in {"sum", "square"} & found.keys():
+            # Each limb adds numbers from 0 to 2^30 - 1; the last one of a sum of values has their sign.
+            most = found["count"] << LIMB_BITS
+            _check_range(name, found[name], 0, most, signed_last=name == "sum")
+        return cls(pieces, tuple(readable(arrays[name]) for name in pieces.sources), tier=tier)
+
+
+def _check_range(name: str, found: Any, least: Any, most: Any, *, signed_last: bool = False) -> None:
+    magnitudes = np.concatenate([found[:-1], abs(found[-1:])]) if signed_last else found
+    if not np.all((least <= magnitudes) & (magnitudes <= most)):
+        raise UpdateRejected(
+            "wrong-sums",
+            f"sum {name} has numbers that no data of so many rows have; compute it by the bundle's graph",
+            name=name,
+        )
 
 
 def _most(arrays: Mapping[str, Array], counted: str, most_labels: float) -> float:

@@ -62,11 +62,15 @@ def _count_needed(rules: Rules, state: State, now: float) -> int:
     least = max(1, rules.min_reports)
     if now >= state.waiting_since + _patience_s(rules, state):
         return least
+    if rules.gather_s:
+        return max(least, 1 + _count_present(rules, state, now))
     return max(least, rules.min_devices) if state.next_round == 1 else selection.needed(rules, state)
 
 
 def _patience_s(rules: Rules, state: State) -> float:
     """Return the seconds for which the next round waits for more devices than ``rules.min_reports``."""
+    if rules.gather_s:
+        return rules.gather_s
     if state.next_round == 1:
         return rules.ready_timeout_s
     return rules.selection.patience_s if rules.selection.quorum else 0.0
@@ -74,6 +78,8 @@ def _patience_s(rules: Rules, state: State) -> float:
 
 def _reason(rules: Rules, state: State, needed: int) -> str:
     reasons = []
+    if rules.gather_s:
+        reasons.append(f"the round takes all devices that connect within {rules.gather_s:g} s")
     if state.next_round > 1 and needed > max(1, rules.min_reports):
         lost = state.record.lost_share() or 0.0
         reasons.append(

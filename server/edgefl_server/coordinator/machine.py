@@ -393,7 +393,7 @@ def _between_rounds(state: State, ended: OpenRound, now: float) -> State:
 def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
     if state.next_round > rules.last_round:
         done = replace(state, phase="done")
-        if (rules.whole and 0 < state.position <= rules.opening) or not state.base:
+        if (rules.whole and 0 < state.position <= rules.opening) or (rules.rounds and not state.base):
             return done, (
                 round_texts.refuse_untrained(rules, diverged=state.refused > 0, declined=state.declined),
             )

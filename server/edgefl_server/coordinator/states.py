@@ -131,6 +131,7 @@ class Rules:
         weight_cap: The same as a multiple of the round's median (:func:`edgefl_server.coordinator.claims.weight_cap`).
         deadline_s: Longest duration of a round; in asynchronous rounds, of a task.
         ready_timeout_s: Time for which the first round waits for ``min_devices``.
+        gather_s: Time for which a round waits for all devices that connect, instead of ``min_devices``; 0 for none.
         offline_grace_s: Time that a device may be offline before it counts as gone.
         whole: True if the algorithm needs every device in every round.
         absent: Treatment of such a round that lacks a device.
@@ -161,6 +162,7 @@ class Rules:
     weight_cap: float = 4.0
     deadline_s: float = 120.0
     ready_timeout_s: float = 120.0
+    gather_s: float = 0.0
     offline_grace_s: float = 30.0
     whole: bool = False
     absent: Literal["wait", "refuse", "partial"] = "wait"

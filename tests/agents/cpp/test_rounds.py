@@ -12,12 +12,18 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import edgefl
+from edgefl.algorithms.statistics import statistics
 from edgefl.contract.choice import AlgorithmChoice
+from edgefl.contract.tensors import TensorSpec
 from edgefl.wire import tensors
-from edgefl.wire.bundle.manifest import HELD_OUT, Split
+from edgefl.wire.bundle.manifest import HELD_OUT, DataSpec, Split
+from edgefl.wire.statistics import STATISTICS, StatisticsRequest
+from edgefl_export.compiler.compiler import Compiler, target_of
+from edgefl_export.compiler.request import CompileRequest
 from tests.agents.cpp import make_draws, tiny_segments
 from tests.agents.cpp.offline import STOPPED, Place, assert_same, random_data, random_weights
 from tests.device_runtime import tiny
@@ -112,6 +118,22 @@ def test_a_split_gives_the_same_rows(tmp_path: Path, part: str, form: str) -> No
     assert_same(found.in_cpp(), found.in_python())
     assert 0 < found.in_python().facts["samples"] < place.in_python().facts["samples"]
     assert_same(found.in_cpp("--samples", 2), found.in_python(samples=2))
+
+
+@pytest.mark.parametrize("form", ["onnx", "executorch"])
+def test_statistics_give_the_same_sums_without_weights(tmp_path: Path, form: str) -> None:
+    data = DataSpec(shape=(2, 3, 4), dtype="float32", classes=3, scale=1 / 64, shift=-1.5)
+    algorithm = statistics(StatisticsRequest(edges=(-1.0, 0.0, 2.0)), data, TensorSpec((), torch.int64, 3))
+    request = CompileRequest(
+        model="", tier="all", algorithm=algorithm, units=(), data=data, exchange=STATISTICS
+    )
+    rng = np.random.default_rng(5)
+    rows = {"x": rng.integers(0, 256, (300, *data.shape), np.uint8), "y": rng.integers(0, 3, 300)}
+    np.savez(tmp_path / "data.npz", **rows)
+    bundle = Compiler(target_of(form)).compile(request).bundle
+    place = Place.of(tmp_path, bundle, {}, tmp_path / "data.npz")
+    assert_same(place.in_cpp(), place.in_python())
+    assert place.in_python().facts["samples"] == 300
 
 
 def test_planned_outputs_give_the_bytes_of_those_in_the_callers_memory(tmp_path: Path) -> None:
