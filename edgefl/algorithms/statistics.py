@@ -46,10 +46,8 @@ def statistics(request: StatisticsRequest, data: DataSpec, label: TensorSpec) ->
     names = request.of(data, has_classes=has_classes)
     summed = _Sums(names, request.edges, data, label)
     rows = max(1, min(_MOST_ROWS, _BATCH_ENTRIES // summed.entries))
-    batch = {"batch.0.mask": TensorSpec((rows,))}
-    if set(names) - {"classes"}:
-        sample = TensorSpec(data.shape, getattr(torch, data.dtype), data.below or None)
-        batch["batch.0.x"] = sample.rows(rows)
+    sample = TensorSpec(data.shape, getattr(torch, data.dtype), data.below or None)
+    batch = {"batch.0.mask": TensorSpec((rows,)), "batch.0.x": sample.rows(rows)}
     if "classes" in names:
         batch["batch.0.y"] = label.rows(rows)
     zeros = {name: torch.zeros(shape, dtype=torch.int64) for name, shape in summed.shapes.items()}
@@ -111,7 +109,9 @@ class _Sums:
 
     def of(self, batch: Tensors) -> Tensors:
         """Return the sums of a batch by name, int64."""
-        counts = batch["batch.0.mask"] > 0
+        # Devices pass over x, so that the graph has to read it, also for statistics of the labels alone.
+        is_low = batch["batch.0.x"].reshape(len(batch["batch.0.mask"]), -1)[:, 0] < 1
+        counts = (batch["batch.0.mask"] > 0) & (is_low | ~is_low)
         found: Tensors = {"rows": counts.to(torch.int64).sum()}
         if "classes" in self._names:
             labels = batch["batch.0.y"].reshape(len(counts), -1, 1)

@@ -138,6 +138,18 @@ def test_sums_of_texts_count_lengths_and_next_tokens() -> None:
     assert found["classes"].tolist() == np.bincount(local.y.ravel(), minlength=30).tolist()
 
 
+@pytest.mark.parametrize("name", ["classes", "moments", "missing"])
+def test_a_statistic_is_asked_for_alone(name: Any) -> None:
+    for data, local in ((IMAGES, images()), (TABLE, table())):
+        found = report_of(compiled(data, StatisticsRequest(ask=(name,))), local)
+        sums = {"moments": {"count", "sum", "square", "beyond"}}.get(name, {name})
+        assert found.keys() == sums | {"rows"} and found["rows"] == ROWS
+    if name == "classes":
+        local = texts()
+        found = report_of(compiled(TEXTS, StatisticsRequest(ask=(name,)), label=(12,)), local)
+        assert found["classes"].tolist() == np.bincount(local.y.ravel(), minlength=30).tolist()
+
+
 def summed(data: DataSpec, reports: list[Arrays], bundle: BundleArchive, **options: Any) -> DataStatistics:
     checked = [
         DeviceSums.check_statistics(
