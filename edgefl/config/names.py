@@ -19,7 +19,7 @@ from edgefl.system.processes import folder_last
 from edgefl.wire.text import similar, suggest
 
 _PERSONAL = "personal"  # of every algorithm
-_ANY_TRAINING = ("sgd",)  # what a codec may put its own training in place of
+_ANY_TRAINING = ("sgd",)  # algorithms that a codec may replace by a training of its own
 _PLAIN_OPTIONS = frozenset({"name", "batch", "steps", "lr", _PERSONAL})
 """Options of an algorithm that its combinations do not depend on."""
 _OWN_FIELDS = frozenset({"name", _PERSONAL})

@@ -77,7 +77,7 @@ def replication_pad_backward(grad: Tensor, x: Tensor, padding: list[int]) -> Ten
 
 
 def reflection_pad_backward(grad: Tensor, x: Tensor, padding: list[int]) -> Tensor:
-    """Compute dL/dx[i] = dL/dy[left + i], plus dL/dy[left - i] for 1 <= i <= left, and likewise at the other end."""
+    """Compute dL/dx[i] = dL/dy[left + i], plus dL/dy[left - i] for 1 <= i <= left, and the same at the other end."""
     return _each_axis(grad, x, padding, _fold_mirror)
 
 

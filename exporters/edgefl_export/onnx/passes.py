@@ -62,7 +62,7 @@ class SumsToProducts(GraphRewrite):
 
 
 class MergeChains(GraphRewrite):
-    """Pass: a Slice of a Slice along other axes becomes one Slice, and likewise Reshape and Transpose.
+    """Pass: a Slice of a Slice along other axes becomes one Slice, and so do Reshape and Transpose.
 
     A Reshape that delays a value (:mod:`edgefl_export.operators`) keeps delaying it: later views become part of it.
     """
