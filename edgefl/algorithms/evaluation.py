@@ -8,25 +8,24 @@ from edgefl.contract.algorithm import Algorithm, CarryRule, Function, Phase
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.errors import ConfigError
 from edgefl.objective.parts import restore_private
+from edgefl.wire.metrics import REPORT_BITS, REPORT_LIMIT
 
 EVALUATE = "evaluate"
 """Name of the exchange in files and messages."""
-FRACTION_BITS = 16
-"""Binary fraction digits of a reported sum: the whole number nearest to the sum times 2^16."""
-_MOST = 2.0**52
-"""Largest magnitude of a reported sum. Sums that are not finite are reported as this."""
 
 
 def evaluation(algorithm: Algorithm) -> Algorithm:
     """Return the exchange in which a device evaluates the model of ``algorithm`` on its own rows.
 
     ``start`` keeps the weights, each step adds the sums of one batch (``algorithm.evaluate``), and ``finish`` returns
-    ``update.<name>`` int64: each sum in fixed point (:data:`FRACTION_BITS`). Rows that only fill the last batch are masked.
+    ``update.<name>`` int64: each sum in fixed point (:data:`~edgefl.wire.metrics.REPORT_BITS`). Rows that only fill the
+    last batch are masked. The sums of a device are float32 until then, so counts are exact up to 2^24.
     Nothing is trained, and the carry of the training exchanges stays as it is. Private tensors come from the carry, so each
     device evaluates its own model.
 
     Raises:
-        ConfigError: ``algorithm.evaluate`` reads more than weights and one batch.
+        ConfigError: ``algorithm.evaluate`` reads more than weights and one batch, or sums up more than one number for
+            each class.
     """
     evaluate = algorithm.evaluate
     read = {name: spec for name, spec in evaluate.inputs.items() if name.startswith("weights.")}
@@ -57,10 +56,9 @@ def evaluation(algorithm: Algorithm) -> Algorithm:
     def finish(tensors: Tensors) -> Tensors:
         whole = {}
         for name, total in select(tensors, "state.sum").items():
-            finite = torch.nan_to_num(
-                total.double() * 2.0**FRACTION_BITS, nan=_MOST, posinf=_MOST, neginf=-_MOST
-            )
-            whole[name] = finite.clamp(-_MOST, _MOST).round().to(torch.int64)
+            scaled, most = total.double() * 2.0**REPORT_BITS, float(REPORT_LIMIT)
+            finite = torch.nan_to_num(scaled, nan=most, posinf=most, neginf=-most)
+            whole[name] = finite.clamp(-most, most).round().to(torch.int64)
         return prefixed("update", whole)
 
     held = prefixed("state", read)
@@ -83,6 +81,16 @@ def evaluation(algorithm: Algorithm) -> Algorithm:
 
 
 def _sum_specs(evaluate: Function) -> dict[str, TensorSpec]:
-    """Return shape and dtype of each sum of ``evaluate``, by name without its role."""
+    """Return shape and dtype of each sum of ``evaluate``, by name without its role.
+
+    Raises:
+        ConfigError: A sum has more than one dimension.
+    """
     outputs = select(evaluate(evaluate.example(0)), "metric")
+    if wide := [name for name, tensor in outputs.items() if tensor.dim() > 1]:
+        raise ConfigError(
+            f"the loss sums up {', '.join(wide)} by more than one dimension, and devices report scalars or one number for "
+            "each class: add the others up",
+            sums=wide,
+        )
     return {name: TensorSpec(tuple(tensor.shape), torch.float32) for name, tensor in outputs.items()}

@@ -178,10 +178,10 @@ class Federation(tables.ConfigTable):
                 "rollout compares the tasks of the same rounds, and with round.mode buffered they are of several: roll out "
                 "in mode synchronous"
             )
-        if self.evaluate.every:
+        if self.evaluate.split:
             problems.append(
-                "evaluate.every asks for evaluation rounds, and with round.mode buffered devices are at work all the time: "
-                "set it to 0"
+                "evaluate.split holds rows out for evaluation rounds, and with round.mode buffered there are none: set "
+                "it to 0"
             )
         chosen = self.selection
         if chosen.policy != "uniform" or chosen.measured or chosen.quorum:

@@ -23,6 +23,7 @@ UNDECIDING: Mapping[str, IncEx | bool] = {
     "data": {"dir", "download"},
     "downlink": {"compression", "mirrors", "mirrors_only", "mirror_folder"},
     "aggregate": {"threads"},
+    "evaluate": {"devices", "least_group"},
     "round": {"keep_updates"},
     "tiers": {"__all__": {"count"}},
 }

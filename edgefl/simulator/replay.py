@@ -127,7 +127,7 @@ class Replay:
             self._models.pop(number - self._spec.rules.max_staleness, None)
             digest = hashlib.sha256(tensors.dump(weights)).hexdigest()
             ending: Outcome = "closed" if closed else "abandoned"
-            known = facts.get("evaluation")
+            known = facts.get("evaluation") if closed else None
             yield ReplayedRound(
                 round=number,
                 outcome=ending,

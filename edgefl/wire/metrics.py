@@ -21,6 +21,11 @@ Sums = Mapping[str, Array]
 
 LOSS = "loss"
 
+REPORT_BITS = 16
+"""Binary fraction digits of a sum that a device reports: the whole number nearest to its value times 2^16."""
+REPORT_LIMIT = 1 << 52
+"""Magnitude of a reported sum that stands for a value that is larger or not finite. Servers refuse it."""
+
 
 def add_sums(total: Sums, sums: Mapping[str, Array]) -> dict[str, Array]:
     """Return ``total`` plus ``sums``, the sums of one more batch, by name, in float64. Change neither argument.

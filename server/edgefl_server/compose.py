@@ -152,7 +152,8 @@ def compose_with(
     main = exchanges[-1]
     evaluated = _evaluation(federation, tiers, bundle_for) if federation.evaluate.split else None
     for tier, table in federation.tiers.items():
-        for warned in _offers(tier, table.memory_bytes, [each.tiers[tier] for each in exchanges]):
+        offered = [*exchanges, evaluated] if evaluated is not None else exchanges
+        for warned in _offers(tier, table.memory_bytes, [each.tiers[tier] for each in offered]):
             if listener is not None:
                 listener.emit(warned)
     return RunSpec(

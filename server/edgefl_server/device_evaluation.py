@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 
-from edgefl.wire.metrics import LOSS, METRICS, compute_metrics
+from edgefl.wire.metrics import LOSS, METRICS, mean_loss
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_server.aggregate.integer_sums import SCALE, DeviceSums
 from edgefl_server.events import DeviceEvaluation, GroupResult
@@ -33,6 +34,9 @@ def summarize(
     for report in reports:
         by_tier.setdefault(report.tier, []).append(report)
     shown = {tier: own for tier, own in sorted(by_tier.items()) if len(own) >= least_group}
+    hidden = len(reports) - sum(map(len, shown.values()))
+    if hidden < least_group:  # the difference of all and of the shown tiers would show so few
+        reports = [report for own in shown.values() for report in own]
     enough = len(reports) >= max(1, least_group)
     return DeviceEvaluation(
         trained_rounds=trained_rounds,
@@ -57,11 +61,12 @@ def flat_evaluation(found: DeviceEvaluation) -> dict[str, float]:
 
 
 def add_reports(reports: Iterable[DeviceSums]) -> dict[str, Array]:
-    """Return the exact sums of the reports by name, int64."""
+    """Return the exact sums of the reports by name, as arrays of Python's integers, which cannot overflow."""
     total: dict[str, Array] = {}
     for report in reports:
         for name, array in report.named.items():
-            total[name] = total[name] + array if name in total else array.copy()
+            own = np.asarray(array.astype(object))
+            total[name] = np.asarray(total[name] + own) if name in total else own
     return total
 
 
@@ -74,7 +79,7 @@ def _group(reports: Sequence[DeviceSums], names: Sequence[str]) -> GroupResult:
     is_share = main in _BETTER_IF_LARGE and main in values
     return GroupResult(
         devices=len(reports),
-        rows=float(total.get("count", total.get("tokens", np.zeros(())))),
+        rows=float(total.get("count", np.zeros(()))),
         metrics=_metrics(add_reports(reports), names),
         median={name: float(np.median(array)) for name, array in values.items()},
         worst_decile={
@@ -86,8 +91,13 @@ def _group(reports: Sequence[DeviceSums], names: Sequence[str]) -> GroupResult:
 
 
 def _metrics(sums: Mapping[str, Array], names: Sequence[str]) -> dict[str, float]:
-    """Return the metrics of integer sums by name. Values that are not finite, such as those of no row, are left out."""
-    found = compute_metrics(names, _scaled(sums))
+    """Return the metrics of integer sums by name. Metrics without their sums, and values that are not finite, are left
+    out.
+    """
+    scaled, found = _scaled(sums), dict[str, float]()
+    for name in (*names, LOSS):
+        with suppress(KeyError):
+            found[name] = METRICS[name](scaled) if name != LOSS else mean_loss(scaled)
     return {name: value for name, value in found.items() if math.isfinite(value)}
 
 

@@ -385,7 +385,7 @@ class GroupResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         devices: Number of devices that reported.
-        rows: Number of labels that count, over all devices.
+        rows: Number of rows, over all devices.
         metrics: Metrics and loss of all rows together, by name.
         median: Median over the devices of each device's own metric, by name.
         worst_decile: Value of each metric that nine of ten devices reach, by name: the 10 % quantile of accuracy, F1 and

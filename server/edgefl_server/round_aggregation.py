@@ -191,7 +191,7 @@ class RoundAggregation:
             if manifest.exchange == STATISTICS:
                 report = DeviceSums.check_statistics(arrays, blocks, tier, samples, manifest)
             else:
-                report = DeviceSums.check(arrays, blocks, tier, samples * SumBlocks.labels(manifest))
+                report = DeviceSums.check(arrays, blocks, tier, samples, SumBlocks.labels(manifest))
             return CheckedUpdate(report, report)
         sent = self.aggregator.check(arrays, layout.sent, layout.form)
         if self.began:

@@ -124,6 +124,11 @@ def _check_evaluation(spec: RunSpec, number: int, planned: int) -> None:
             f"federation {spec.federation!r} holds out no rows, so its devices trained on all: train it with split = 0.2 in "
             "the table [evaluate]"
         )
+    if spec.rules.buffered:
+        raise ConfigError(
+            f"federation {spec.federation!r} has round.mode buffered, in which no round evaluates the model: "
+            "evaluate runs of mode synchronous"
+        )
     if number <= planned:
         raise ConfigError(
             f"the run of federation {spec.federation!r} is at round {number} of {planned}: let it finish first; `every` in "

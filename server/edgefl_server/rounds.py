@@ -222,10 +222,11 @@ def evaluate_reports(spec: RunSpec, number: int, aggregation: RoundAggregation) 
     """Return the results of evaluation round ``number``, whose reports ``aggregation`` has."""
     sums, exchange = aggregation.aggregator, spec.evaluation
     assert isinstance(sums, IntegerSums) and exchange is not None, "the round is an evaluation round"
-    manifest = next(iter(exchange.tiers.values())).bundle.manifest
+    manifests = [tier.bundle.manifest for tier in exchange.tiers.values()]
+    listed = [manifest.graph(manifest.evaluate).metrics for manifest in manifests]
     return summarize(
         sums.reports,
-        manifest.graph(manifest.evaluate).metrics,
+        [name for name in listed[0] if all(name in names for names in listed)],
         trained_rounds=spec.rules.trained_rounds(number),
         least_group=spec.least_group,
     )
@@ -277,4 +278,5 @@ def _layouts(spec: RunSpec, exchange: ExchangeSpec, model: ModelVersion) -> dict
     return {
         tier: exchange.update_layout(tier, placement, spec.trained)
         for tier, placement in model.placements.items()
+        if tier in exchange.tiers  # candidates of a rollout have no part in an evaluation
     }

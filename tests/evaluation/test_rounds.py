@@ -98,3 +98,38 @@ def test_a_round_that_gathers_takes_all_devices_that_connect_in_time() -> None:
     state, (started,) = machine.step(rules, state, states.Tick(), 10.0)
     assert isinstance(started, states.StartRound)
     assert started.round.assignments.keys() == set(NAMES) and started.round.evaluates
+
+
+def test_an_evaluation_waits_for_no_member_of_an_algorithm_that_needs_all() -> None:
+    rules = replace(
+        RULES, rounds=1, whole=True, absent="refuse", min_reports=6, evaluation=EvaluationSchedule(every=1)
+    )
+    state, _, _ = play(replace(rules, evaluation=EvaluationSchedule()))
+    state, _ = machine.step(rules, replace(state, phase="waiting"), states.Hold(True), 0.0)
+    for name in NAMES[1:]:
+        state, _ = machine.step(rules, state, states.DeviceStatus(name, online=False), 0.0)
+    later = rules.offline_grace_s + 1
+    state, actions = machine.step(rules, state, states.Hold(False), later)
+    [opened] = [action.round for action in actions if isinstance(action, states.StartRound)]
+    assert opened.evaluates and opened.assignments.keys() == {NAMES[0]} and opened.goal == 1
+    state, actions = machine.step(rules, state, states.Answered(NAMES[0], True), later)
+    assert isinstance(actions[0], states.CloseRound)
+
+
+def test_an_evaluation_neither_suspends_devices_nor_forgives_them() -> None:
+    rules = replace(RULES, strikes=2, evaluation=EvaluationSchedule(every=1))
+    state, _, _ = play(replace(rules, rounds=1, evaluation=EvaluationSchedule()))
+    before = replace(state, phase="waiting", strikes={NAMES[0]: 1}, next_round=2)
+    state, actions = machine.step(rules, before, states.Tick(), 0.0)
+    assert state.round is not None and state.round.evaluates
+    for number, name in enumerate(NAMES):
+        state, actions = machine.step(rules, state, states.Answered(name, number != 1), 0.0)
+    assert isinstance(actions[-1], states.CloseRound)
+    assert state.strikes == {NAMES[0]: 1} and state.record == before.record
+
+
+def test_an_evaluation_without_a_report_says_so() -> None:
+    rules = replace(RULES, evaluation=EvaluationSchedule(every=2))
+    _, _, actions = play(rules, {3: 0})
+    [abandoned] = [action for action in actions if isinstance(action, states.AbandonRound)]
+    assert "no device sent a report" in abandoned.text and "min_reports" not in abandoned.text

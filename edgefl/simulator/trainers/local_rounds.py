@@ -273,7 +273,7 @@ class LocalRounds:
         )
 
     def _sent_by(self, active: RoundAggregation, task: Assignment, result: RoundResult) -> Arrays:
-        if not self._attack.by(task.device):
+        if active.spec.evaluates or not self._attack.by(task.device):
             return result.update
         reading = active.update_layout(task.tier, task.round)
         return self._attack.sent(result.update, self._task.began.weights, reading.sent, reading.form)

@@ -12,6 +12,7 @@ import numpy as np
 
 from edgefl.errors import UpdateRejected
 from edgefl.wire.bundle.manifest import Manifest
+from edgefl.wire.metrics import REPORT_BITS, REPORT_LIMIT
 from edgefl.wire.statistics import LIMB_BITS, ValueGroups
 from edgefl.wire.tensors import Array
 from edgefl.wire.update.form import DENSE
@@ -22,14 +23,10 @@ from edgefl_server.aggregate.averaging import PartialAverage
 from edgefl_server.aggregate.checks import check_names_and_types
 from edgefl_server.aggregate.scatter import Layout, TierBlocks
 
-SCALE = 2.0**16
-"""Devices report each sum as the whole number nearest to its value times this (:mod:`edgefl.algorithms.evaluation`)."""
+SCALE = 2.0**REPORT_BITS
+"""Factor of reported sums."""
 
-_COUNTS = frozenset({"count", "tokens", "correct", "tp", "fp", "fn"})
-"""Sums that count labels. None is larger than ``count``, if there is one."""
-
-MOST = 1 << 53
-"""Largest magnitude of a reported sum. The sums of 1,000 devices then stay below 2^63."""
+_NEVER_NEGATIVE = frozenset({"weight", "weighted_correct", "absolute", "nll"})
 
 
 class SumBlocks(TierBlocks):
@@ -63,31 +60,24 @@ class DeviceSums(CheckedArrays):
 
     @classmethod
     def check(
-        cls, arrays: Mapping[str, Array], pieces: SumBlocks, tier: str, most_labels: float = math.inf
+        cls, arrays: Mapping[str, Array], pieces: SumBlocks, tier: str, rows: int, labels: int = 1
     ) -> DeviceSums:
-        """Return the report ``arrays`` of a device of ``tier`` with at most ``most_labels`` labels.
+        """Return the report ``arrays`` of a device of ``tier`` with ``rows`` rows of ``labels`` labels each.
 
         Raises:
             UpdateRejected: If a name, dtype or shape is wrong, or a value is out of range.
         """
         check_names_and_types(arrays, pieces)
         for name, array in arrays.items():
-            if array.size and not -MOST <= int(array.min()) <= int(array.max()) <= MOST:
+            if array.size and not -REPORT_LIMIT < int(array.min()) <= int(array.max()) < REPORT_LIMIT:
                 raise UpdateRejected(
-                    "too-large",
-                    f"sum {name} should lie between -2^53 and 2^53, found {int(array.min())} to {int(array.max())}; the "
-                    "model gives values that are no use on this device",
+                    "not-finite",
+                    f"sum {name} should be finite and below 2^36, found {int(array.max()) / SCALE:g}; the model is "
+                    "no use on this device",
                     name=name,
                 )
-        for name in _COUNTS & arrays.keys():
-            most = _most(arrays, "" if name == "count" else "count", most_labels)
-            if not 0 <= int(arrays[name].min(initial=0)) <= int(arrays[name].max(initial=0)) <= most:
-                raise UpdateRejected(
-                    "wrong-sums",
-                    f"sum {name} should lie between 0 and the number of the device's labels, {most / SCALE:g}, found "
-                    f"{int(arrays[name].max(initial=0)) / SCALE:g}; evaluate by the bundle's graph",
-                    name=name,
-                )
+        for name, most in _bounds(arrays, rows, labels).items():
+            _check_range(name, arrays[name].astype(object), 0, most)
         return cls(pieces, tuple(readable(arrays[name]) for name in pieces.sources), tier=tier)
 
     @classmethod
@@ -131,10 +121,18 @@ def _check_range(name: str, found: Any, least: Any, most: Any, *, signed_last: b
         )
 
 
-def _most(arrays: Mapping[str, Array], counted: str, most_labels: float) -> float:
-    """Return the upper bound of a sum: ``most_labels``, or the sum called ``counted`` if that is less."""
-    most = min(float(MOST), most_labels * SCALE)
-    return min(most, float(arrays[counted])) if counted in arrays else most
+def _bounds(arrays: Mapping[str, Array], rows: int, labels: int) -> dict[str, int]:
+    """Return the largest possible value of each sum that cannot be negative, by name: counts of rows or of labels."""
+    of_labels = math.ceil(rows * labels * SCALE)
+    bounds = dict.fromkeys({"tokens", "correct", "tp", "fp", "fn"}, of_labels) | {
+        "count": math.ceil(rows * SCALE)
+    }
+    if labels == 1 and "count" in arrays:
+        bounds["correct"] = int(arrays["count"])
+    bounds |= dict.fromkeys(_NEVER_NEGATIVE, REPORT_LIMIT)
+    if "weight" in arrays:
+        bounds["weighted_correct"] = int(arrays["weight"])
+    return {name: most for name, most in bounds.items() if name in arrays}
 
 
 class IntegerSums(Aggregator):

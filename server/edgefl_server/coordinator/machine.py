@@ -103,9 +103,11 @@ def wake_at(rules: Rules, state: State, now: float) -> float | None:
     if state.phase == "open" and state.round is not None:
         if rules.buffered:
             return buffered.wake_at(rules, state, state.round)
-        given_up = attendance.given_up_at(rules, state, state.round)
+        given_up = attendance.given_up_at(rules.of_round(state.round.number), state, state.round)
         return state.round.deadline if given_up is None else min(given_up, state.round.deadline)
-    return attendance.opens_at(rules, state, now) if state.phase == "waiting" and not state.held else None
+    if state.phase != "waiting" or state.held:
+        return None
+    return attendance.opens_at(rules.of_round(state.next_round), state, now)
 
 
 def _hello(
@@ -205,7 +207,7 @@ def _settle(rules: Rules, state: State, now: float) -> tuple[State, Actions]:
 
 
 def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> tuple[State, Actions]:
-    accepted = current.count("accepted")
+    accepted, rules = current.count("accepted"), rules.of_round(current.number)
     if current.whole:
         if accepted < current.goal:
             lacking = attendance.find_lacking(rules, state, current, now)
@@ -217,13 +219,11 @@ def _maybe_close(rules: Rules, state: State, current: OpenRound, now: float) -> 
     until = current.deadline if given_up is None else min(given_up, current.deadline)
     if accepted < current.goal and now < until and current.count("open"):
         return state, ()
-    before, state = (
-        state,
-        record_participation(suspension.count_strikes(rules, state, current, now), current, now),
-    )
+    before = state
+    if not current.evaluates:  # it decides nothing about who trains
+        state = record_participation(suspension.count_strikes(rules, state, current, now), current, now)
     left_out = _warn_suspended(before, state)
-    least = 1 if current.evaluates else max(1, rules.min_reports)
-    if accepted >= least:
+    if accepted >= max(1, rules.min_reports):
         closing = (*_warn_incomplete(rules, state, current, now), states.CloseRound(current))
         return replace(state, phase="closing"), (*left_out, *closing)
     after, actions = _end_with_too_few(rules, state, current, now)
@@ -279,8 +279,7 @@ def _warn_suspended(before: State, after: State) -> Actions:
 
 def _warn_incomplete(rules: Rules, state: State, current: OpenRound, now: float) -> Actions:
     """Return a warning that a round closes without some devices although the algorithm needs all, or no action."""
-    is_whole = rules.whole and not current.evaluates
-    absent = attendance.find_unreported(rules, state, current, now) if is_whole else {}
+    absent = attendance.find_unreported(rules, state, current, now) if rules.whole else {}
     if not absent:
         return ()
     text = (
@@ -400,6 +399,7 @@ def _maybe_open(rules: Rules, state: State, now: float) -> tuple[State, Actions]
         return done, (states.FinishRun(),)
     if state.held:
         return state, ()
+    rules = rules.of_round(state.next_round)
     there = attendance.presence(rules, state, now)
     if there.known < there.needed and not state.carried.open:
         gone = attendance.find_gone(rules, state, now)

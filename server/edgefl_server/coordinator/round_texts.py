@@ -45,6 +45,12 @@ DIVERGED_RUN = (
 
 def explain_too_few(rules: Rules, current: OpenRound) -> str:
     """Return the text for a round that is abandoned because it has too few reports, with the causes and remedies."""
+    if current.evaluates:
+        declined = attendance.format_devices(
+            {each.device: each.reason for each in current.with_status("declined")}
+        )
+        answers = f"; declined: {declined}" if declined else ""
+        return f"evaluation round {current.number} has no result: no device sent a report that can be used{answers}"
     accepted, pending = current.count("accepted"), current.count("open")
     why = "the deadline passed" if pending else "every device has answered"
     refused, declined = (

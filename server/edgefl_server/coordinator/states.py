@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import msgspec
@@ -190,6 +190,13 @@ class Rules:
     def last_training(self) -> int:
         """Number of the last training round."""
         return self.evaluation.planned(self.rounds) - (self.evaluation.every > 0)
+
+    def of_round(self, number: int) -> Rules:
+        """Return the rules by which round ``number`` opens and closes: an evaluation takes the devices that are present."""
+        if not self.is_evaluation(number):
+            return self
+        anyone = replace(self.selection, quorum=0.0, measured=False)
+        return replace(self, whole=False, min_devices=1, min_reports=1, selection=anyone)
 
     def trained_rounds(self, number: int) -> int:
         """Return the number of training rounds among the first ``number`` rounds."""

@@ -1,4 +1,4 @@
-"""Evaluation rounds of a real service over a real broker, with scripted devices that copy, lie, leave, and are killed."""
+"""Evaluation rounds of a real service over a real broker, with scripted devices that copy, lie and decline."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 
+from edgefl.errors import ConfigError
 from edgefl.wire import tensors
 from edgefl.wire.bundle.graphs import Port
 from edgefl.wire.mqtt.messages import Ack, Decline, Round, Task, encode
@@ -186,3 +188,22 @@ def test_an_evaluation_draws_its_devices_and_publishes_its_own_bundle(
     assert (opened.goal, len(opened.devices)) == (2, 2)
     assert training.offers["onnx"].bundles["strong"] != evaluating.offers["onnx"].bundles["strong"]
     assert training.units.keys() == evaluating.units.keys() == set(UNITS)
+
+
+def test_candidates_of_a_rollout_have_no_part_in_an_evaluation(
+    device: MakeDevice, serve: Serve, plan_of: MakePlan
+) -> None:
+    device("strong-0", take_part)
+    plan = with_evaluation(plan_of(rounds=1, evaluation=EvaluationSchedule(every=1)))
+    running = serve(replace(plan, tiers={**plan.tiers, "strong@candidate": plan.tiers["strong"]}))
+    found = evaluation_of(running.wait_for(RoundClosed, lambda event: event.round == 2))
+    running.join()
+    assert found.tiers.keys() == {"strong"}
+
+
+@pytest.mark.parametrize("rules", [{"buffer": 1, "max_staleness": 1}, {}])
+def test_only_a_finished_synchronous_run_is_evaluated_again(
+    serve: Serve, plan_of: MakePlan, rules: dict[str, int]
+) -> None:
+    with pytest.raises(ConfigError):
+        serve(with_evaluation(plan_of(rounds=1, **rules)), evaluate=True)
