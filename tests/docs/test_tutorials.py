@@ -148,5 +148,6 @@ def test_every_page_with_python_is_run_somewhere() -> None:
             "models/losses.md",
             "fleets/statistics.md",
         ),
-        *("tutorials/own-model.md", "tutorials/new-method.md", "tutorials/own-device.md", "models/deploy.md"),
+        *("tutorials/own-model.md", "tutorials/new-method.md", "tutorials/own-device.md"),
+        *("tutorials/evaluate.md", "models/deploy.md"),
     }
