@@ -196,7 +196,7 @@ class Rules:
         if not self.is_evaluation(number):
             return self
         anyone = replace(self.selection, quorum=0.0, measured=False)
-        return replace(self, whole=False, min_devices=1, min_reports=1, selection=anyone)
+        return replace(self, whole=False, min_reports=1, selection=anyone)
 
     def trained_rounds(self, number: int) -> int:
         """Return the number of training rounds among the first ``number`` rounds."""
