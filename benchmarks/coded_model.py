@@ -19,7 +19,7 @@ from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.bits import packed_bytes
 from edgefl.wire.regions import Region, local_shape
 from edgefl.wire.tensors import Array, Arrays
-from edgefl.wire.update.form import Codes, FloatValues, Form, Section, Sparse
+from edgefl.wire.update.form import CodeEncoding, FloatEncoding, Form, Section, SparseEncoding
 
 CODECS = ("dense", "float16", "int8", "fedpaq", "fedbat", "topk")
 """Codecs that are measured by default."""
@@ -95,13 +95,13 @@ def _section(
         parts.append(("scales", _SMALL * (1 - rng.random(section.scales, np.float32))))
     for count in (entries[name] for name in section.names):
         match section.encoding:
-            case Codes(bits=bits):
+            case CodeEncoding(bits=bits):
                 parts.append(("codes", _codes(bits, count, rng)))
-            case FloatValues(dtype="float32"):
+            case FloatEncoding(dtype="float32"):
                 parts.append(("values", _floats(count, rng)))
-            case FloatValues(dtype=dtype):
+            case FloatEncoding(dtype=dtype):
                 parts.append(("halves", _halves(_floats(count, rng), dtype)))
-            case Sparse() as sparse:
+            case SparseEncoding() as sparse:
                 nonzeros = sparse.kept(count)
                 flags = np.zeros(count, np.uint8)
                 flags[rng.choice(count, nonzeros, replace=False, shuffle=False)] = 1

@@ -35,7 +35,7 @@ from edgefl.objective.carrier import ThresholdCarrier
 from edgefl.objective.objective import Objective
 from edgefl.setup.federation_options import parse_options
 from edgefl.submodels import catalog
-from edgefl.submodels.catalog import Size, sizes
+from edgefl.submodels.catalog import SubmodelSize, sizes
 from edgefl.submodels.cost import cost, model_cost
 from edgefl.submodels.importance.thresholds import FOUR_SIZES
 from edgefl.submodels.submodel import Submodel
@@ -178,7 +178,7 @@ class GraphRun:
     ms: float
 
 
-def matched(spec: ModelSpec, kind: str, gamma: float, match: Match = "parameters") -> Size:
+def matched(spec: ModelSpec, kind: str, gamma: float, match: Match = "parameters") -> SubmodelSize:
     """Return the size of ``kind`` whose trained parameters, or kept multiplications, are nearest to a share of the model's.
 
     For a kind with an option ``gamma``, parameters take its value, and multiplications search for it.
@@ -197,20 +197,20 @@ def matched(spec: ModelSpec, kind: str, gamma: float, match: Match = "parameters
         return _searched(spec, candidates[0], gamma * macs)
     target = gamma * (parameters if match == "parameters" else macs)
 
-    def off(size: Size) -> float:
+    def off(size: SubmodelSize) -> float:
         cost_of = cost(size.of(spec))
         return abs((cost_of.parameters if match == "parameters" else cost_of.kept_macs) - target)
 
     return min(candidates, key=off)
 
 
-def _searched(spec: ModelSpec, size: Size, macs: float) -> Size:
+def _searched(spec: ModelSpec, size: SubmodelSize, macs: float) -> SubmodelSize:
     """Return ``size`` with the gamma whose kept multiplications are nearest to ``macs``, by bisection of its logarithm."""
     low, high = math.log(_LEAST_GAMMA), 0.0
-    tried: list[tuple[float, Size]] = []
+    tried: list[tuple[float, SubmodelSize]] = []
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        candidate = Size(size.kind, {**size.options, "gamma": round(math.exp(middle), 6)})
+        candidate = SubmodelSize(size.kind, {**size.options, "gamma": round(math.exp(middle), 6)})
         try:
             multiplications = cost(candidate.of(spec)).kept_macs
         except ModelError:  # smaller than any submodel of this kind
@@ -310,7 +310,7 @@ def _forwards(submodel: Submodel) -> list[Function]:
     return [chunk_forward(chunk.module, chunk.sample, batch=FORWARD_BATCH) for chunk in submodel.prefix]
 
 
-def _chunked(size: Size, spec: ModelSpec, training: int) -> Size:
+def _chunked(size: SubmodelSize, spec: ModelSpec, training: int) -> SubmodelSize:
     """Return ``size`` with finer chunks if its chunks need more than the ``training`` bytes, as in `edgefl plan`."""
     if size.finer is None:
         return size

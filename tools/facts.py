@@ -21,7 +21,7 @@ from edgefl.codecs.catalog import CODECS
 from edgefl.config import parse
 from edgefl.contract.algorithm import Algorithm
 from edgefl.errors import ConfigError, ModelError
-from edgefl.facts import Facts, Option, Options
+from edgefl.facts import CatalogFacts, FactoryOption, Options
 from edgefl.models.exits import with_exits
 from edgefl.models.losses import LOSSES
 from edgefl.models.zoo.catalog import MODELS, build_model
@@ -31,7 +31,7 @@ from edgefl.setup.training import algorithm_of, why_not
 from edgefl.submodels.catalog import KINDS
 from edgefl.submodels.output_side.submodel import TIERS, OutputSide
 from edgefl.submodels.submodel import Submodel
-from edgefl.wire.update.form import FloatValues, bits_per_entry
+from edgefl.wire.update.form import FloatEncoding, bits_per_entry
 from reproduce.embracingfl import accounting
 from tools.combinations import combination_rows
 
@@ -42,10 +42,10 @@ _ROLE = re.compile(r":\w+:`(?:[\w.]*\.)?(\w+)`")
 _PLAIN = (bool, dict, float, int, list, str, tuple)
 
 
-def live_facts() -> Facts:
+def live_facts() -> CatalogFacts:
     """What the catalogs hold now."""
     training = {name: codecs.build(name).training for name in CODECS}
-    return Facts(
+    return CatalogFacts(
         rows={
             "models": model_rows(),
             "losses": loss_rows(),
@@ -245,7 +245,7 @@ def _noun(text: str) -> str:
 def _default_bits(codec: str, submodel: Submodel) -> float:
     """Of the trained entries of ``submodel``: for some codecs only their algorithm knows."""
     sections = algorithm_of(parse({"codec": {"name": codec}}, source=codec), submodel).form.sections
-    return bits_per_entry(sections[0].encoding if sections else FloatValues())
+    return bits_per_entry(sections[0].encoding if sections else FloatEncoding())
 
 
 def _options_of(catalog: Mapping[str, Callable[..., Any]], *, upon: int = 1) -> Options:
@@ -253,10 +253,10 @@ def _options_of(catalog: Mapping[str, Callable[..., Any]], *, upon: int = 1) -> 
     return {name: _options(factory, upon) for name, factory in catalog.items()}
 
 
-def _options(factory: Callable[..., Any], upon: int) -> dict[str, Option]:
+def _options(factory: Callable[..., Any], upon: int) -> dict[str, FactoryOption]:
     hints = typing.get_type_hints(factory)
     names = list(inspect.signature(factory).parameters)[upon:]
-    return {name: Option(type=_written(hints.get(name, Any))) for name in names}
+    return {name: FactoryOption(type=_written(hints.get(name, Any))) for name in names}
 
 
 def _written(hint: Any) -> str:

@@ -34,7 +34,7 @@ from benchmarks.train_step.eager import built
 from benchmarks.train_step.tuning import take_fastest
 from edgefl import algorithms
 from edgefl.algorithms.activations import store_activations
-from edgefl.cli.options import Activations, EngineChoice, ModelOptions, parse_memory_budget
+from edgefl.cli.options import ActivationsOption, EngineChoice, ModelOptions, parse_memory_budget
 from edgefl.cli.output import errors, print_table
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import role_of
@@ -108,8 +108,8 @@ class TrainStepOptions:
         ),
     ] = ""
     activations: Annotated[
-        Activations, typer.Option(help="as of `edgefl export`: how values wait for the backward pass")
-    ] = Activations.float32
+        ActivationsOption, typer.Option(help="as of `edgefl export`: how values wait for the backward pass")
+    ] = ActivationsOption.float32
     as_json: Json = False
 
     def check(self) -> None:

@@ -15,7 +15,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mirrors import Mirror
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.text import printable
-from edgefl_device.policy import Policy as OwnerPolicy
+from edgefl_device.policy import OwnerPolicy
 
 Source = Callable[[], Any]
 """Function that returns ``(x, y)``, ``(x, y, others)`` or a mapping with x, y and other inputs: arrays, one row a sample."""

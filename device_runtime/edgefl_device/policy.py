@@ -61,7 +61,7 @@ _METERED = (
 )
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OwnerPolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Keys of the owner's policy file, a TOML file; each has a default.
 
     Attributes:
@@ -113,7 +113,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         )
 
 
-def read_policy(path: Path) -> Policy:
+def read_policy(path: Path) -> OwnerPolicy:
     """Return the policy in the TOML file ``path``.
 
     Raises:
@@ -124,9 +124,9 @@ def read_policy(path: Path) -> Policy:
 
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-        if wrong := describe_unknown(table, Policy.__struct_fields__):
-            raise ValueError(f"{wrong[0]}; the keys are {', '.join(Policy.__struct_fields__)}")
-        policy = msgspec.convert(table, Policy)
+        if wrong := describe_unknown(table, OwnerPolicy.__struct_fields__):
+            raise ValueError(f"{wrong[0]}; the keys are {', '.join(OwnerPolicy.__struct_fields__)}")
+        policy = msgspec.convert(table, OwnerPolicy)
         wrong = [text for text in policy.quiet if not _HOURS.fullmatch(text)]
         if wrong:
             raise ValueError(f"quiet hours are like 22:00-07:00, found {wrong[0]!r}")
@@ -221,7 +221,7 @@ def _run(command: tuple[str, ...]) -> tuple[int, bytes] | None:
 class OwnerRules:
     """Decision whether work is allowed now, from the owner's policy, the conditions and today's traffic."""
 
-    policy: Policy
+    policy: OwnerPolicy
     queries: SystemQueries
     traffic: TrafficLog
 

@@ -70,7 +70,10 @@ def _store_in_phase(phase: Phase) -> Phase:
 def _store_in_function(function: Function) -> Function:
     def fn(tensors: Tensors) -> Tensors:
         batch = [tensor for name, tensor in tensors.items() if role_of(name) in _OF_BATCH]
-        with plain_attention(), _Storing(batch):  # a fused kernel would keep other values than the graph does
+        with (
+            plain_attention(),
+            _StoredFormMode(batch),
+        ):  # a fused kernel would keep other values than the graph does
             return function(tensors)
 
     return replace(function, fn=fn, activations="float16")
@@ -86,7 +89,7 @@ class _SavedView:
     named: dict[str, Any]
 
 
-class _Storing(TorchDispatchMode):
+class _StoredFormMode(TorchDispatchMode):
     """Dispatch mode below autograd: ops of a backward pass read values that depend on the batch after rounding to
     float16.
     """

@@ -21,7 +21,7 @@ from edgefl_device.data.check import DataReport, check
 from edgefl_device.data.samples import LocalData
 from edgefl_device.data.sources import load
 from edgefl_device.engine import open_engine
-from edgefl_device.round.executor import LoadedParts
+from edgefl_device.round.executor import LoadedBundleParts
 from edgefl_device.round.offline import MemoryBlobs
 
 
@@ -44,7 +44,7 @@ def check_data(data: str | Path | Source, bundle: Bundle | str | Path) -> DataRe
     """
     read = bundle if isinstance(bundle, Bundle) else Bundle.load(bundle)
     blobs = MemoryBlobs(dict(read.contents.blobs))
-    parts = LoadedParts(open_engine(read.format), read.manifest, blobs)
+    parts = LoadedBundleParts(open_engine(read.format), read.manifest, blobs)
     with reporting("reading the data"):
         return check(Path(data) if isinstance(data, str) else data, read.manifest, parts)
 

@@ -30,7 +30,7 @@ from edgefl_device.data.sources import load as load_data
 from edgefl_device.engine import MOST_THREADS, open_engine
 from edgefl_device.engine.base import Engine
 from edgefl_device.host import physical_memory
-from edgefl_device.policy import Policy, read_policy
+from edgefl_device.policy import OwnerPolicy, read_policy
 from edgefl_device.round.autotune import MemoryTuningStore, ProcessorTable
 from edgefl_device.round.control import StepProgress
 from edgefl_device.round.trainer import RoundResult
@@ -69,7 +69,7 @@ class DeviceLimits:
     tune: bool | None = None
     sandbox: str = "auto"
     bad_rows: str = "refuse"
-    policy: Policy | str | Path | None = None
+    policy: OwnerPolicy | str | Path | None = None
     surroundings_command: str = ""
     mirrors: Sequence[str] = ()
     sizes: Limits = Limits()
@@ -191,7 +191,7 @@ def most_threads(threads: int, *, tune: bool | None) -> int:
     return min(cores(), MOST_THREADS) if tune and not threads else threads
 
 
-def owner_policy(policy: Policy | str | Path | None, surroundings_command: str = "") -> Policy:
+def owner_policy(policy: OwnerPolicy | str | Path | None, surroundings_command: str = "") -> OwnerPolicy:
     """Return the device owner's rules for training, with the command that reports the device's conditions.
 
     Args:
@@ -204,7 +204,9 @@ def owner_policy(policy: Policy | str | Path | None, surroundings_command: str =
     import shlex  # for the few that have such a command
     from shutil import which
 
-    given = policy if isinstance(policy, Policy) else read_policy(Path(policy)) if policy else Policy()
+    given = (
+        policy if isinstance(policy, OwnerPolicy) else read_policy(Path(policy)) if policy else OwnerPolicy()
+    )
     try:
         command = tuple(shlex.split(surroundings_command))
     except ValueError as error:

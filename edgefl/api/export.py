@@ -30,7 +30,7 @@ from edgefl_export.compiler.request import Exchange, TierTraining
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportedBundle:
     """One bundle of a federation. ``path`` is its file, or None if it was not written."""
 
     bundle: Bundle
@@ -101,7 +101,7 @@ def export(
     activations: Activations | None = None,
     progress: Callable[[str], None] | None = None,
     processes: int = 1,
-) -> tuple[Exported, ...]:
+) -> tuple[ExportedBundle, ...]:
     """Compile the tiers of a federation and write their bundles into the folder ``out``.
 
     Args:
@@ -191,9 +191,9 @@ def plan_export(
     return ExportPlan(whole, dataset, spec, parts)
 
 
-def written(bundle: Bundle, folder: Path) -> Exported:
+def written(bundle: Bundle, folder: Path) -> ExportedBundle:
     """Write a bundle into ``folder``, and return it with its path. The file is named after tier, exchange and format."""
     manifest = bundle.manifest
-    return Exported(
+    return ExportedBundle(
         bundle, bundle.save(folder / bundle_name(manifest.tier, manifest.exchange, bundle.format))
     )

@@ -23,7 +23,7 @@ from edgefl.setup.processor import processor
 from edgefl.setup.runs import held, with_absolute_paths
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.training import update_sizes
-from edgefl.simulator.clients import ClientData, OwnData, SharedData, SimulatedFleet
+from edgefl.simulator.clients import ClientData, ClientFiles, SharedData, SimulatedFleet
 from edgefl.simulator.downlink import SimulatedDownlink
 from edgefl.simulator.folder import (
     CONFIG_NAME,
@@ -272,7 +272,7 @@ def prepare_simulation(
     names = device_names(whole)
     own = own_data(whole, names)
     clients: ClientData = (
-        OwnData(own)
+        ClientFiles(own)
         if own
         else SharedData(dataset, dict(zip(names, partition(whole, dataset, len(names)), strict=True)))
     )

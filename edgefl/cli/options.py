@@ -33,7 +33,7 @@ class EngineChoice(StrEnum):
     executorch = "executorch"
 
 
-class Activations(StrEnum):
+class ActivationsOption(StrEnum):
     """Values of --activations."""
 
     float32 = "float32"

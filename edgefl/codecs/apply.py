@@ -17,7 +17,7 @@ from edgefl.errors import ConfigError
 from edgefl.facts.combinations import combination_error
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import held_ports, private_ports, store_private
-from edgefl.wire.update.form import Codes, Form, Sparse
+from edgefl.wire.update.form import CodeEncoding, Form, SparseEncoding
 
 
 def apply_codec(codec: Codec, algorithm: Algorithm, objective: Objective) -> Algorithm:
@@ -183,11 +183,11 @@ class _CodecFinish:
         """
         encoding = self.form.sections[0].encoding
         if coded is not None:
-            assert isinstance(encoding, Codes)
+            assert isinstance(encoding, CodeEncoding)
             scale = encoding.scale if coded.scale is None else change.spread(coded.scale)
             assert scale is not None
             return coded.levels.to(change.value.dtype) * scale
-        assert isinstance(encoding, Sparse)
+        assert isinstance(encoding, SparseEncoding)
         return flatten(_keep_largest(part, encoding) for part in split(change.value, change.sizes))
 
     def _metrics(self, change: Change, total: Tensor) -> Tensors:
@@ -198,7 +198,7 @@ class _CodecFinish:
         that is sent would be NaN or infinite itself.
         """
         encoding = self.form.sections[0].encoding
-        if not isinstance(encoding, Codes):
+        if not isinstance(encoding, CodeEncoding):
             return {}
         metrics = {} if 0.0 in encoding.levels else {"metric.zeros": change.zeros()}
         return metrics if encoding.scale is None else metrics | {"metric.finite": 1.0 + 0.0 * total}
@@ -208,7 +208,7 @@ def _finite(x: Tensor) -> Tensor:
     return x.abs() <= torch.finfo(torch.float32).max  # false for NaN too
 
 
-def _keep_largest(part: Tensor, sparse: Sparse) -> Tensor:
+def _keep_largest(part: Tensor, sparse: SparseEncoding) -> Tensor:
     """Return ``part`` with 0 for all entries but the largest ones that ``sparse`` sends."""
     positions = top_k(part, sparse.kept(part.numel()))
     return torch.zeros(part.shape, dtype=part.dtype).scatter(0, positions, part.index_select(0, positions))

@@ -62,7 +62,7 @@ def slope(m: Tensor, alpha: Tensor, sign: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class StepGroups:
+class StepSizeGroups:
     """Assignment of tensors to groups that share a step size. ``numbers`` has the group, 0 .. count - 1, of each tensor
     by name.
     """
@@ -70,7 +70,7 @@ class StepGroups:
     numbers: Mapping[str, int]
 
     @classmethod
-    def of(cls, names: Sequence[str], granularity: Granularity) -> StepGroups:
+    def of(cls, names: Sequence[str], granularity: Granularity) -> StepSizeGroups:
         """Return groups of the tensors ``names``: one per tensor, one per module (the name before the last dot), or one
         for all.
         """

@@ -22,7 +22,7 @@ from edgefl.codecs.coders import (
 from edgefl.contract.choice import CodecChoice, collect_factories, define_entry
 from edgefl.contract.options import check_options
 from edgefl.errors import ConfigError
-from edgefl.wire.update.form import CHANGE_LIMIT, FloatValues, Sparse
+from edgefl.wire.update.form import CHANGE_LIMIT, FloatEncoding, SparseEncoding
 
 _LEAST = 2.0**-126
 """Smallest number that float32 holds with all its digits. Engines may flush smaller ones to 0."""
@@ -46,7 +46,7 @@ def half(name: str, *, statistics: int = 32, binarize_1d: bool = True) -> Codec:
         binarize_1d: True: code biases and norms like kernels. False: send them as float32.
     """
     dtype: Literal["float16", "bfloat16"] = "float16" if name == "float16" else "bfloat16"
-    return Codec(name, FloatValues(dtype), statistics=statistics, binarize_1d=binarize_1d)
+    return Codec(name, FloatEncoding(dtype), statistics=statistics, binarize_1d=binarize_1d)
 
 
 def int8(
@@ -108,11 +108,7 @@ def signsgd(
 
 
 def scaled_sign(
-    name: str,
-    *,
-    sign0: Sign0 = "random",
-    statistics: int = STATISTICS_BITS,
-    binarize_1d: bool = True,
+    name: str, *, sign0: Sign0 = "random", statistics: int = STATISTICS_BITS, binarize_1d: bool = True
 ) -> Codec:
     """Return the codec of the sign of the change times its mean magnitude: EF-SignSGD without memory (fedbat.md 3).
 
@@ -126,11 +122,7 @@ def scaled_sign(
 
 
 def ef_signsgd(
-    name: str,
-    *,
-    sign0: Sign0 = "random",
-    statistics: int = STATISTICS_BITS,
-    binarize_1d: bool = True,
+    name: str, *, sign0: Sign0 = "random", statistics: int = STATISTICS_BITS, binarize_1d: bool = True
 ) -> Codec:
     """Return EF-SignSGD: the scaled sign of the change plus the residual of earlier rounds, which the device keeps
     (Karimireddy et al. 2019; fedbat.md 3).
@@ -243,7 +235,7 @@ def zerofl(
         CodecTraining("swat", {"sparsity": sparsity, "activations": activations}) if sparse_training else None
     )
     # 1 - 0.97 is a hair above 0.03.
-    upload = _sparse(name, round(1 - sparsity, 12)) if sparse_upload else FloatValues()
+    upload = _sparse(name, round(1 - sparsity, 12)) if sparse_upload else FloatEncoding()
     return Codec(name, upload, statistics=statistics, binarize_1d=binarize_1d, training=training)
 
 
@@ -355,9 +347,9 @@ def _check_size(codec: str, option: str, value: float) -> float:
     return value
 
 
-def _sparse(codec: str, share: float) -> Sparse:
+def _sparse(codec: str, share: float) -> SparseEncoding:
     if not 0 < share <= 1:
         raise ConfigError(
             f"codec {codec!r} sends a share of the entries in (0, 1], found {share}", codec=codec
         )
-    return Sparse(share)
+    return SparseEncoding(share)

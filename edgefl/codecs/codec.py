@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from edgefl.wire.update.form import VERSION, Encoding, FloatValues, Sparse
+from edgefl.wire.update.form import VERSION, Encoding, FloatEncoding, SparseEncoding
 
 
 @dataclass(frozen=True)
@@ -212,7 +212,7 @@ class Codec:
     """
 
     name: str
-    trained: Coder | FloatValues | Sparse | None = None
+    trained: Coder | FloatEncoding | SparseEncoding | None = None
     change: bool = True
     feedback: bool = False
     statistics: int = STATISTICS_BITS

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from edgefl.codecs.codec import Change, CodedChange
 from edgefl.errors import ConfigError
-from edgefl.wire.update.form import SIGNS, Codes
+from edgefl.wire.update.form import SIGNS, CodeEncoding
 
 Sign0 = Literal["random", "plus"]
 
@@ -28,8 +28,8 @@ class FixedSign:
     sign0: Sign0 = "random"
 
     @property
-    def encoding(self) -> Codes:
-        return Codes(1, SIGNS, self.alpha)
+    def encoding(self) -> CodeEncoding:
+        return CodeEncoding(1, SIGNS, self.alpha)
 
     @property
     def random(self) -> bool:
@@ -44,7 +44,7 @@ class ScaledSignCoder:
     """Coder of EF-SignSGD: ``mean|m| * sign(m)``. With feedback m is the change plus the residual."""
 
     sign0: Sign0 = "random"
-    encoding = Codes(1, SIGNS)
+    encoding = CodeEncoding(1, SIGNS)
 
     @property
     def random(self) -> bool:
@@ -66,8 +66,8 @@ class NoisySign:
     random = True
 
     @property
-    def encoding(self) -> Codes:
-        return Codes(1, SIGNS, self.alpha)
+    def encoding(self) -> CodeEncoding:
+        return CodeEncoding(1, SIGNS, self.alpha)
 
     def code(self, change: Change) -> CodedChange:
         chance = 0.5 * (1 + torch.erf(change.value / (self.sigma * math.sqrt(2))))
@@ -85,8 +85,8 @@ class StochasticSign:
     random = True
 
     @property
-    def encoding(self) -> Codes:
-        return Codes(1, SIGNS, self.alpha)
+    def encoding(self) -> CodeEncoding:
+        return CodeEncoding(1, SIGNS, self.alpha)
 
     def code(self, change: Change) -> CodedChange:
         largest = change.spread(replace_zero(change.largest()))
@@ -99,7 +99,7 @@ class MeanSign:
     pass.
     """
 
-    encoding = Codes(1, SIGNS)
+    encoding = CodeEncoding(1, SIGNS)
     random = False
 
     def code(self, change: Change) -> CodedChange:
@@ -134,7 +134,7 @@ def _draw_codes(uniform: Tensor, chance: Tensor) -> Tensor:
     return (uniform < chance).to(torch.float32)
 
 
-def even_levels(bits: int) -> Codes:
+def even_levels(bits: int) -> CodeEncoding:
     """Return the encoding with 2 q + 1 even levels from -1 to 1, q = 2**(bits - 1) - 1: code c denotes (c - q) / q.
 
     The last of the 2**bits codes is unused; it denotes 1.
@@ -147,7 +147,7 @@ def even_levels(bits: int) -> Codes:
             f"levels take 2 to 8 bits, found {bits}; for one bit choose a sign codec", bits=bits
         )
     q = 2 ** (bits - 1) - 1
-    return Codes(bits, (*((code - q) / q for code in range(2 * q + 1)), 1.0))
+    return CodeEncoding(bits, (*((code - q) / q for code in range(2 * q + 1)), 1.0))
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class StochasticLevels:
     random = True
 
     @property
-    def encoding(self) -> Codes:
+    def encoding(self) -> CodeEncoding:
         return even_levels(self.bits)
 
     def code(self, change: Change) -> CodedChange:
@@ -186,7 +186,7 @@ class NearestLevels:
     random = False
 
     @property
-    def encoding(self) -> Codes:
+    def encoding(self) -> CodeEncoding:
         return even_levels(self.bits)
 
     def code(self, change: Change) -> CodedChange:

@@ -16,7 +16,7 @@ from edgefl.codecs.coders import NearestLevels
 from edgefl.contract.tensors import Tensors
 from edgefl.errors import ConfigError
 from edgefl.objective.objective import Objective
-from edgefl.wire.update.form import Codes, Encoding, FloatValues, Form, Section, Sparse
+from edgefl.wire.update.form import CodeEncoding, Encoding, FloatEncoding, Form, Section, SparseEncoding
 
 _BIAS, _MANTISSA, _LEAST_EXPONENT = 127.0, 128.0, -126.0
 _SIGN, _INFINITY = 32768.0, 255.0 * _MANTISSA
@@ -195,11 +195,13 @@ def form_of(
         groups: Index of the scale of each coded tensor, by name. None: each tensor has its own scale.
     """
     numbered = {name: number for number, name in enumerate(parts.coded)} if groups is None else groups
-    sections = [Section(parts.sent(parts.coded), encoding, numbered if isinstance(encoding, Codes) else {})]
+    sections = [
+        Section(parts.sent(parts.coded), encoding, numbered if isinstance(encoding, CodeEncoding) else {})
+    ]
     if parts.plain:
-        sections.append(Section(parts.sent(parts.plain), FloatValues()))
+        sections.append(Section(parts.sent(parts.plain), FloatEncoding()))
     if parts.statistics:
-        coding = FloatValues() if statistics is None else statistics.encoding
+        coding = FloatEncoding() if statistics is None else statistics.encoding
         own = {name: number for number, name in enumerate(parts.statistics)} if statistics is not None else {}
         sections.append(Section(parts.sent(parts.statistics), coding, own))
     return Form(codec, version, tuple(sections), change)
@@ -223,15 +225,15 @@ def pack(form: Form, packed: Mapping[str, Tensor], scales: Sequence[Tensor]) -> 
     for section in form.sections:
         own = [reshape(packed[name], (packed[name].numel(),)) for name in section.names]
         match section.encoding:
-            case Codes(bits=bits):
+            case CodeEncoding(bits=bits):
                 codes.append(pack_codes(own, bits))
-            case FloatValues(dtype="float32"):
+            case FloatEncoding(dtype="float32"):
                 values += own
-            case FloatValues(dtype="float16"):
+            case FloatEncoding(dtype="float16"):
                 halves.append(flatten(own).to(torch.float16))
-            case FloatValues():
+            case FloatEncoding():
                 halves.append(bfloat16_bits(flatten(own)))
-            case Sparse() as sparse:
+            case SparseEncoding() as sparse:
                 for x in own:
                     chosen = top_k(x, sparse.kept(x.numel()))
                     values.append(x.index_select(0, chosen))

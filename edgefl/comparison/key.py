@@ -40,10 +40,7 @@ def key_of(spec: ModelSpec, source: ModelSource, data: UserSamples | None) -> ob
     )
     # Losses of edgefl are equal if what they hold is. A loss of the user's may refer to the module.
     of_edgefl = type(spec.loss).__module__.startswith("edgefl.")
-    loss = (
-        type(spec.loss),
-        *map(_known, vars(spec.loss).values() if of_edgefl else [spec.loss]),
-    )
+    loss = (type(spec.loss), *map(_known, vars(spec.loss).values() if of_edgefl else [spec.loss]))
     asked = request.cuts, request.units, request.output, request.classes, data is None
     return inputs, asked, loss, parts, learns, state
 
@@ -62,15 +59,15 @@ def _known(value: object) -> Hashable:
     if isinstance(value, TensorSpec):
         return value
     if isinstance(value, MethodType):  # another object each time
-        return _Identity(value.__self__), _Identity(value.__func__)
+        return _IdentityKey(value.__self__), _IdentityKey(value.__func__)
     if isinstance(value, tuple):
         return tuple(map(_known, value))
     if isinstance(value, Tensor):  # training moves its values
         return value.shape, value.dtype
-    return type(value) if isinstance(value, list | dict | set | deque) else _Identity(value)
+    return type(value) if isinstance(value, list | dict | set | deque) else _IdentityKey(value)
 
 
-class _Identity:
+class _IdentityKey:
     """Key that compares an object by identity. A later object at the same address is not equal, if weak references exist."""
 
     def __init__(self, value: object) -> None:
@@ -85,7 +82,7 @@ class _Identity:
         return self._address
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Identity) or self._address != other._address:
+        if not isinstance(other, _IdentityKey) or self._address != other._address:
             return False
         if self._alive is None or other._alive is None:
             return self._alive is other._alive

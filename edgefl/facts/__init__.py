@@ -25,17 +25,17 @@ _WORDS: Mapping[str, object] = {
 }
 
 
-class Option(msgspec.Struct, frozen=True, kw_only=True):
+class FactoryOption(msgspec.Struct, frozen=True, kw_only=True):
     """Option of a factory in a catalog. ``type`` is the source text of its annotation, which :func:`type_of` evaluates."""
 
     type: str = "Any"
 
 
-Options = dict[str, dict[str, Option]]
+Options = dict[str, dict[str, FactoryOption]]
 """The options of each factory of a catalog, by their names."""
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
+class CatalogFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Entries of all catalogs.
 
     Attributes:
@@ -77,12 +77,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @cache
-def shipped() -> Facts:
+def shipped() -> CatalogFacts:
     """Return the facts in ``facts.json``, which are shipped with this version. The file is read once."""
-    return msgspec.json.decode(PLACE.read_bytes(), type=Facts)
+    return msgspec.json.decode(PLACE.read_bytes(), type=CatalogFacts)
 
 
-def encode(facts: Facts) -> bytes:
+def encode(facts: CatalogFacts) -> bytes:
     """Return ``facts`` as the indented JSON that ``facts.json`` contains."""
     return msgspec.json.format(msgspec.json.encode(facts), indent=1) + b"\n"
 
@@ -96,7 +96,7 @@ def type_of(text: str) -> Any:
     return eval(text, {"__builtins__": {}}, dict(_WORDS))  # our own file, never a user's
 
 
-def problem_of(option: Option, value: object) -> str:
+def problem_of(option: FactoryOption, value: object) -> str:
     """Return the reason why ``value`` does not have the option's type; "" if it does."""
     try:
         msgspec.convert(value, type_of(option.type))

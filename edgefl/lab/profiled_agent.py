@@ -2,7 +2,7 @@
 
 ::
 
-    report = profile_by_agent(["edgefl-agent"], bundle, AgentProfiling(device="pixel-7", folder=folder))
+    report = profile_by_agent(["edgefl-agent"], bundle, AgentProfileOptions(device="pixel-7", folder=folder))
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SETTLE_S = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentProfiling:
+class AgentProfileOptions:
     """Options of a profile by an agent.
 
     Attributes:
@@ -58,7 +58,7 @@ class AgentProfiling:
 def profile_by_agent(
     command: Sequence[str],
     bundle: BundleArchive,
-    how: AgentProfiling,
+    how: AgentProfileOptions,
     *,
     on_report: Callable[[FleetReport], None] = lambda _: None,
     stopping: Callable[[FleetProfiler], None] = lambda _: None,
@@ -142,7 +142,7 @@ def _last_line(log: Path) -> str:
 
 
 @contextlib.contextmanager
-def _broker(how: AgentProfiling) -> Iterator[Address]:
+def _broker(how: AgentProfileOptions) -> Iterator[Address]:
     """Yield the address of the broker in ``how``, or of a temporary broker on this machine."""
     if how.broker is not None:
         yield how.broker

@@ -83,8 +83,8 @@ def _answer(request: Request, blob: Blob, size: int) -> Response:
         headers["Content-Range"] = f"bytes {first}-{last - 1}/{size}"
     if request.method == "HEAD":
         blob.close()
-        return _Head(headers, 206 if partial else 200)
-    return _Body(blob, first, last, headers, 206 if partial else 200)
+        return _HeadResponse(headers, 206 if partial else 200)
+    return _BodyResponse(blob, first, last, headers, 206 if partial else 200)
 
 
 def _part(text: str, size: int) -> tuple[int, int, bool] | None:
@@ -101,14 +101,14 @@ def _part(text: str, size: int) -> tuple[int, int, bool] | None:
     return None if first >= size else (first, last, True)
 
 
-class _Head(Response):
+class _HeadResponse(Response):
     """Response with the headers of a blob and no body; Content-Length is the size of the blob."""
 
     def __init__(self, headers: Mapping[str, str], status: int) -> None:
         super().__init__(b"", status, headers, "application/octet-stream")
 
 
-class _Body(Response):
+class _BodyResponse(Response):
     """Response with the bytes of a blob from ``first`` to before ``last``, sent step by step at the client's speed."""
 
     def __init__(self, blob: Blob, first: int, last: int, headers: Mapping[str, str], status: int) -> None:

@@ -59,7 +59,7 @@ class SharedData:
 
 
 @dataclass(frozen=True, eq=False)
-class OwnData:
+class ClientFiles:
     """Training data in files of the clients. ``places``: by client, the path of its data, in a format that
     :func:`edgefl_device.data.sources.load` reads.
     """
@@ -170,8 +170,7 @@ class SimulatedFleet:
         table, slowness = self._of_tier(work.tier), self.slowness(work.tier, client)
         fetch, send = (
             _TrainingStage(
-                slowness * _BITS * nbytes / (mbit * 1e6) if mbit else 0.0,
-                joules_per_mb * nbytes / 1e6,
+                slowness * _BITS * nbytes / (mbit * 1e6) if mbit else 0.0, joules_per_mb * nbytes / 1e6
             )
             for nbytes, mbit, joules_per_mb in (
                 (work.down_bytes, table.down_mbit, table.down_joules_per_mb),

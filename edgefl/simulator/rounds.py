@@ -19,7 +19,7 @@ from edgefl.simulator.downlink import FetchedWeights, SimulatedDownlink
 from edgefl.simulator.functions import Functions
 from edgefl.simulator.results import FinishedRound, RoundRow, RoundTally, SimulationState
 from edgefl.simulator.trainers.local_rounds import ClientPortion, Report, RoundTask, Trainers
-from edgefl.simulator.versions import Versions
+from edgefl.simulator.versions import ModelVersions
 from edgefl.wire import tensors
 from edgefl.wire.mqtt.messages import NO_CARRY
 from edgefl.wire.tensors import Arrays
@@ -89,7 +89,7 @@ class SimulatedRounds:
         self._now = 0.0
         self._best = BestMetrics()
         known = self.spec, self._rules, self.functions, self.data, self.downloads
-        self._versions = Versions(*known, self.fleet, self.update_bytes)
+        self._versions = ModelVersions(*known, self.fleet, self.update_bytes)
         self._tally = RoundTally(0.0, {})
         self._aggregation: RoundAggregation | None = None
         self._pending: deque[states.Action] = deque()
@@ -170,7 +170,7 @@ class SimulatedRounds:
         """Do nothing: the clients of a round get their tasks when it opens."""
 
     def reassign(self, over: tuple[Assignment, ...], tasks: tuple[Assignment, ...]) -> None:
-        """Do nothing: :class:`~edgefl.simulator.versions.Versions` has assigned these tasks already."""
+        """Do nothing: :class:`~edgefl.simulator.versions.ModelVersions` has assigned these tasks already."""
 
     def close_round(self, ended: OpenRound) -> None:
         """Compute the new model, publish and evaluate it, and report its version to the coordinator.

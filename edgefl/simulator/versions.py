@@ -85,7 +85,7 @@ class _RoundStart:
 
 
 @dataclass
-class Versions:
+class ModelVersions:
     """Asynchronous rounds: the models that clients train, and the arrival times of their updates.
 
     Attributes:

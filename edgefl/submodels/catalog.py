@@ -54,7 +54,7 @@ GAMMAS: tuple[float, ...] = tuple(sorted({*FOUR_SIZES, *FIVE_SIZES}))
 
 
 @dataclass(frozen=True)
-class Size:
+class SubmodelSize:
     """Submodel type with the options that decide its size.
 
     Attributes:
@@ -74,13 +74,17 @@ class Size:
         return ", ".join(options) or "as it is"
 
     @property
-    def finer(self) -> Size | None:
+    def finer(self) -> SubmodelSize | None:
         """Same cut, with one download per frozen unit: more downloads, least memory in the forward pass.
 
         None if the size has fewer than two frozen units, or sets the number of downloads itself.
         """
         cut = self.options.get("cut", 0)
-        return None if cut < 2 or "chunks" in self.options else Size(self.kind, {"cut": cut, "chunks": cut})
+        return (
+            None
+            if cut < 2 or "chunks" in self.options
+            else SubmodelSize(self.kind, {"cut": cut, "chunks": cut})
+        )
 
     def of(self, spec: ModelSpec) -> Submodel:
         """Return the submodel of ``spec`` of this size.
@@ -92,7 +96,7 @@ class Size:
         return build(spec, self.kind, **self.options)
 
 
-def sizes(spec: ModelSpec, kinds: Iterable[str] = (), gammas: Iterable[float] = ()) -> list[Size]:
+def sizes(spec: ModelSpec, kinds: Iterable[str] = (), gammas: Iterable[float] = ()) -> list[SubmodelSize]:
     """Return every size of the ``kinds`` (default: all kinds), largest first, without building or checking them.
 
     Args:
@@ -100,17 +104,17 @@ def sizes(spec: ModelSpec, kinds: Iterable[str] = (), gammas: Iterable[float] = 
         kinds: Submodel types.
         gammas: Sizes of a type that has the option ``gamma``. Default: :data:`GAMMAS`. A type with ``cut`` gets every cut.
     """
-    all_sizes: list[Size] = []
+    all_sizes: list[SubmodelSize] = []
     for kind in kinds or KINDS:
         factory = KINDS.get(kind)
         takes = inspect.signature(factory).parameters if factory else {}
         if "gamma" in takes:
             shares = sorted(set(gammas) or GAMMAS, reverse=True)
-            all_sizes += [Size(kind, {"gamma": gamma}) for gamma in shares]
+            all_sizes += [SubmodelSize(kind, {"gamma": gamma}) for gamma in shares]
         elif "cut" in takes:
-            all_sizes += [Size(kind, {"cut": cut}) for cut in range(len(spec.units))]
+            all_sizes += [SubmodelSize(kind, {"cut": cut}) for cut in range(len(spec.units))]
         else:
-            all_sizes.append(Size(kind, {}))
+            all_sizes.append(SubmodelSize(kind, {}))
     return all_sizes
 
 

@@ -25,7 +25,7 @@ from edgefl.models.torch_functions.storage import memory_of
 from edgefl.submodels.channels.trace import plain_attention
 from edgefl.submodels.submodel import Submodel
 from edgefl.wire import tensors
-from edgefl.wire.regions import Entries, Placement, Region, extract, pieces
+from edgefl.wire.regions import EntryRegion, Placement, Region, extract, pieces
 from edgefl.wire.tensors import Array
 
 TRAINING = 3
@@ -80,7 +80,7 @@ def cost(submodel: Submodel, forwards: ForwardCostCache | None = None) -> RoundC
     placement = submodel.place(weights, 1)
     shapes = {name: array.shape for name, array in weights.items()}
     entry_counts = entries(placement.regions, shapes)
-    sparse = entries({n: r for n, r in placement.regions.items() if isinstance(r, Entries)}, shapes)
+    sparse = entries({n: r for n, r in placement.regions.items() if isinstance(r, EntryRegion)}, shapes)
     by_weight = forwards.of(submodel.suffix, submodel.boundary).macs
     kept_macs = sum(
         count * sparse[name] // math.prod(shapes[name]) if name in sparse else count
@@ -194,7 +194,7 @@ def _run_units(module: nn.Sequential, sample: TensorSpec) -> list[ForwardCost]:
     bare = on_meta(module).eval()
     x = torch.empty((_ROWS, *sample.shape), dtype=sample.dtype, device="meta")
     made: list[ForwardCost] = []
-    with without_values(bare), plain_attention(), _CountMode(bare) as counter:
+    with without_values(bare), plain_attention(), _CostMode(bare) as counter:
         for unit in bare:  # not children(), which would run a module that is used twice once
             x = unit(x)
             made.append(counter.take())
@@ -208,7 +208,7 @@ def _add_costs(parts: Sequence[ForwardCost]) -> ForwardCost:
     return ForwardCost(counts, sum(part.nbytes for part in parts))
 
 
-class _CountMode(TorchDispatchMode):
+class _CostMode(TorchDispatchMode):
     """Dispatch mode that counts multiply-accumulates per weight, and bytes of results.
 
     A weight is identified by its storage, because ops read views of it, such as its transpose.

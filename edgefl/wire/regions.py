@@ -17,7 +17,7 @@ Axis = range | tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
-class Block:
+class BlockRegion:
     """Region in one global tensor: a set of indices along each dimension.
 
     Attributes:
@@ -27,7 +27,7 @@ class Block:
     axes: tuple[Axis, ...]
 
     @classmethod
-    def leading(cls, *stops: int) -> Block:
+    def leading(cls, *stops: int) -> BlockRegion:
         """Return the block of the leading entries of a tensor: the first ``stops[i]`` along dimension i."""
         return cls(tuple(range(stop) for stop in stops))
 
@@ -48,7 +48,7 @@ class Block:
 
 
 @dataclass(frozen=True, eq=False)
-class Entries:
+class EntryRegion:
     """Region of single entries in several global tensors, which the tier holds as one flat tensor.
 
     Attributes:
@@ -60,7 +60,7 @@ class Entries:
     positions: Positions
 
 
-Region = Block | Entries | None
+Region = BlockRegion | EntryRegion | None
 """Region of a local tensor: a block of the global tensor with the same name, entries of several tensors, or None for the
 whole tensor."""
 
@@ -89,14 +89,14 @@ def local_shape(name: str, region: Region, shapes: Mapping[str, tuple[int, ...]]
     """Return the shape of a local tensor: a tensor in the shape that a device of the tier holds.
 
     Args:
-        name: Name of the local tensor. If its region is no :class:`Entries`, it is also the name of the global
+        name: Name of the local tensor. If its region is no :class:`EntryRegion`, it is also the name of the global
             tensor.
         region: Entries of the global tensors that it holds. None: the whole tensor ``name``.
         shapes: Shapes of the global tensors, by name.
     """
     if region is None:
         return shapes[name]
-    return region.shape(shapes[name]) if isinstance(region, Block) else region.positions.shape
+    return region.shape(shapes[name]) if isinstance(region, BlockRegion) else region.positions.shape
 
 
 def pieces(
@@ -114,7 +114,7 @@ def pieces(
     """
     if region is None:
         yield name, None
-    elif isinstance(region, Block):
+    elif isinstance(region, BlockRegion):
         yield name, region.positions(shapes[name])
     else:
         start = 0

@@ -18,7 +18,7 @@ import msgspec
 from edgefl.contract.algorithm import Algorithm, Function, Phase
 from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
-from edgefl.submodels.catalog import Size, sizes
+from edgefl.submodels.catalog import SubmodelSize, sizes
 from edgefl.submodels.cost import ForwardCostCache, RoundCost, cost, model_cost
 from edgefl.submodels.importance.learnable import LearnabilityReport, check_liveness, spec_arrays
 from edgefl.submodels.importance.submodel import Importance
@@ -182,7 +182,7 @@ def _trace_recommended(planner: _SizePlanner, made: Fit) -> Fit:
     The recommended size is traced, and again the next one if it does not fit after all.
     """
     while made.able and (best := made.recommended()).memory_about:
-        size = Size(best.kind, best.options)
+        size = SubmodelSize(best.kind, best.options)
         others = tuple(each for each in made.offers if each is not best)
         try:
             exact = planner.offer(planner.sketch(size))
@@ -196,7 +196,7 @@ def _trace_recommended(planner: _SizePlanner, made: Fit) -> Fit:
 
 
 def _make_offers(
-    planner: _SizePlanner, sizes: Sequence[tuple[Size, str]], on_progress: Progress
+    planner: _SizePlanner, sizes: Sequence[tuple[SubmodelSize, str]], on_progress: Progress
 ) -> list[SubmodelOffer | ModelError]:
     """Return for each size of one kind its offer (submodel and cost of a round), or the ModelError if no such submodel
     can be made.
@@ -235,7 +235,7 @@ class _Peak:
 class _SizeDraft:
     """One size with its submodel and cost, before its algorithm is built. ``label`` prefixes its lines of progress."""
 
-    size: Size
+    size: SubmodelSize
     submodel: Submodel
     cost: RoundCost
     choices: TrainingChoices
@@ -265,9 +265,9 @@ class _SizePlanner:
         Each kind has a size with these graphs. A ModelError is ignored here; it comes again for each kind.
         """
         with suppress(ModelError):  # it is raised again for each kind
-            self.offer(self.sketch(Size("output_side", {"cut": 0})))
+            self.offer(self.sketch(SubmodelSize("output_side", {"cut": 0})))
 
-    def sketch(self, size: Size, label: str = "") -> _SizeDraft:
+    def sketch(self, size: SubmodelSize, label: str = "") -> _SizeDraft:
         submodel = size.of(self._spec)
         return _SizeDraft(size, submodel, cost(submodel, self._forwards), self._training(submodel), label)
 

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from edgefl.errors import ModelError
-from edgefl.submodels.catalog import Size
+from edgefl.submodels.catalog import SubmodelSize
 from edgefl.system.sizes import mebibytes
 
 DEAD = "dead at the initial weights"
@@ -83,7 +83,7 @@ class Fit:
     """
 
     offers: tuple[SubmodelOffer, ...]
-    left_out: tuple[tuple[Size, ModelError], ...] = field(default=())
+    left_out: tuple[tuple[SubmodelSize, ModelError], ...] = field(default=())
 
     @property
     def fitting(self) -> tuple[SubmodelOffer, ...]:

@@ -46,9 +46,9 @@ from edgefl_export.compiler.compiler import Compiler, target_of
 from edgefl_export.compiler.request import CompileRequest, Exchange, TierTraining, exchanges_of, trained_names
 from edgefl_server.access.limits import HOSTED
 from edgefl_server.aggregate.robust import SHARED, RobustRule, buffered_bytes
-from edgefl_server.coordinator.collapse import Rollback
-from edgefl_server.coordinator.eligibility import Selection
-from edgefl_server.coordinator.rollout import Rollout
+from edgefl_server.coordinator.collapse import RollbackRule
+from edgefl_server.coordinator.eligibility import SelectionRules
+from edgefl_server.coordinator.rollout import RolloutRules
 from edgefl_server.coordinator.roster import CANDIDATE, TierRule
 from edgefl_server.coordinator.states import MOST_SAMPLES, EvaluationSchedule, Rules
 from edgefl_server.events import Compiled, Event, EventListener, Exporting, Noted, Warned
@@ -424,9 +424,9 @@ def _check_alike(tier: str, ours: TierSpec, theirs: TierSpec) -> None:
         raise refused(tier, "devices need what they kept of the round before, and those of a trial have none")
 
 
-def _rollout(federation: Federation) -> Rollout:
+def _rollout(federation: Federation) -> RolloutRules:
     bounds = federation.rollout.model_dump(exclude={"algorithm", "tiers"})
-    return Rollout(seed=federation.federation.seed, tiers=tried_tiers(federation), **bounds)
+    return RolloutRules(seed=federation.federation.seed, tiers=tried_tiers(federation), **bounds)
 
 
 def _check_counting(federation: Federation, tiers: Mapping[str, TierTraining]) -> None:
@@ -559,7 +559,7 @@ def _buffered(federation: Federation) -> dict[str, Any]:
     return {name: getattr(table, name) for name in names}
 
 
-def _selection(federation: Federation, method: Algorithm) -> Selection:
+def _selection(federation: Federation, method: Algorithm) -> SelectionRules:
     table = federation.selection
     if method.whole and (table.policy != "uniform" or table.measured or table.quorum):
         raise ConfigError(
@@ -568,7 +568,7 @@ def _selection(federation: Federation, method: Algorithm) -> Selection:
             "policy, measured and quorum out, or choose an algorithm that samples devices",
             algorithm=method.name,
         )
-    return Selection(**{**dict(table), "quotas": tuple(table.quotas.items())})
+    return SelectionRules(**{**dict(table), "quotas": tuple(table.quotas.items())})
 
 
 def _aggregate(federation: Federation) -> AggregateSpec:
@@ -577,7 +577,7 @@ def _aggregate(federation: Federation) -> AggregateSpec:
     return AggregateSpec(rule, table.clip_norm, table.clip_statistics, table.threads)
 
 
-def _rollback(federation: Federation, spec: ModelSpec) -> Rollback:
+def _rollback(federation: Federation, spec: ModelSpec) -> RollbackRule:
     table = federation.round
     if table.rollback_accuracy and "accuracy" not in spec.metrics:
         raise ConfigError(
@@ -585,7 +585,7 @@ def _rollback(federation: Federation, spec: ModelSpec) -> Rollback:
             "round.rollback_loss in its place",
             metrics=spec.metrics,
         )
-    return Rollback(table.rollback_accuracy, table.rollback_loss)
+    return RollbackRule(table.rollback_accuracy, table.rollback_loss)
 
 
 def _memory_of(rule: RobustRule, entries: int) -> str:

@@ -165,7 +165,7 @@ class RunControl(Protocol):
         """Stop the service. The run can be resumed by another process."""
 
 
-class Models(Protocol):
+class ModelHistory(Protocol):
     """Interface to the models of the run, for rollbacks."""
 
     def rollback_refusal(self, number: int) -> str:
@@ -190,7 +190,7 @@ class OrderExecutor:
     """
 
     def __init__(
-        self, mailbox: Mailbox, control: RunControl, models: Models, reporter: events.EventListener
+        self, mailbox: Mailbox, control: RunControl, models: ModelHistory, reporter: events.EventListener
     ) -> None:
         self._mailbox = mailbox
         self._control = control

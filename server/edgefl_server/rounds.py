@@ -12,7 +12,7 @@ import numpy as np
 from edgefl.contract.server import MEAN
 from edgefl.contract.server_state import apply_server_step
 from edgefl.errors import ServerStepError
-from edgefl.wire.regions import Entries
+from edgefl.wire.regions import EntryRegion
 from edgefl.wire.tensors import Arrays
 from edgefl_server.aggregate.accumulator import Accumulator
 from edgefl_server.aggregate.aggregator import NormClip, layout_of
@@ -121,7 +121,7 @@ def begin_aggregation(
         for each in (layouts, *older_layouts.values())
         for layout in each.values()
         for name, region in {**layout.sent, **layout.averaged}.items()
-        for part in (region.names if isinstance(region, Entries) else (name,))
+        for part in (region.names if isinstance(region, EntryRegion) else (name,))
     }
     weights = {name: array for name, array in start.model.weights.items() if name in names}
 

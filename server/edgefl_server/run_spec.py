@@ -19,7 +19,7 @@ from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import DENSE, Form
 from edgefl_server.aggregate.robust import MEAN as MEAN_RULE
 from edgefl_server.aggregate.robust import RobustRule
-from edgefl_server.coordinator.collapse import NEVER, Rollback
+from edgefl_server.coordinator.collapse import NEVER, RollbackRule
 from edgefl_server.coordinator.states import EVALUATION, Outcome, Rules
 from edgefl_server.round_aggregation import UpdateLayout
 
@@ -244,7 +244,7 @@ class RunSpec:
     count: Count = "holders"
     trained: frozenset[str] = frozenset()
     aggregate: AggregateSpec = AggregateSpec()
-    rollback: Rollback = NEVER
+    rollback: RollbackRule = NEVER
     downlink: DownlinkSpec = DownlinkSpec()
     evaluate: Evaluate | None = None
     metric: str = "accuracy"

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from edgefl.cli.federation.lines import Repeats, line, text_of
+from edgefl.cli.federation.lines import RepeatedTexts, line, text_of
 from edgefl_export.compiler import cache
 from edgefl_server import events
 from edgefl_server.events import AwaitedDevice
@@ -118,10 +118,7 @@ LINES: list[tuple[events.Event, str | None]] = [
         seen(stage="reported", loss=0.51234, step_ms=12.3, peak_bytes=5 << 20),
         "a reported for round 1: loss 0.5123, step 12 ms, peak 5.0 MiB, up 0.0 KiB",
     ),
-    (
-        seen(stage="reported", loss=0.5, up_bytes=1 << 10),
-        "a reported for round 1: loss 0.5, up 1.0 KiB",
-    ),
+    (seen(stage="reported", loss=0.5, up_bytes=1 << 10), "a reported for round 1: loss 0.5, up 1.0 KiB"),
     (
         events.Rejected(device="a", round=2, reason="not-finite", text="NaN"),
         "a was refused in round 2 (not-finite): NaN",
@@ -193,7 +190,7 @@ def test_each_event_is_a_sentence(event: events.Event, text: str | None) -> None
 
 
 def test_what_a_round_repeats_is_said_in_full_once() -> None:
-    repeats = Repeats()
+    repeats = RepeatedTexts()
 
     def said(number: int, text: str = "NaN") -> list[str | None]:
         end = ended(round=number, outcome="abandoned", text=f"round {number} lacks a: {text}")

@@ -13,7 +13,7 @@ from rich.console import Console
 from edgefl.cli.federation import live
 from edgefl.config import parse
 from edgefl.lab.lab import ServerEvent
-from edgefl.wire.update.form import DENSE, SIGNS, Codes, Form, Section, update_size
+from edgefl.wire.update.form import DENSE, SIGNS, CodeEncoding, Form, Section, update_size
 from tests.support.events import device_evaluation
 
 SHAPES = {"head.weight": (80, 100), "norm.running_mean": (1024,)}
@@ -21,8 +21,10 @@ SIGNED = Form(
     "scaled_sign",
     1,
     (
-        Section(("head.weight",), Codes(1, SIGNS), {"head.weight": 0}),
-        Section(("norm.running_mean",), Codes(6, tuple(map(float, range(64)))), {"norm.running_mean": 0}),
+        Section(("head.weight",), CodeEncoding(1, SIGNS), {"head.weight": 0}),
+        Section(
+            ("norm.running_mean",), CodeEncoding(6, tuple(map(float, range(64)))), {"norm.running_mean": 0}
+        ),
     ),
     change=True,
 )

@@ -25,7 +25,7 @@ from edgefl.objective.objective import Objective
 from edgefl.optimizers import with_optimizer
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire.update import decode
-from edgefl.wire.update.form import FloatValues, Sparse
+from edgefl.wire.update.form import FloatEncoding, SparseEncoding
 from tests.codecs.coding import Coding, small
 
 
@@ -38,7 +38,7 @@ def test_statistics_of_other_widths_are_refused(codec: str) -> None:
 def test_zerofl_without_sparse_upload_sends_whole_changes() -> None:
     coding = Coding.of("zerofl", sparse_upload=False, statistics=4)
     trained, statistics = coding.algorithm.form.sections
-    assert trained.encoding == FloatValues() and coding.algorithm.form.change
+    assert trained.encoding == FloatEncoding() and coding.algorithm.form.change
     assert getattr(statistics.encoding, "bits", None) == 4
 
 
@@ -54,7 +54,7 @@ def test_zerofl_without_sparse_upload_sends_whole_changes() -> None:
     ],
 )
 def test_a_share_is_rounded_up_to_entries_but_not_for_a_hair(share: float, entries: int, kept: int) -> None:
-    assert Sparse(share).kept(entries) == kept
+    assert SparseEncoding(share).kept(entries) == kept
 
 
 def frozen() -> ModelSpec:

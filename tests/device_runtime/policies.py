@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgefl_device.policy import Condition, OwnerRules, Policy, SystemQueries
+from edgefl_device.policy import Condition, OwnerPolicy, OwnerRules, SystemQueries
 
 
 @dataclass
@@ -32,4 +32,4 @@ ALL_HOLD = {"charging": True, "unmetered": True}
 def rules(facts: Facts | None = None, **policy: Any) -> OwnerRules:
     """The rules of a policy with these keys; by default no condition is known, and there was no traffic."""
     facts = facts or Facts()
-    return OwnerRules(Policy(**policy), facts, facts)
+    return OwnerRules(OwnerPolicy(**policy), facts, facts)

@@ -13,7 +13,7 @@ import pytest
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.events import IncomingMessage
 from edgefl.wire.regions import Placement
-from edgefl.wire.update.form import DENSE, SIGNS, Codes, Form, Section
+from edgefl.wire.update.form import DENSE, SIGNS, CodeEncoding, Form, Section
 from edgefl_server.coordinator.roster import TierRule
 from edgefl_server.coordinator.states import Rules
 from edgefl_server.events import DeviceSeen, RoundClosed
@@ -28,7 +28,7 @@ from tests.server.fleet import RunningServer
 pytestmark = pytest.mark.e2e
 ROUNDS = 3
 PATIENCE_S = 300.0
-ONE_BIT = Form("bits", sections=(Section(("head.w",), Codes(1, SIGNS), {"head.w": 0}),), change=True)
+ONE_BIT = Form("bits", sections=(Section(("head.w",), CodeEncoding(1, SIGNS), {"head.w": 0}),), change=True)
 CASES = {
     "int8 down, float32 up, onnx": ("int8", DENSE, "onnx"),
     "float32 down, one bit up, onnx": ("float32", ONE_BIT, "onnx"),

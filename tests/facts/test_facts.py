@@ -16,7 +16,7 @@ import pytest
 
 from edgefl.algorithms.catalog import ALGORITHMS
 from edgefl.codecs.catalog import CODECS
-from edgefl.facts import PLACE, Option, encode, problem_of, shipped, type_of
+from edgefl.facts import PLACE, FactoryOption, encode, problem_of, shipped, type_of
 from edgefl.optimizers import OPTIMIZERS
 from edgefl.submodels.catalog import KINDS
 from tools.facts import _written, live_facts
@@ -70,9 +70,9 @@ def test_types_of_options_are_read_back_as_written(catalog: Mapping[str, Callabl
 def test_a_value_of_another_type_is_told_as_the_live_catalog_tells_it() -> None:
     bits = shipped().codecs["fedpaq"]["bits"]
     assert problem_of(bits, 3) == "" and "Expected `int`, got `str`" in problem_of(bits, "3")
-    assert problem_of(Option(type="Literal['a', 'b'] | None"), "c")
-    assert problem_of(Option(type="tuple[float, float] | None"), [1, 2.5]) == ""
-    assert problem_of(Option(), object()) == "", "of a type that no file holds nothing is said"
+    assert problem_of(FactoryOption(type="Literal['a', 'b'] | None"), "c")
+    assert problem_of(FactoryOption(type="tuple[float, float] | None"), [1, 2.5]) == ""
+    assert problem_of(FactoryOption(), object()) == "", "of a type that no file holds nothing is said"
 
 
 def test_what_needs_no_model_imports_no_torch(tmp_path: Path) -> None:

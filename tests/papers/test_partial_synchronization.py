@@ -12,7 +12,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.models.zoo.resnet import resnet8, resnet18, resnet20
 from edgefl.submodels.width.submodel import Width
-from edgefl.wire.regions import Block
+from edgefl.wire.regions import BlockRegion
 from reproduce.embracingfl.partial_synchronization import (
     Samples,
     averaged,
@@ -42,7 +42,7 @@ def test_the_halves_part_the_model() -> None:
 
     channel = synchronised(spec, "channel")
     assert channel == dict(Width(spec, 0.5, "floor").regions())
-    assert channel["block2.conv2.weight"] == Block((range(3), range(3), None, None))
+    assert channel["block2.conv2.weight"] == BlockRegion((range(3), range(3), None, None))
     assert_inside(channel, {name: tuple(tensor.shape) for name, tensor in spec.weights.items()})
 
 
@@ -53,7 +53,7 @@ def test_averaging_replaces_only_its_regions() -> None:
         regions = synchronised(spec, scheme)
         result = averaged(models, regions)
         for name, tensor in spec.weights.items():
-            region = regions.get(name, Block(tuple(range(0) for _ in tensor.shape)))
+            region = regions.get(name, BlockRegion(tuple(range(0) for _ in tensor.shape)))
             shared = torch.zeros(tensor.numel(), dtype=torch.bool)
             held = slice(None) if region is None else torch.from_numpy(region.positions(tuple(tensor.shape)))
             shared[held] = True

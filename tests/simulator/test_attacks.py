@@ -12,7 +12,7 @@ from edgefl.api.simulate import Simulation
 from edgefl.config.rounds import SimulationTable
 from edgefl.errors import ConfigError
 from edgefl.simulator.trainers.local_rounds import Attack
-from edgefl.wire.regions import Block, Region
+from edgefl.wire.regions import BlockRegion, Region
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import DENSE, VALUE_LIMIT, Form
 from tests.simulator.small import federation
@@ -74,7 +74,7 @@ BASE: Arrays = {
 
 
 def test_what_they_send_passes_the_checks_of_an_update() -> None:
-    regions: dict[str, Region] = {**dict.fromkeys(BASE), "w": Block(((2, 3),))}
+    regions: dict[str, Region] = {**dict.fromkeys(BASE), "w": BlockRegion(((2, 3),))}
     update = {**BASE, "w": np.array([3, 3], np.float32)}
 
     flipped = Attack(SimulationTable(strength=10)).sent(update, BASE, regions, DENSE)

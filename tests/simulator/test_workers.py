@@ -20,7 +20,7 @@ from edgefl.simulator.results import RoundRow
 from edgefl.simulator.rounds import SimulatedRounds
 from edgefl.simulator.trainers.local_rounds import ClientPortion
 from edgefl.simulator.trainers.pool import TrainerPool
-from edgefl.simulator.trainers.worker import Collect, Train, TrainingWorker, WorkerFailure
+from edgefl.simulator.trainers.worker import CollectCommand, TrainCommand, TrainingWorker, WorkerFailure
 from edgefl_server.workers.protocol import Died, Stop
 from edgefl_server.workers.shared_memory import SharedMemory, map_object
 from tests.rings.rows import mostly_slow
@@ -173,12 +173,12 @@ class FakeWorkers:
         return thing
 
     def send(self, command: object) -> None:
-        if isinstance(command, Train) and self.deaths:
+        if isinstance(command, TrainCommand) and self.deaths:
             self.deaths -= 1
             self.sink.put(Died("was killed by signal 9"))
-        elif isinstance(command, Train):
+        elif isinstance(command, TrainCommand):
             self.sink.put([])
-        elif isinstance(command, Collect):
+        elif isinstance(command, CollectCommand):
             self.sink.put(None)
 
     def kill(self) -> None: ...

@@ -30,7 +30,7 @@ from edgefl.submodels.channels.selection import Channels, Selection, indices, ke
 from edgefl.submodels.channels.trace import trace_axes
 from edgefl.submodels.cost import macs
 from edgefl.submodels.width.submodel import channels_of
-from edgefl.wire.regions import Block, extract
+from edgefl.wire.regions import BlockRegion, extract
 from tests.rings.rows import mostly_slow
 from tests.submodels.nets import MODELS, Sorted, model, rows, whole
 from tests.support.arrays import as_tensors, weights_of
@@ -212,7 +212,7 @@ def test_a_cut_of_heads_takes_the_same_entries_of_each_head() -> None:
         atom for atom in channels.cut() if ("block1.attention.out.weight", 1) in channels.holders[atom]
     }
     region = regions(channels, {entries: (0, 2)})["block1.attention.qkv.weight"]
-    assert region == Block((tuple(4 * head + entry for head in range(9) for entry in (0, 2)), None))
+    assert region == BlockRegion((tuple(4 * head + entry for head in range(9) for entry in (0, 2)), None))
 
 
 def test_resnet18_takes_555_million_multiplications() -> None:

@@ -32,7 +32,7 @@ from edgefl.submodels.importance.strategy import maskable
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.submodel import Submodel
 from edgefl.submodels.width.submodel import Width
-from edgefl.wire.regions import Block, extract
+from edgefl.wire.regions import BlockRegion, extract
 from tests.invariants.embracingfl.tiny import samples, tiny, walk
 from tests.rings.rows import mostly_slow
 from tests.support.arrays import as_tensors, weights_of
@@ -206,7 +206,7 @@ def test_a_level_in_full_width_reads_units_and_a_narrow_one_has_a_payload() -> N
     assert narrow.units == () and placed.regions.keys() == placed.payload.keys() == whole.regions.keys()
     assert_inside(placed.regions, {name: each.shape for name, each in arrays.items()})
     widths = [placed.regions[f"block{number}_exit.dense.weight"] for number in (1, 2)]
-    assert widths == [Block((None, range(2))), Block((None, range(3)))]
+    assert widths == [BlockRegion((None, range(2))), BlockRegion((None, range(3)))]
     assert placed.regions["block2_exit.dense.bias"] is None
     for name, tensor in narrow.suffix.state_dict().items():
         assert np.array_equal(placed.payload[name], tensor.numpy()), name

@@ -27,7 +27,7 @@ from edgefl.submodels import catalog
 from edgefl.submodels.submodel import Submodel
 from edgefl.submodels.width.ordered import NOISE
 from edgefl.submodels.width.submodel import Width, width
-from edgefl.wire.regions import Block, Region, extract
+from edgefl.wire.regions import BlockRegion, Region, extract
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.verify.graphs import verify
@@ -90,7 +90,7 @@ def cut(values: Mapping[str, Tensor], regions: Mapping[str, Region]) -> Tensors:
 
 def inside(name: str, region: Region, shape: torch.Size) -> Tensor:
     held = torch.ones(math.prod(shape), dtype=torch.bool)
-    if isinstance(region, Block):
+    if isinstance(region, BlockRegion):
         held[:] = False
         held[torch.from_numpy(region.positions(tuple(shape)))] = True
     return held.reshape(shape)
@@ -195,7 +195,7 @@ def test_self_distillation_is_fjord_s_loss() -> None:
         name: params[name]
         .reshape(-1)[torch.from_numpy(region.positions(tuple(params[name].shape)))]
         .reshape(region.shape(tuple(params[name].shape)))
-        if isinstance(region, Block)
+        if isinstance(region, BlockRegion)
         else params[name]
         for name, region in half.regions().items()
     }

@@ -27,7 +27,7 @@ from edgefl.submodels.cost import model_cost as cost_of_whole
 from edgefl.submodels.structured.carrier import THETA
 from edgefl.submodels.structured.counts import ChannelScore, cost_of, layouts, search, strongest_indices
 from edgefl.submodels.structured.submodel import Structured, importance_structured
-from edgefl.wire.regions import Block, extract
+from edgefl.wire.regions import BlockRegion, extract
 from tests.rings.rows import mostly_slow
 from tests.submodels.nets import MODELS, model, rows
 from tests.submodels.nets import whole as one_unit
@@ -188,9 +188,9 @@ def test_each_round_holds_the_strongest_channels() -> None:
     weights["block1.conv1.weight"][position] *= 5
     second = part.place(weights, 2)
     region = second.regions["block1.conv1.weight"]
-    assert isinstance(region, Block) and position in tuple(region.axes[0] or ())
+    assert isinstance(region, BlockRegion) and position in tuple(region.axes[0] or ())
     reader = second.regions["block1.conv2.weight"]
-    assert isinstance(reader, Block) and reader.axes[1] == region.axes[0], "its reader follows"
+    assert isinstance(reader, BlockRegion) and reader.axes[1] == region.axes[0], "its reader follows"
     assert {n: a.shape for n, a in first.payload.items()} == {n: a.shape for n, a in second.payload.items()}
     again = part.place(weights, 9)
     assert again.regions == second.regions

@@ -20,11 +20,11 @@ from edgefl.models.zoo.resnet import resnet8, resnet20
 from edgefl.setup.model import submodel_of
 from edgefl.setup.tiers import completed, parse_tiers
 from edgefl.submodels import catalog
-from edgefl.submodels.catalog import GAMMAS, Size, sizes
+from edgefl.submodels.catalog import GAMMAS, SubmodelSize, sizes
 from edgefl.submodels.cost import NO_WEIGHT, ForwardCostCache, cost, entries, macs, macs_by_weight, model_cost
 from edgefl.submodels.output_side.submodel import TIERS, OutputSide, _balance, output_side, tiers
 from edgefl.wire import bits, tensors
-from edgefl.wire.regions import Block, Entries
+from edgefl.wire.regions import BlockRegion, EntryRegion
 from reproduce.embracingfl import accounting
 from tests.invariants.embracingfl.tiny import chunkings, tiny
 from tests.rings.rows import mostly_slow
@@ -244,8 +244,12 @@ def test_products_without_weights_are_counted_too() -> None:
 
 
 @pytest.mark.parametrize("model", ["cnn", "lstm_lm"])
-@pytest.mark.parametrize("size", [Size("output_side", {"cut": 1}), Size("width", {"gamma": 0.25})])
-def test_forward_passes_that_submodels_share_cost_as_much_as_their_own(model: str, size: Size) -> None:
+@pytest.mark.parametrize(
+    "size", [SubmodelSize("output_side", {"cut": 1}), SubmodelSize("width", {"gamma": 0.25})]
+)
+def test_forward_passes_that_submodels_share_cost_as_much_as_their_own(
+    model: str, size: SubmodelSize
+) -> None:
     spec = build_model(model)
     submodel = size.of(spec)
     shared, alone = ForwardCostCache(spec), ForwardCostCache(submodel.spec)
@@ -265,7 +269,7 @@ def test_importance_computes_everything_and_keeps_macs_by_position(gamma: float)
     found = cost(submodel)
 
     placement = submodel.place({name: value.numpy() for name, value in spec.weights.items()}, 1)
-    [region] = [region for region in placement.regions.values() if isinstance(region, Entries)]
+    [region] = [region for region in placement.regions.values() if isinstance(region, EntryRegion)]
     held = entries({"values": region}, {name: tuple(v.shape) for name, v in spec.weights.items()})
     assert found.macs == 36 * 54 + 540
     assert found.kept_macs == 36 * held["conv.weight"] + held["out.weight"] < found.macs
@@ -316,7 +320,11 @@ def test_a_round_is_three_passes_per_step_and_one_frozen(cost_resnet8: ModelSpec
 
 def test_held_entries_are_counted_per_global_tensor() -> None:
     shapes = {"a": (2, 3), "b": (4,), "c": (5,)}
-    regions = {"a": Block((range(1), None)), "c": None, "v": Entries(("a", "b"), np.array([1, 6, 9]))}
+    regions = {
+        "a": BlockRegion((range(1), None)),
+        "c": None,
+        "v": EntryRegion(("a", "b"), np.array([1, 6, 9])),
+    }
 
     assert entries(regions, shapes) == {"a": 3 + 1, "c": 5, "b": 2}
 
@@ -330,8 +338,11 @@ def test_sizes_are_every_cut_and_every_gamma_of_every_kind(cost_resnet8: ModelSp
 
 
 def test_a_finer_cut_has_a_chunk_for_each_frozen_unit(cost_resnet8: ModelSpec) -> None:
-    finer = Size("output_side", {"cut": 3}).finer
+    finer = SubmodelSize("output_side", {"cut": 3}).finer
 
     assert finer is not None and finer.finer is None
     assert [len(chunk.units) for chunk in finer.of(cost_resnet8).prefix] == [1, 1, 1]
-    assert Size("output_side", {"cut": 1}).finer is None and Size("width", {"gamma": 0.5}).finer is None
+    assert (
+        SubmodelSize("output_side", {"cut": 1}).finer is None
+        and SubmodelSize("width", {"gamma": 0.5}).finer is None
+    )

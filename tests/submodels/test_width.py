@@ -22,7 +22,7 @@ from edgefl.models.zoo.resnet import resnet8, resnet18
 from edgefl.objective.objective import Objective
 from edgefl.submodels.cost import macs
 from edgefl.submodels.width.submodel import Width, channels_of, width
-from edgefl.wire.regions import Block, pieces
+from edgefl.wire.regions import BlockRegion, pieces
 from edgefl_export.capture.trace import capture
 from edgefl_export.onnx.model import to_onnx
 from edgefl_export.verify.graphs import verify
@@ -129,7 +129,7 @@ def test_a_slice_is_the_model_without_the_other_channels(name: str, rolling: boo
     without = {}
     for key, region in placement.regions.items():
         held = np.zeros(arrays[key].size, bool)
-        held[region.positions(arrays[key].shape) if isinstance(region, Block) else slice(None)] = True
+        held[region.positions(arrays[key].shape) if isinstance(region, BlockRegion) else slice(None)] = True
         # Where mean, scale and shift of a norm are 0, any variance but 0 will do.
         empty = 1.0 if key.endswith("running_var") else 0.0
         without[key] = np.where(held.reshape(arrays[key].shape), arrays[key], np.float32(empty))
@@ -167,13 +167,15 @@ def test_a_narrower_slice_lies_in_a_wider_one(name: str) -> None:
 def test_a_window_rolls_by_one_channel_a_round_and_wraps_around() -> None:
     part = Width(resnet8(size=8, widths=(4, 6, 8)), 0.5, rolling=True)
     windows = [part.regions(number)["block2.conv1.weight"] for number in (1, 2, 5, 7)]
-    assert windows[0] == Block((range(3), range(2), None, None))
-    assert windows[1] == Block((range(1, 4), range(1, 3), None, None))
-    assert windows[2] == Block(((4, 5, 0), range(2), None, None))
-    assert windows[3] == Block((range(3), range(2, 4), None, None))
+    assert windows[0] == BlockRegion((range(3), range(2), None, None))
+    assert windows[1] == BlockRegion((range(1, 4), range(1, 3), None, None))
+    assert windows[2] == BlockRegion(((4, 5, 0), range(2), None, None))
+    assert windows[3] == BlockRegion((range(3), range(2, 4), None, None))
     head = part.regions(7)["head.dense.weight"]
-    assert head == Block((None, (6, 7, 0, 1))), "classes do not roll"
-    assert part.regions(7)["stem.conv.weight"] == Block((range(2, 4), None, None, None)), "nor does the input"
+    assert head == BlockRegion((None, (6, 7, 0, 1))), "classes do not roll"
+    assert part.regions(7)["stem.conv.weight"] == BlockRegion((range(2, 4), None, None, None)), (
+        "nor does the input"
+    )
 
 
 def test_every_channel_is_trained_once_the_windows_have_gone_round() -> None:
@@ -204,7 +206,7 @@ def test_sizes_that_code_takes_for_each_other_stay_equal() -> None:
 def test_code_that_knows_a_heads_size_loses_heads() -> None:
     part = Width(whole(HeadSized()), 0.5)
     held = part.regions()["all.q.weight"]
-    assert held == Block((range(6), range(4))), "two heads of three entries, not four of two, scrambled"
+    assert held == BlockRegion((range(6), range(4))), "two heads of three entries, not four of two, scrambled"
 
 
 def test_a_size_written_in_code_is_refused_with_its_line_and_the_remedy() -> None:
@@ -227,7 +229,7 @@ def test_sizes_that_code_keeps_in_attributes_follow() -> None:
 def test_a_size_that_code_expands_to_stays_where_it_does_not_follow() -> None:
     part = Width(whole(Grey()), 0.5)
     regions = part.regions()
-    assert regions["all.first.weight"] == Block((range(3), None, None, None))
+    assert regions["all.first.weight"] == BlockRegion((range(3), None, None, None))
     assert part.suffix.eval()(rows(IMAGE)).shape == (4, 5)
 
 

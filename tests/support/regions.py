@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edgefl.wire.regions import Block, Region, pieces
+from edgefl.wire.regions import BlockRegion, Region, pieces
 
 
 def assert_inside(regions: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Fail unless every region lies inside the global tensors of these ``shapes`` and names no entry twice."""
     for name, region in regions.items():
-        if isinstance(region, Block):
+        if isinstance(region, BlockRegion):
             sizes = zip(region.axes, shapes[name], strict=True)
             assert all(axis is None or 0 <= min(axis) <= max(axis) < size for axis, size in sizes), name
         for part, positions in pieces(name, region, shapes):

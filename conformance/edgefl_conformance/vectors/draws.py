@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.random import Philox, SeedSequence
 
-from edgefl_device.data.samples import Batches, Pass, noise
+from edgefl_device.data.samples import Batches, DataPass, noise
 
 _SEEDS = (0, 7, 123456, 2**53 + 1, 2**62 + 1, 2**63 - 1)
 _SIZES = ((21, 8), (5, 8), (1, 4), (8, 8), (100, 7), (1, 1))
@@ -75,7 +75,7 @@ def _lengths(seed: int, step: int) -> dict[str, Any]:
 
 
 def _pass(rows: int, batch: int, step: int) -> dict[str, Any]:
-    one = Pass(rows, batch)
+    one = DataPass(rows, batch)
     return {
         "rows": rows,
         "batch": batch,

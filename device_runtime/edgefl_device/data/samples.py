@@ -556,7 +556,7 @@ class Batches:
 
 
 @dataclass(frozen=True)
-class Pass:
+class DataPass:
     """Row numbers of one pass over the data in their order; the last batch is filled up with the first rows."""
 
     samples: int

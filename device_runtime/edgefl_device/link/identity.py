@@ -47,7 +47,7 @@ class _StoredTrust(msgspec.Struct, frozen=True):
     statements: tuple[keys.Succession, ...] = ()
 
 
-class _LastNumbers(msgspec.Struct):
+class _LastMessageNumbers(msgspec.Struct):
     """Number of the last message by topic and key, and the key that signed the last announcement.
 
     Numbers are counted per key, so that the holder of another key cannot use them up.
@@ -151,7 +151,7 @@ class ServerTrust:
         self._log = log
         self._lock = threading.Lock()
         self._trusted = _read(store.fact(_TRUST), _StoredTrust)
-        self._last = _read(store.fact(_HEARD), _LastNumbers)
+        self._last = _read(store.fact(_HEARD), _LastMessageNumbers)
         if pinned and self._trusted.first not in pinned:  # stored for a start without a configured key
             self._trusted = msgspec.structs.replace(self._trusted, first=pinned[0])
             self._keep()
@@ -311,7 +311,7 @@ class ServerTrust:
             self._store.keep_fact(_TRUST, msgspec.msgpack.encode(self._trusted))
 
 
-_Kept = TypeVar("_Kept", _StoredTrust, _LastNumbers)
+_Kept = TypeVar("_Kept", _StoredTrust, _LastMessageNumbers)
 
 
 def _read(data: bytes | None, kind: type[_Kept]) -> _Kept:

@@ -31,7 +31,7 @@ from edgefl_device.data.support import SampleShards
 from edgefl_device.engine.base import Engine, LoadedGraph
 from edgefl_device.host import trim_memory
 from edgefl_device.round.control import RoundControl
-from edgefl_device.round.executor import LoadedParts, check_runtime
+from edgefl_device.round.executor import LoadedBundleParts, check_runtime
 from edgefl_device.round.forward import MultiStepForward, record_tag
 from edgefl_device.round.graph_loader import BlobSource, GraphLoader, RoundProfiler, arrays_of_role
 from edgefl_device.round.inputs import RoundInputs, check_complete
@@ -188,7 +188,7 @@ class Personalizer:
         self._manifest = manifest
         self._folder = folder
         self._loader = GraphLoader(engine, manifest, blobs, RoundProfiler())
-        self._parts = LoadedParts(engine, manifest, blobs)
+        self._parts = LoadedBundleParts(engine, manifest, blobs)
 
     def run(
         self, job: Job, data: LocalSource, adaptation: Adaptation

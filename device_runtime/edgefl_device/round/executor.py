@@ -138,7 +138,7 @@ class RoundExecutor:
         check_weights(job, manifest)
 
         # -- Data and carry.
-        data = fit_rows(self._data, manifest, LoadedParts(self.engine, manifest, self._fetcher))
+        data = fit_rows(self._data, manifest, LoadedBundleParts(self.engine, manifest, self._fetcher))
         carry = restore_carry(self.store, job, manifest, self.log)
         rows = len(data.first(job.samples))
         steps = sum(manifest.steps_with(rows))
@@ -248,7 +248,7 @@ def with_page(announced: Round, blobs: BlobSource, limits: Limits) -> Round:
     return announced.whole(blobs.get(page))
 
 
-class LoadedParts:
+class LoadedBundleParts:
     """Parts of a bundle that decode local files: its blobs, and its graphs with one input and one output.
 
     Args:

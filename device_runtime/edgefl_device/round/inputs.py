@@ -21,7 +21,7 @@ from edgefl.errors import BundleError
 from edgefl.wire.bundle.manifest import SAMPLE, Draws, Graph, Manifest, Port
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.data import samples as local_data
-from edgefl_device.data.samples import Batches, FittedData, Pass
+from edgefl_device.data.samples import Batches, DataPass, FittedData
 from edgefl_device.round.graph_loader import check_port
 
 Features = Callable[[Array], Array]
@@ -135,7 +135,7 @@ class RoundInputs:
         """
         feeds: Arrays = {}
         for port in spec.inputs_of("batch"):
-            part, over = port.label.partition(".")[2], Pass(len(self.data), _batch_size(port))
+            part, over = port.label.partition(".")[2], DataPass(len(self.data), _batch_size(port))
             if part == "mask":
                 feeds[port.name] = over.mask(step)
                 check_port(port, feeds[port.name])

@@ -23,7 +23,7 @@ from edgefl_device.data.samples import LocalSource, fit_rows
 from edgefl_device.engine.base import Engine
 from edgefl_device.round.autotune import Autotuner
 from edgefl_device.round.control import RoundControl, StepProgress
-from edgefl_device.round.executor import LoadedParts, check_runtime
+from edgefl_device.round.executor import LoadedBundleParts, check_runtime
 from edgefl_device.round.graph_loader import GraphLoader, RoundProfiler
 from edgefl_device.round.job import Job
 from edgefl_device.round.trainer import LocalTrainer, RoundResult
@@ -113,7 +113,7 @@ def train_round(
     job, blobs = offline_job(
         bundle, weights, manifest.of_round, "the weights", seed=seed, hyper=hyper, samples=samples
     )
-    fitted = fit_rows(data, manifest, LoadedParts(engine, manifest, blobs))
+    fitted = fit_rows(data, manifest, LoadedBundleParts(engine, manifest, blobs))
     with tempfile.TemporaryDirectory(prefix="edgefl-round-") as folder:
         loader = GraphLoader(engine, manifest, blobs, RoundProfiler(), tuner)
         trainer = LocalTrainer(loader, NoCheckpoints(), Path(folder))

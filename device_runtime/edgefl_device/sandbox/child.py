@@ -64,10 +64,13 @@ class EngineServer:
             case messages.ReadState():
                 arrays = self._engine.read_state(self._held(word.state))
                 tensors = tuple(
-                    messages.Tensor(name=name, dtype=a.dtype.str, shape=a.shape) for name, a in arrays.items()
+                    messages.TensorHeader(name=name, dtype=a.dtype.str, shape=a.shape)
+                    for name, a in arrays.items()
                 )
-                return messages.Tensors(tensors=tensors), [_contiguous(array) for array in arrays.values()]
-            case messages.Tensors():
+                return messages.StateTensors(tensors=tensors), [
+                    _contiguous(array) for array in arrays.values()
+                ]
+            case messages.StateTensors():
                 arrays = {each.name: self._line.array(each.dtype, each.shape) for each in word.tensors}
                 return messages.StateCreated(state=self._keep(self._engine.write_state(arrays))), []
             case messages.FreeState():
@@ -86,7 +89,7 @@ class EngineServer:
         }
         outputs = loaded.run(feeds, self._held(word.state))
         arrays = [outputs.arrays[port.name] for port in graph.outputs if port.role != "state"]
-        return messages.Ran(state=self._keep(outputs.state)), [_contiguous(array) for array in arrays]
+        return messages.GraphRan(state=self._keep(outputs.state)), [_contiguous(array) for array in arrays]
 
     def _held(self, state: dict[str, int]) -> dict[str, Any]:
         return {name: self._state[number] for name, number in state.items()}

@@ -46,7 +46,7 @@ class RunGraph(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     state: dict[str, int]
 
 
-class Ran(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class GraphRan(msgspec.Struct, frozen=True, kw_only=True, tag="Ran"):
     """Answer to RunGraph: new state by port name. The other outputs follow in the order of ports."""
 
     state: dict[str, int]
@@ -54,26 +54,26 @@ class Ran(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 class ReadState(msgspec.Struct, frozen=True, kw_only=True, tag="Read"):
     """Request for the content of state tensors. ``state`` maps port names to the tensors' numbers; the answer is
-    :class:`Tensors`.
+    :class:`StateTensors`.
     """
 
     state: dict[str, int]
 
 
-class Tensor(msgspec.Struct, frozen=True, kw_only=True):
+class TensorHeader(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     dtype: str
     shape: tuple[int, ...]
 
 
-class Tensors(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class StateTensors(msgspec.Struct, frozen=True, kw_only=True, tag="Tensors"):
     """Descriptions of tensors, whose bytes follow in this order; a request to create state, or the answer to ReadState."""
 
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[TensorHeader, ...]
 
 
 class StateCreated(msgspec.Struct, frozen=True, kw_only=True, tag="Written"):
-    """Answer to :class:`Tensors`: the number of each new state tensor, by name."""
+    """Answer to :class:`StateTensors`: the number of each new state tensor, by name."""
 
     state: dict[str, int]
 
@@ -96,5 +96,5 @@ class RequestFailed(msgspec.Struct, frozen=True, kw_only=True, tag="EngineError"
     text: str
 
 
-EngineRequest = OpenEngine | LoadGraph | RunGraph | ReadState | Tensors | FreeState
-EngineAnswer = EngineOpened | GraphLoaded | Ran | StateCreated | Tensors | RequestFailed
+EngineRequest = OpenEngine | LoadGraph | RunGraph | ReadState | StateTensors | FreeState
+EngineAnswer = EngineOpened | GraphLoaded | GraphRan | StateCreated | StateTensors | RequestFailed

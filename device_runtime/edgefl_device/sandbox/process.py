@@ -40,15 +40,15 @@ from edgefl_device.sandbox.messages import (
     EngineRequest,
     FreeState,
     GraphLoaded,
+    GraphRan,
     LoadGraph,
     OpenEngine,
-    Ran,
     ReadState,
     RequestFailed,
     RunGraph,
     StateCreated,
-    Tensor,
-    Tensors,
+    StateTensors,
+    TensorHeader,
 )
 
 _KEPT = ("PATH", "PYTHONHOME", "LD_LIBRARY_PATH", "XDG_CACHE_HOME", "HOME", "LANG", "LC_ALL", "SYSTEMROOT")
@@ -322,9 +322,9 @@ class RemoteTensor:
     dtype: str
     shape: tuple[int, ...]
 
-    def description(self, name: str) -> Tensor:
+    def description(self, name: str) -> TensorHeader:
         """Return the description of this tensor that an answer must contain."""
-        return Tensor(name=name, dtype=self.dtype, shape=self.shape)
+        return TensorHeader(name=name, dtype=self.dtype, shape=self.shape)
 
 
 def _signal(number: int) -> str:
@@ -386,15 +386,17 @@ class SandboxedEngine:
         process = next(iter(state.values())).process
         answer = process.ask(ReadState(state=_state_numbers(process, state)))
         expected = tuple(value.description(name) for name, value in state.items())
-        if not isinstance(answer, Tensors) or answer.tensors != expected:
+        if not isinstance(answer, StateTensors) or answer.tensors != expected:
             raise process.stop_after(ValueError("another answer"))
         return {each.name: process.array(each.dtype, each.shape) for each in expected}
 
     def write_state(self, arrays: Mapping[str, Array]) -> State:
         process = self._running()
         made = {name: np.asarray(array, order="C") for name, array in arrays.items()}
-        word = Tensors(
-            tensors=tuple(Tensor(name=name, dtype=a.dtype.str, shape=a.shape) for name, a in made.items())
+        word = StateTensors(
+            tensors=tuple(
+                TensorHeader(name=name, dtype=a.dtype.str, shape=a.shape) for name, a in made.items()
+            )
         )
         answer = process.ask(word, list(made.values()))
         if not isinstance(answer, StateCreated) or answer.state.keys() != made.keys():
@@ -443,7 +445,7 @@ class SandboxedGraph:
         read = {name: value for name, value in state.items() if name in self._reads}
         arrays = [_fitting(port, feeds[port.name]) for port in self._fed]
         answer = process.ask(RunGraph(number=self._number, state=_state_numbers(process, read)), arrays)
-        if not isinstance(answer, Ran) or answer.state.keys() != self._keeps.keys():
+        if not isinstance(answer, GraphRan) or answer.state.keys() != self._keeps.keys():
             raise process.stop_after(ValueError("another answer"))
         outputs = {port.name: process.array(port.dtype, port.shape) for port in self._gives}
         state = {

@@ -41,7 +41,7 @@ def accumulate(objective: Objective, batch: int) -> Function:
 
     def fn(tensors: Tensors) -> Tensors:
         mask = tensors["batch.0.mask"]
-        masked = objective.with_loss(_Masked(objective.loss, mask))
+        masked = objective.with_loss(_MaskedLoss(objective.loss, mask))
         loss, correct, grads, _ = gradient(masked, select(tensors, "state.weights"), tensors)
         full = select(tensors, "state.full")
         weight = sample_weights(masked.loss, tensors["batch.0.y"])
@@ -78,7 +78,7 @@ def mean_gradient(tensors: Tensors) -> Tensors:
 
 
 @dataclass(frozen=True)
-class _Masked:
+class _MaskedLoss:
     """Loss multiplied by ``mask`` (B,), 1 or 0 per row of the batch. Weights of samples are multiplied, too."""
 
     loss: Loss
@@ -200,14 +200,7 @@ def mimelite(
 
 
 def _checked_adam(
-    name: str,
-    objective: Objective,
-    batch: int,
-    steps: int,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    tau: float,
+    name: str, objective: Objective, batch: int, steps: int, lr: float, beta1: float, beta2: float, tau: float
 ) -> _Adam:
     check_counts(f"algorithm {name!r}", batch=batch)
     check_not_negative(f"algorithm {name!r}", steps=steps, lr=lr)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from edgefl.algorithms.baselines.steps import weight_ports
-from edgefl.codecs.binarize import StepGroups, StepSize, draw, sign_codes, unpack_signs
+from edgefl.codecs.binarize import StepSize, StepSizeGroups, draw, sign_codes, unpack_signs
 from edgefl.codecs.codec import Change, Codec, Coder, spread, unflatten
 from edgefl.codecs.coders import code_signs
 from edgefl.codecs.packing import UpdateParts, code_statistics, form_of, pack, statistics_coder
@@ -20,7 +20,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import held_ports
 from edgefl.wire.bits import packed_bytes
-from edgefl.wire.update.form import SIGNS, Codes, Form
+from edgefl.wire.update.form import SIGNS, CodeEncoding, Form
 
 UploadMode = Literal["resample_final", "last_forward", "det_sign"]
 
@@ -36,7 +36,7 @@ class BinarizedUpdate:
 
     objective: Objective
     parts: UpdateParts
-    groups: StepGroups
+    groups: StepSizeGroups
     learned: bool
     bounds: tuple[float, float] | None = None
 
@@ -137,7 +137,9 @@ class FedBATFinish:
     def form(self) -> Form:
         groups = self.update.groups.numbers
         codec, parts = self.codec, self.update.parts
-        return form_of(codec.name, codec.version, parts, Codes(1, SIGNS), self.statistics, groups=groups)
+        return form_of(
+            codec.name, codec.version, parts, CodeEncoding(1, SIGNS), self.statistics, groups=groups
+        )
 
     @property
     def ports(self) -> dict[str, TensorSpec]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from edgefl.algorithms.baselines.steps import weight_ports
 from edgefl.algorithms.quantized.binarized_update import BinarizedUpdate, FedBATFinish, UploadMode
-from edgefl.codecs.binarize import Granularity, StepGroups, draw, is_inside, pack_signs, slope
+from edgefl.codecs.binarize import Granularity, StepSizeGroups, draw, is_inside, pack_signs, slope
 from edgefl.codecs.codec import STATISTICS_BITS, Codec
 from edgefl.codecs.packing import UpdateParts
 from edgefl.contract.algorithm import Algorithm, Function, Phase
@@ -85,7 +85,7 @@ def fedbat(
             "fedbat has no tensor to binarize here; set binarize_1d, or train this submodel by sgd"
         )
     learned = step_size == "learned"
-    groups = StepGroups.of(parts.coded, granularity)
+    groups = StepSizeGroups.of(parts.coded, granularity)
     binarized = BinarizedUpdate(objective, parts, groups, learned, _bounds(alpha_range))
     upload = FedBATFinish(binarized, Codec("fedbat"), upload_mode, statistics)
     training = _FedBATSteps(binarized, batch, momentum, weight_decay, keeps_draw=upload.last_draw)

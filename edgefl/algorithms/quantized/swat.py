@@ -18,7 +18,7 @@ from edgefl.models.spec import skeleton
 from edgefl.models.tied import units_with_tied_weights
 from edgefl.objective.objective import Objective
 from edgefl.objective.parts import inference
-from edgefl.wire.update.form import Sparse
+from edgefl.wire.update.form import SparseEncoding
 
 Product = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """(input, weight, bias) to output; linear in input and in weight."""
@@ -106,7 +106,7 @@ class TopSelection:
         """
         tensor = tensor.detach()
         size = tensor.abs()
-        count = max(1, Sparse(self.share).kept(size.numel()))
+        count = max(1, SparseEncoding(self.share).kept(size.numel()))
         if count == size.numel():
             return tensor
         least = torch.topk(size.reshape(-1), count, sorted=False).values.amin(0)

@@ -313,7 +313,7 @@ def _refuse_what_breaks(federation: Federation, profile: str, traffic: tuple[int
 
     ``traffic``: (bytes of a round's announcement, number of its messages); None if unknown.
     """
-    from edgefl_server.access.limits import HOSTED, Traffic, find_exceeded_limits
+    from edgefl_server.access.limits import HOSTED, TrafficEstimate, find_exceeded_limits
 
     hosted = HOSTED[profile]
     found = list(
@@ -322,7 +322,7 @@ def _refuse_what_breaks(federation: Federation, profile: str, traffic: tuple[int
             federation=federation.federation.name,
             limits=federation.wire_limits,
             address=federation.broker.address(),
-            traffic=Traffic(*traffic) if traffic else None,
+            traffic=TrafficEstimate(*traffic) if traffic else None,
         )
     )
     if found:

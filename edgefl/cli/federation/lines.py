@@ -19,7 +19,7 @@ NO_STEP = "online, no step reported yet"
 """A device that fetches, loads and prepares: it reports steps alone."""
 
 
-def line(event: events.Event, now: float, repeats: Repeats | None = None) -> str | None:
+def line(event: events.Event, now: float, repeats: RepeatedTexts | None = None) -> str | None:
     """Return an event of the server as a line such as ``10:07:31  round 3 opened ...``, or None for an event that is not
     logged.
 
@@ -34,7 +34,7 @@ def line(event: events.Event, now: float, repeats: Repeats | None = None) -> str
     return None if text is None else f"{clock(now)}  {text}"
 
 
-def _shorten(event: events.Event, repeats: Repeats) -> events.Event:
+def _shorten(event: events.Event, repeats: RepeatedTexts) -> events.Event:
     match event:
         case events.Rejected() | events.Declined() | events.DeviceFailed():
             short = repeats.shorten(type(event).__name__, event.device, event.round, event.text)
@@ -190,7 +190,7 @@ def _scores(event: events.RoundClosed | events.Finished) -> str:
     return (f", {score}" if score else "") + ("" if event.loss is None else f", loss {event.loss:.4g}")
 
 
-class Repeats:
+class RepeatedTexts:
     """Memory of printed texts by kind of event and device. It shortens texts that are repeated in later rounds."""
 
     def __init__(self) -> None:

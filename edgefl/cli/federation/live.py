@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from edgefl.api.progress import opened_text, planned_rounds
-from edgefl.cli.federation.lines import NO_STEP, Repeats
+from edgefl.cli.federation.lines import NO_STEP, RepeatedTexts
 from edgefl.cli.output import console, errors
 from edgefl.config import Federation
 from edgefl.lab.lab import Restart, ServerEvent
@@ -54,7 +54,7 @@ class RunView:
         self._notes_said = 0
         self._final: dict[str, Any] = {}
         self._live = Live(console=console, refresh_per_second=4) if live and console.is_terminal else None
-        self._repeats = None if self._live else Repeats()  # the live view shows the last rounds alone
+        self._repeats = None if self._live else RepeatedTexts()  # the live view shows the last rounds alone
         self._lines = None if self._live else console if live else errors
 
     def __enter__(self) -> RunView:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from edgefl.cli.federation.lines import Repeats
+from edgefl.cli.federation.lines import RepeatedTexts
 from edgefl.system.clock import clock
 from edgefl.system.lazy_modules import not_here, on_first_use
 from edgefl.wire.text import printable
@@ -73,7 +73,7 @@ def run(settings: ServerSettings, process: Process) -> None:
     from edgefl_server.torch_process.client import TorchProcess
 
     config = Path(settings.config)
-    say = _as_json if settings.as_json else partial(_say, repeats=Repeats())
+    say = _as_json if settings.as_json else partial(_say, repeats=RepeatedTexts())
     given: dict[str, object] = {key: value for key, value in settings.given.items() if value}
     if (
         settings.broker and "broker.password_file" in given
@@ -148,7 +148,7 @@ def _as_json(event: Event) -> None:
     _print(msgspec.json.encode(event).decode())
 
 
-def _say(event: Event, repeats: Repeats | None = None) -> None:
+def _say(event: Event, repeats: RepeatedTexts | None = None) -> None:
     """Print an event as one line. Progress of devices is not printed."""
     from edgefl.cli.federation.lines import line
 

@@ -10,7 +10,7 @@ import typer
 
 from edgefl.api.progress import reporting
 from edgefl.cli.options import (
-    Activations,
+    ActivationsOption,
     EngineChoice,
     ModelName,
     ModelOptions,
@@ -25,7 +25,7 @@ from edgefl.system.memory import uncollected_objects
 from edgefl.system.sizes import size
 
 if TYPE_CHECKING:
-    from edgefl.api.export import Exported
+    from edgefl.api.export import ExportedBundle
     from edgefl.api.training import Target
     from edgefl.config.tables import Activations as ActivationsName
     from edgefl.wire.bundle.formats import Outputs as OutputsName
@@ -53,7 +53,7 @@ def export(
         str, typer.Option(help="peak of a device in training over its idle process, like 64MiB or 60%")
     ] = "",
     activations: Annotated[
-        Activations | None,
+        ActivationsOption | None,
         typer.Option(help="how values wait for the backward pass: float16 takes half the memory"),
     ] = None,
     fit: Annotated[
@@ -151,7 +151,7 @@ def export(
         )
 
 
-def _facts(exported: Exported) -> dict[str, Any]:
+def _facts(exported: ExportedBundle) -> dict[str, Any]:
     """Return the table row of a written bundle, by column."""
     path, manifest = exported.path, exported.bundle.manifest
     assert path is not None
@@ -205,7 +205,7 @@ def _export_fitting(
     from edgefl.config import without_devices
     from edgefl.contract.choice import SubmodelChoice
     from edgefl.setup.model import model_with_samples
-    from edgefl.submodels.catalog import Size
+    from edgefl.submodels.catalog import SubmodelSize
     from edgefl.wire.mqtt.topics import checked_name
     from edgefl_export.compiler.compiler import check_installed
 
@@ -216,7 +216,9 @@ def _export_fitting(
     with reporting() as tell:
         made = fit_submodels(federation, spec, wishes, tell)
         best = made.recommended()
-        training = Training.of(with_fitting_algorithm(federation, Size(best.kind, best.options).of(spec)))
+        training = Training.of(
+            with_fitting_algorithm(federation, SubmodelSize(best.kind, best.options).of(spec))
+        )
         rows = []
         for form in forms:
             bundle = compile(

@@ -343,7 +343,7 @@ def _signals_as_before() -> Iterator[None]:
 
 def _measure_by_agent(words: Sequence[str], bundle: Bundle, options: ProfileOptions) -> DeviceReport:
     """Start the agent whose command line is ``words``, let it measure the bundle, and return its report."""
-    from edgefl.lab.profiled_agent import AgentProfiling, profile_by_agent
+    from edgefl.lab.profiled_agent import AgentProfileOptions, profile_by_agent
     from edgefl.wire.mqtt.topics import checked_name
     from edgefl_device.profile.measure.inputs import RandomInputs
     from edgefl_server.profiling.fleet import FleetProfiler
@@ -356,7 +356,7 @@ def _measure_by_agent(words: Sequence[str], bundle: Bundle, options: ProfileOpti
         folder = Path(name)
         data = RandomInputs(bundle.manifest).samples(_ROWS)
         np.savez(folder / "data.npz", x=data.x, y=data.y, **data.others)  # type: ignore[arg-type]
-        how = AgentProfiling(
+        how = AgentProfileOptions(
             device=checked_name("device", options.devices[0] if options.devices else AGENT),
             data=folder / "data.npz",
             folder=folder,

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 import psutil
 
-from edgefl.lab.faults.links import Links
+from edgefl.lab.faults.links import LinkRelays
 from edgefl.lab.faults.schedule import BROKER, EVERYBODY, SERVER, Fault, LinkFault, Schedule
 from edgefl.lab.processes import Supervisor
 from edgefl.system.files import write_text
@@ -49,7 +49,7 @@ class Injector:
         self._supervisor = supervisor
         self._names = (SERVER, *devices)
         self._folder = folder / "clocks"
-        self._links = Links(self._names, broker, schedule.seed, elsewhere)
+        self._links = LinkRelays(self._names, broker, schedule.seed, elsewhere)
         self.ports: Mapping[str, int] = self._links.ports
         self._armed: set[int] = set()
         self._undo: set[_Work] = set()

@@ -21,7 +21,7 @@ _START_S = 10.0
 
 
 @dataclass
-class _LinkState:
+class _LinkFaults:
     """Active faults of a link.
 
     Attributes:
@@ -56,12 +56,12 @@ class _RelayedConnection:
 class _BrokerLink:
     name: str
     rng: random.Random
-    state: _LinkState = field(default_factory=_LinkState)
+    state: _LinkFaults = field(default_factory=_LinkFaults)
     connections: set[_RelayedConnection] = field(default_factory=set)
     clear: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Links:
+class LinkRelays:
     """TCP relays to the broker, with one listening port for each named process; ``ports`` holds the port by name.
 
     All work happens on the event loop of one thread. :meth:`begin` and :meth:`end` may be called from any thread.

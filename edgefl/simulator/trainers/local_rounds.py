@@ -27,7 +27,7 @@ from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import VALUE_LIMIT, Form, float32_bytes
 from edgefl_device.data.samples import fit_rows
 from edgefl_device.round.trainer import RoundResult
-from edgefl_server.coordinator.claims import Claim, weight_of
+from edgefl_server.coordinator.claims import UpdateClaim, weight_of
 from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.coordinator.states import OpenRound
 from edgefl_server.publish.model import ModelVersion
@@ -257,7 +257,7 @@ class LocalRounds:
         rules, opened = self._spec.rules, self._task.opened
         task, version = opened.assignments[client], self._task.began.version
         sent = tensors.dump(self._sent_by(active, task, result), result.masks)
-        claim = Claim(client, rules.run, task.round, task.nonce, task.tier, version, result.samples)
+        claim = UpdateClaim(client, rules.run, task.round, task.nonce, task.tier, version, result.samples)
         try:
             weight = active.weight(weight_of(rules, task, version, claim))
             checked = active.check_sent(task.tier, sent, task.round, result.samples)

@@ -29,7 +29,13 @@ from edgefl.simulator.trainers.local_rounds import (
     RoundTask,
     Trainers,
 )
-from edgefl.simulator.trainers.worker import Collect, Train, WorkerFailure, WorkerMessage, WorkerSetup
+from edgefl.simulator.trainers.worker import (
+    CollectCommand,
+    TrainCommand,
+    WorkerFailure,
+    WorkerMessage,
+    WorkerSetup,
+)
 from edgefl.system.processes import start_module
 from edgefl_server.aggregate.aggregator import PartialSum
 from edgefl_server.round_aggregation import RoundAggregation
@@ -201,13 +207,13 @@ class TrainerPool:
                 if queue and len(member.dealt) == ahead:
                     deal = queue.popleft()
                     member.handle.send(
-                        Train(deal.number, [(each, each.carries(read)) for each in deal.portions])
+                        TrainCommand(deal.number, [(each, each.carries(read)) for each in deal.portions])
                     )
                     member.dealt.append(deal)
                     member.trained.append(deal)
         for member in self._members if not queue else ():
             if member.trained:
-                member.handle.send(Collect())
+                member.handle.send(CollectCommand())
                 member.summed.append(member.trained)
                 member.trained = []
 

@@ -49,7 +49,7 @@ class WorkerSetup:
 
 
 @dataclass(frozen=True)
-class Train:
+class TrainCommand:
     """Command to train ``portions``: pairs of a portion and its carries by client. ``number`` identifies the command."""
 
     number: int
@@ -57,22 +57,22 @@ class Train:
 
 
 @dataclass(frozen=True)
-class Collect:
+class CollectCommand:
     """Command to return the partial sum of the portions since the last such command."""
 
 
 @dataclass(frozen=True)
 class WorkerFailure:
-    """Error of a command. ``number``: that of the failed :class:`Train`; None for another command."""
+    """Error of a command. ``number``: that of the failed :class:`TrainCommand`; None for another command."""
 
     error: Exception
     number: int | None
 
 
-Command = RoundTask | Train | Collect | Stop
+Command = RoundTask | TrainCommand | CollectCommand | Stop
 """A round task starts a round."""
 WorkerMessage = list[Report] | PartialSum | None | WorkerFailure
-"""Answers of :class:`Train` and :class:`Collect`, in the order of the commands, and errors of any command."""
+"""Answers of :class:`TrainCommand` and :class:`CollectCommand`, in the order of the commands, and errors of any command."""
 
 
 class TrainingWorker:
@@ -98,7 +98,7 @@ class TrainingWorker:
             try:
                 self._handle(command)
             except Exception as error:
-                number = command.number if isinstance(command, Train) else None
+                number = command.number if isinstance(command, TrainCommand) else None
                 self._sink.put(WorkerFailure(_portable(error), number))
             command = self._commands.get()
 
@@ -110,7 +110,7 @@ class TrainingWorker:
                 self._rounds.begin(command)
                 self._task = command
                 self._active = None
-            case Train(_, portions):
+            case TrainCommand(_, portions):
                 task = self._task
                 if self._active is None:
                     self._active = begin_aggregation(
@@ -120,7 +120,7 @@ class TrainingWorker:
                 for portion, carries in portions:
                     reports += self._rounds.train(self._active, portion, carries)
                 self._sink.put(reports)
-            case Collect():
+            case CollectCommand():
                 partial: PartialSum | None = None
                 if self._active is not None:
                     partial = self._active.aggregator.partial()

@@ -17,7 +17,7 @@ from edgefl.submodels.channels.axes import ONE, Atom, Axes, Axis, Concat, Produc
 from edgefl.submodels.channels.resize import adapt, follow, resize, rewrite
 from edgefl.submodels.channels.selection import Channels, Prefer, Selection, counts, kept, leading, regions
 from edgefl.submodels.channels.trace import trace_axes
-from edgefl.wire.regions import Block, Region
+from edgefl.wire.regions import BlockRegion, Region
 
 _WAYS: tuple[Prefer, ...] = ("inner", "always_inner", "outer", "neither")
 
@@ -139,7 +139,7 @@ def _copy_cut(module: nn.Sequential, parts: Mapping[str, Region]) -> nn.Sequenti
 
 
 def _cut(tensor: Tensor, region: Region) -> Tensor:
-    if not isinstance(region, Block):
+    if not isinstance(region, BlockRegion):
         return tensor.clone()
     for dim, positions in enumerate(region.axes):
         if positions is not None:

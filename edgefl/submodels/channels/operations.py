@@ -33,7 +33,7 @@ def unknown_axes(shape: Iterable[int]) -> Axes:
 
 
 @dataclass
-class AxisBook:
+class AxisRegistry:
     """Axes of all tensors of a run, by tensor. It also holds the tensors, so that no new tensor gets the id of a freed
     one.
     """
@@ -93,14 +93,14 @@ class OpCall:
         results: Tensors that it returned.
     """
 
-    book: AxisBook
+    book: AxisRegistry
     func: Any
     given: Mapping[str, Any]
     results: tuple[Tensor, ...]
 
     @classmethod
     def of(
-        cls, book: AxisBook, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Any
+        cls, book: AxisRegistry, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: Any
     ) -> OpCall:
         declared = func._schema.arguments
         arguments = {

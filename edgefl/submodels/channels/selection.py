@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from edgefl.submodels.channels.axes import Atom, Axes, Axis, ProductAxis, atoms, is_pinned, resolve, size
 from edgefl.submodels.channels.trace import Place, TracedAxes
-from edgefl.wire.regions import Block, Region
+from edgefl.wire.regions import BlockRegion, Region
 
 Indices: TypeAlias = range | tuple[int, ...]
 Selection: TypeAlias = Mapping[Atom, Indices]
@@ -156,7 +156,7 @@ def regions(channels: Channels, selection: Selection) -> dict[str, Region]:
     parts: dict[str, Region] = {}
     for name, axes in channels.axes.items():
         block_axes = tuple(_as_range(indices(axis, selection), size(axis)) for axis in axes)
-        parts[name] = None if all(own is None for own in block_axes) else Block(block_axes)
+        parts[name] = None if all(own is None for own in block_axes) else BlockRegion(block_axes)
     return parts
 
 

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.spec import on_meta, run_units, without_values
 from edgefl.submodels.channels.axes import Axes, UnalignedError, pin
-from edgefl.submodels.channels.operations import AxisBook, OpCall, pinned_axes, unknown_axes
+from edgefl.submodels.channels.operations import AxisRegistry, OpCall, pinned_axes, unknown_axes
 from edgefl.submodels.channels.rules import rule_of
 
 # Two rows: with one, batch statistics of a channel could have a single value, which torch refuses.
@@ -60,7 +60,7 @@ def trace_axes(
     Raises:
         ModelError: The model cannot run. The error names the unit and the line of the user's code.
     """
-    book, places = AxisBook(fixed=fixed), dict[Place, Axes]()
+    book, places = AxisRegistry(fixed=fixed), dict[Place, Axes]()
     bare = on_meta(module).eval()
     state = bare.state_dict(keep_vars=True)
     axes = {name: book.note(tensor, unknown_axes(tensor.shape)) for name, tensor in state.items()}
@@ -81,7 +81,7 @@ def trace_axes(
     return TracedAxes(axes, places, tuple(book.loose))
 
 
-def _follow(path: str, module: nn.Module, book: AxisBook, before: Before | None) -> None:
+def _follow(path: str, module: nn.Module, book: AxisRegistry, before: Before | None) -> None:
     def enter(part: nn.Module, args: tuple[Any, ...]) -> None:
         book.path.append(path)
         if before is not None:
@@ -97,7 +97,9 @@ def _follow(path: str, module: nn.Module, book: AxisBook, before: Before | None)
 class _AxisRecorder(fx.Interpreter):
     """Interpreter of a submodule that is a graph. It records the axes of every operation's result."""
 
-    def __init__(self, path: str, module: fx.GraphModule, book: AxisBook, places: dict[Place, Axes]) -> None:
+    def __init__(
+        self, path: str, module: fx.GraphModule, book: AxisRegistry, places: dict[Place, Axes]
+    ) -> None:
         super().__init__(module)
         self.extra_traceback = False
         self._order = {node: position for position, node in enumerate(module.graph.nodes)}
@@ -113,7 +115,7 @@ class _AxisRecorder(fx.Interpreter):
 class _TraceMode(TorchDispatchMode):
     """Dispatch mode that applies the rule of every operation, and notes the axes of its results."""
 
-    def __init__(self, book: AxisBook) -> None:
+    def __init__(self, book: AxisRegistry) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._book = book
         self._opened: list[Any] = []

@@ -89,13 +89,13 @@ def find_known_values(graph: fx.GraphModule, x: Tensor) -> KnownValues:
 
     Integers that depend on the input are never known.
     """
-    runner = _Runner(copy.deepcopy(graph).double(), graph)
+    runner = _ConstantInterpreter(copy.deepcopy(graph).double(), graph)
     with torch.no_grad():
         result = runner.run(x)
     return KnownValues(runner.found, frozenset(runner.carried), result)
 
 
-class _Runner(fx.Interpreter):
+class _ConstantInterpreter(fx.Interpreter):
     """Interpreter in float64 that keeps NaN exactly where an entry depends on the input."""
 
     def __init__(self, doubled: fx.GraphModule, graph: fx.GraphModule) -> None:

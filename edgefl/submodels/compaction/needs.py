@@ -17,7 +17,7 @@ Needed = dict[fx.Node, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Needs:
+class NeededEntries:
     """Entries of a graph's state tensors and input that its needed output depends on.
 
     Attributes:
@@ -29,7 +29,7 @@ class Needs:
     source: Tensor
 
 
-def find_needs(graph: fx.GraphModule, known: KnownValues, result: Tensor) -> Needs:
+def find_needs(graph: fx.GraphModule, known: KnownValues, result: Tensor) -> NeededEntries:
     """Return the entries of state tensors and input that a graph needs, found backwards, operation by operation.
 
     Args:
@@ -94,7 +94,7 @@ class _NeedsPass:
     needed: Needed = field(default_factory=dict)
     used: dict[tuple[str, int], Tensor] = field(default_factory=dict)
 
-    def back(self, result: Tensor) -> Needs:
+    def back(self, result: Tensor) -> NeededEntries:
         nodes = list(self.graph.graph.nodes)
         self.needed = {
             node: torch.zeros(value.shape, dtype=torch.bool)
@@ -110,7 +110,7 @@ class _NeedsPass:
             elif node.op == "get_attr":
                 self._mark_state(str(node.target), self.needed[node])
         source = next(node for node in nodes if node.op == "placeholder")
-        return Needs(self.used, self.needed[source])
+        return NeededEntries(self.used, self.needed[source])
 
     def _step(self, node: fx.Node) -> None:
         rule, needed = self._rule(node), self._needed(node)

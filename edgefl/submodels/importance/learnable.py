@@ -13,8 +13,8 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.losses.loss import training_loss
 from edgefl.models.spec import ModelSpec, skeleton
-from edgefl.submodels.importance.strategy import Strategy, maskable
-from edgefl.submodels.importance.thresholds import NO_GUARDS, Guards, ImportanceCut, cut, layer_of, scales
+from edgefl.submodels.importance.strategy import GroupingStrategy, maskable
+from edgefl.submodels.importance.thresholds import NO_GUARDS, Guards, ImportanceMasks, cut, layer_of, scales
 from edgefl.wire.tensors import Array, Arrays
 
 _ROWS = 8
@@ -77,7 +77,7 @@ class LearnabilityReport:
 
 
 def check_liveness(
-    spec: ModelSpec, submodel: ImportanceCut, weights: Mapping[str, Array] | None = None, *, seed: int = 0
+    spec: ModelSpec, submodel: ImportanceMasks, weights: Mapping[str, Array] | None = None, *, seed: int = 0
 ) -> LearnabilityReport:
     """Check whether ``submodel`` can learn, on random inputs and labels.
 
@@ -114,7 +114,7 @@ def check_liveness(
 
 def find_remedies(
     spec: ModelSpec, gamma: float, weights: Mapping[str, Array] | None = None
-) -> tuple[tuple[Strategy, Guards], ...]:
+) -> tuple[tuple[GroupingStrategy, Guards], ...]:
     """Return the (strategy, guards) pairs with which the submodel of size ``gamma`` can learn, or () if none of them
     helps.
 
@@ -127,7 +127,7 @@ def find_remedies(
         weights: Weights to cut. None: those of ``spec``.
     """
     whole = spec_arrays(spec) if weights is None else weights
-    working: list[tuple[Strategy, Guards]] = []
+    working: list[tuple[GroupingStrategy, Guards]] = []
     for strategy, guards in _candidates(maskable(spec), whole):
         done = guards.min_keep and any(earlier_guards.min_keep for _, earlier_guards in working)
         if not done and _is_alive_with(spec, gamma, whole, strategy, guards):
@@ -135,7 +135,7 @@ def find_remedies(
     return tuple(working)
 
 
-def as_options(strategy: Strategy, guards: Guards, *, named: bool = False) -> str:
+def as_options(strategy: GroupingStrategy, guards: Guards, *, named: bool = False) -> str:
     """Return strategy and guards as the text of a tier's options in a federation file, such as ``min_keep = 1``.
 
     Args:
@@ -157,7 +157,9 @@ def spec_arrays(spec: ModelSpec) -> Arrays:
     return {name: tensor.numpy() for name, tensor in spec.weights.items()}
 
 
-def _candidates(names: tuple[str, ...], weights: Mapping[str, Array]) -> Iterator[tuple[Strategy, Guards]]:
+def _candidates(
+    names: tuple[str, ...], weights: Mapping[str, Array]
+) -> Iterator[tuple[GroupingStrategy, Guards]]:
     """Yield the pairs of strategy and guards that :func:`find_remedies` tries.
 
     Args:
@@ -167,20 +169,16 @@ def _candidates(names: tuple[str, ...], weights: Mapping[str, Array]) -> Iterato
     kernels = [name for name in names if weights[name].ndim > 1]
     ends = tuple(dict.fromkeys((layer_of(kernels[0]), layer_of(kernels[-1])))) if kernels else ()
     for least in _MIN_KEEPS:
-        yield Strategy(), Guards(min_keep=least)
-    yield Strategy(), Guards(dense=ends[-1:])
-    yield Strategy(), Guards(dense=ends)
-    yield Strategy(), Guards(relative=True)
-    yield Strategy("shard"), NO_GUARDS
-    yield Strategy("layer"), NO_GUARDS
+        yield GroupingStrategy(), Guards(min_keep=least)
+    yield GroupingStrategy(), Guards(dense=ends[-1:])
+    yield GroupingStrategy(), Guards(dense=ends)
+    yield GroupingStrategy(), Guards(relative=True)
+    yield GroupingStrategy("shard"), NO_GUARDS
+    yield GroupingStrategy("layer"), NO_GUARDS
 
 
 def _is_alive_with(
-    spec: ModelSpec,
-    gamma: float,
-    weights: Mapping[str, Array],
-    strategy: Strategy,
-    guards: Guards,
+    spec: ModelSpec, gamma: float, weights: Mapping[str, Array], strategy: GroupingStrategy, guards: Guards
 ) -> bool:
     """Return True if the submodel with this strategy and these guards exists and can learn."""
     groups = strategy.groups(spec)
@@ -211,7 +209,7 @@ def _has_gradient(
     spec: ModelSpec,
     module: nn.Module,
     tensors: Tensors,
-    submodel: ImportanceCut,
+    submodel: ImportanceMasks,
     below: list[str],
     x: Tensor,
     y: Tensor,
@@ -236,7 +234,7 @@ def _rows(sample: TensorSpec, generator: torch.Generator) -> Tensor:
     return torch.randn(shape, generator=generator, dtype=sample.dtype)
 
 
-def _classifier(spec: ModelSpec, submodel: ImportanceCut) -> str:
+def _classifier(spec: ModelSpec, submodel: ImportanceMasks) -> str:
     """Return the name of the last kernel among the masked tensors.
 
     Raises:

@@ -67,7 +67,7 @@ Kind = Literal["model", "layer", "shard"]
 
 
 @dataclass(frozen=True)
-class Strategy:
+class GroupingStrategy:
     """Rule by which maskable tensors are grouped; each group is ranked separately and keeps the same fraction.
 
     Attributes:

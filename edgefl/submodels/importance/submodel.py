@@ -14,12 +14,12 @@ from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.submodels.importance.carrier import MASK, THETA, VALUES, TopEntriesCarrier
 from edgefl.submodels.importance.learnable import as_options, check_liveness, find_remedies
-from edgefl.submodels.importance.strategy import Kind, Strategy, dense, frozen, maskable
+from edgefl.submodels.importance.strategy import GroupingStrategy, Kind, dense, frozen, maskable
 from edgefl.submodels.importance.thresholds import (
     NO_GUARDS,
     Groups,
     Guards,
-    ImportanceCut,
+    ImportanceMasks,
     check_gamma,
     cut,
     kept_count,
@@ -27,7 +27,7 @@ from edgefl.submodels.importance.thresholds import (
 )
 from edgefl.submodels.submodel import Submodel, units_with_tensors
 from edgefl.wire import bits
-from edgefl.wire.regions import Entries, Placement, Region
+from edgefl.wire.regions import EntryRegion, Placement, Region
 from edgefl.wire.tensors import Array, Arrays
 
 
@@ -56,7 +56,7 @@ class Importance(Submodel):
     kind = "importance"
     spec: ModelSpec
     gamma: float
-    strategy: Strategy = Strategy()  # noqa: RUF009  frozen
+    strategy: GroupingStrategy = GroupingStrategy()  # noqa: RUF009  frozen
     guards: Guards = NO_GUARDS
 
     def __post_init__(self) -> None:
@@ -101,7 +101,7 @@ class Importance(Submodel):
         entries = [sum(sizes[name] for name in group) for group in self._groups]
         return sum(entries) if self.gamma == 1 else sum(kept_count(self.gamma, number) for number in entries)
 
-    def cut_of(self, weights: Mapping[str, Array]) -> ImportanceCut:
+    def cut_of(self, weights: Mapping[str, Array]) -> ImportanceMasks:
         """Return the masks and thresholds of this submodel for the global ``weights``.
 
         Raises:
@@ -127,7 +127,7 @@ class Importance(Submodel):
         )
         payload[THETA] = np.array([current_cut.theta[name] for name in chosen], np.float32)
         regions: dict[str, Region] = {
-            VALUES: Entries(chosen, np.flatnonzero(flat)),
+            VALUES: EntryRegion(chosen, np.flatnonzero(flat)),
             **dict.fromkeys(self.carrier.returned),
         }
         return Placement(regions, payload, {MASK: flat.size})
@@ -209,4 +209,6 @@ def importance(
         ModelError: As :class:`Importance`.
     """
     parts = shards if shards is None or isinstance(shards, int) else tuple(tuple(shard) for shard in shards)
-    return Importance(spec, gamma, Strategy(strategy, parts), Guards(min_keep, tuple(dense), relative))
+    return Importance(
+        spec, gamma, GroupingStrategy(strategy, parts), Guards(min_keep, tuple(dense), relative)
+    )

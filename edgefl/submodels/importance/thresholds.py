@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.errors import ModelError
-from edgefl.wire.regions import Entries
+from edgefl.wire.regions import EntryRegion
 from edgefl.wire.tensors import Array, Arrays
 
 
@@ -110,7 +110,7 @@ NO_GUARDS = Guards()
 
 
 @dataclass(frozen=True)
-class RankedGroup:
+class GroupThreshold:
     """Result for one group of tensors that were ranked together.
 
     Attributes:
@@ -128,7 +128,7 @@ class RankedGroup:
 
 
 @dataclass(frozen=True, eq=False)
-class ImportanceCut:
+class ImportanceMasks:
     """Submodel of size ``gamma``: a bool mask and a threshold per tensor, in the order of the model's weights.
 
     Attributes:
@@ -145,7 +145,7 @@ class ImportanceCut:
     gamma: float
     masks: Mapping[str, Mask]
     theta: Mapping[str, float]
-    groups: tuple[RankedGroup, ...]
+    groups: tuple[GroupThreshold, ...]
     guards: Guards = NO_GUARDS
 
     @property
@@ -154,10 +154,10 @@ class ImportanceCut:
         return sum(group.kept for group in self.groups)
 
     @property
-    def entries(self) -> Entries:
+    def entries(self) -> EntryRegion:
         """Positions of the held entries in the concatenation of the masked tensors."""
         flat = np.concatenate([mask.reshape(-1) for mask in self.masks.values()])
-        return Entries(tuple(self.masks), np.flatnonzero(flat).astype(np.int64, copy=False))
+        return EntryRegion(tuple(self.masks), np.flatnonzero(flat).astype(np.int64, copy=False))
 
     @property
     def fractions(self) -> dict[str, float]:
@@ -195,7 +195,7 @@ def cut(
     groups: Groups,
     guards: Guards = NO_GUARDS,
     scales: Mapping[str, float] | None = None,
-) -> ImportanceCut:
+) -> ImportanceMasks:
     """Return the masks and thresholds of the ``gamma`` share of the tensors in ``groups``. gamma need not have been
     trained.
 
@@ -220,7 +220,7 @@ def cut(
     divisors = _divisors(names, guards, scales)
     masks: dict[str, Mask] = {}
     theta: dict[str, float] = {}
-    ranked: list[RankedGroup] = []
+    ranked: list[GroupThreshold] = []
     for group in groups:
         arrays = {name: weights[name] for name in group}
         outcome = (
@@ -235,7 +235,7 @@ def cut(
             scale = divisors.get(name, 1.0)
             theta[name] = 0.0 if dense else _tensor_theta(arrays[name], masks[name], outcome[0].theta * scale)
     ordered = [name for name in weights if name in masks]
-    return ImportanceCut(
+    return ImportanceMasks(
         gamma, {name: masks[name] for name in ordered}, {n: theta[n] for n in ordered}, tuple(ranked), guards
     )
 
@@ -249,11 +249,11 @@ def top_mask(importance: Array, k: int) -> Mask:
     return mask
 
 
-def _keep_all(arrays: Mapping[str, Array]) -> tuple[RankedGroup, dict[str, Mask]]:
+def _keep_all(arrays: Mapping[str, Array]) -> tuple[GroupThreshold, dict[str, Mask]]:
     """Return (result of the group, masks by name) that keep all entries of ``arrays``, with threshold 0."""
     entries = sum(array.size for array in arrays.values())
     masks: dict[str, Mask] = {name: np.ones(array.shape, np.bool_) for name, array in arrays.items()}
-    return RankedGroup(tuple(arrays), entries, entries, 0.0), masks
+    return GroupThreshold(tuple(arrays), entries, entries, 0.0), masks
 
 
 def _keep_by_rank(
@@ -262,7 +262,7 @@ def _keep_by_rank(
     whole: frozenset[str],
     min_keep: int,
     divisors: Mapping[str, float],
-) -> tuple[RankedGroup, dict[str, Mask]]:
+) -> tuple[GroupThreshold, dict[str, Mask]]:
     """Return (result of a group, masks by name) that keep the largest and the guarded entries of the group.
 
     Args:
@@ -285,7 +285,7 @@ def _keep_by_rank(
     else:
         _check_budget(tuple(arrays), gamma, k, guarded, _guarded_mask(arrays, whole, 0))
         mask = top_mask(np.where(guarded, np.inf, importance), k)
-    group = RankedGroup(tuple(arrays), importance.size, k, _round_down(_threshold(importance, mask)))
+    group = GroupThreshold(tuple(arrays), importance.size, k, _round_down(_threshold(importance, mask)))
     return group, _split_mask(mask, arrays)
 
 

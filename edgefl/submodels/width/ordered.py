@@ -12,7 +12,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec, skeleton
 from edgefl.objective.carrier import Specs, WholeCarrier
-from edgefl.wire.regions import Block, Region
+from edgefl.wire.regions import BlockRegion, Region
 
 WIDTHS = (0.2, 0.4, 0.6, 0.8, 1.0)
 """Widths p of the paper."""
@@ -198,7 +198,7 @@ def _levels(
 
 
 def _indices(region: Region, dim: int, size: int) -> Sequence[int]:
-    indices = region.axes[dim] if isinstance(region, Block) else None
+    indices = region.axes[dim] if isinstance(region, BlockRegion) else None
     return range(size) if indices is None else indices
 
 

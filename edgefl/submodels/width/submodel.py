@@ -138,7 +138,7 @@ Hidden = Callable[[str, int], bool]
 
 
 @dataclass(frozen=True, eq=False)
-class Scaler(WholeCarrier):
+class ScalingCarrier(WholeCarrier):
     """Carrier that divides the output of each hidden convolution and dense layer by ``ratio``, in training only
     (HeteroFL).
 
@@ -151,7 +151,7 @@ class Scaler(WholeCarrier):
     divided: frozenset[str]
 
     @classmethod
-    def of(cls, module: nn.Sequential, ratio: float, hidden: Hidden) -> Scaler:
+    def of(cls, module: nn.Sequential, ratio: float, hidden: Hidden) -> ScalingCarrier:
         """Return the carrier of the tensors of ``module``.
 
         Args:
@@ -293,7 +293,11 @@ class Width(Submodel):
         if self.widths:
             parts = [self._narrower(ratio) for ratio in widths_below(self.ratio, self.widths)]
             return make_ordered_dropout(self.spec, self.suffix, self.regions(), parts) if parts else None
-        return Scaler.of(self.suffix, self.ratio, self._hidden) if self.scaler and self.ratio < 1.0 else None
+        return (
+            ScalingCarrier.of(self.suffix, self.ratio, self._hidden)
+            if self.scaler and self.ratio < 1.0
+            else None
+        )
 
     @property
     def moves(self) -> bool:

@@ -160,7 +160,7 @@ class ChunkProfile(msgspec.Struct, frozen=True, kw_only=True):
     write_ms: float
 
 
-class Moment(msgspec.Struct, frozen=True, array_like=True):
+class MemorySample(msgspec.Struct, frozen=True, array_like=True):
     """Anonymous memory ``t_ms`` milliseconds after the profile began."""
 
     t_ms: float
@@ -183,7 +183,7 @@ class MemoryTimeline(msgspec.Struct, frozen=True, kw_only=True):
         spans: Labelled periods.
     """
 
-    moments: Annotated[tuple[Moment, ...], msgspec.Meta(max_length=MOMENTS)]
+    moments: Annotated[tuple[MemorySample, ...], msgspec.Meta(max_length=MOMENTS)]
     spans: Annotated[tuple[TimeSpan, ...], msgspec.Meta(max_length=SPANS)]
 
 

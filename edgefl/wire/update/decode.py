@@ -21,7 +21,7 @@ from edgefl.errors import ProtocolError
 from edgefl.wire.bits import packed_bytes, unpack
 from edgefl.wire.regions import Region, local_shape, pieces
 from edgefl.wire.tensors import Array, Arrays
-from edgefl.wire.update.form import Codes, FloatValues, Form, Section, Sparse
+from edgefl.wire.update.form import CodeEncoding, FloatEncoding, Form, Section, SparseEncoding
 
 Bytes = npt.NDArray[np.uint8]
 Reals = npt.NDArray[np.float32]
@@ -163,11 +163,11 @@ def read(coded: CodedTensor, region: Region, shapes: Shapes) -> Reals:
         ProtocolError: The form has no scale for a global tensor of which the tensor holds entries.
     """
     match coded.section.encoding:
-        case Codes() as codes:
+        case CodeEncoding() as codes:
             return _read_codes(coded, codes, region, shapes)
-        case FloatValues():
+        case FloatEncoding():
             return widen(coded.data)
-        case Sparse():
+        case SparseEncoding():
             assert coded.kept is not None
             entries = np.zeros(coded.kept.size, np.float32)
             entries[coded.kept] = coded.data
@@ -192,7 +192,7 @@ def iter_scales(coded: CodedTensor, region: Region, shapes: Shapes) -> Iterator[
         ProtocolError: The form has no scale for a global tensor.
     """
     encoding, groups = coded.section.encoding, coded.section.groups
-    known = encoding.scale if isinstance(encoding, Codes) else None
+    known = encoding.scale if isinstance(encoding, CodeEncoding) else None
     for part, positions in pieces(coded.name, region, shapes):
         count = math.prod(shapes[part]) if positions is None else positions.size
         if known is None and part not in groups:
@@ -203,7 +203,7 @@ def iter_scales(coded: CodedTensor, region: Region, shapes: Shapes) -> Iterator[
         yield part, count, coded.scales[groups[part]] if known is None else np.float32(known)
 
 
-def _read_codes(coded: CodedTensor, codes: Codes, region: Region, shapes: Shapes) -> Reals:
+def _read_codes(coded: CodedTensor, codes: CodeEncoding, region: Region, shapes: Shapes) -> Reals:
     parts = list(iter_scales(coded, region, shapes))
     unpacked = unpack_codes(coded.data, codes.bits, sum(count for _, count, _ in parts))
     levels = np.asarray(codes.levels, np.float32)
@@ -243,14 +243,14 @@ def _split(
         scales = queue.take("scales", section.scales)
         for name in section.names:
             match section.encoding:
-                case Codes(bits=bits):
+                case CodeEncoding(bits=bits):
                     size = packed_bytes(sizes[name], bits)
                     data = queue.take("codes", size).astype(np.uint8, copy=False)
-                case FloatValues(dtype="float32"):
+                case FloatEncoding(dtype="float32"):
                     data = queue.take("values", sizes[name])
-                case FloatValues():
+                case FloatEncoding():
                     data = queue.take("halves", sizes[name])
-                case Sparse() as sparse:
+                case SparseEncoding() as sparse:
                     data = queue.take("values", sparse.kept(sizes[name]))
             yield CodedTensor(name, section, data, scales, kept.get(name))
 
@@ -269,7 +269,7 @@ def _read_masks(
     mask = unpack(arrays["mask"], sum(counts))
     masks = dict(zip(form.masked, np.split(mask, np.cumsum(counts)[:-1]), strict=True))
     for section in form.sections:
-        if isinstance(section.encoding, Sparse):
+        if isinstance(section.encoding, SparseEncoding):
             for name in section.names:
                 _check_kept(name, masks[name], section.encoding.kept(sizes[name]))
     return masks

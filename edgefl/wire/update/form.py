@@ -42,7 +42,7 @@ SIGNS = (-1.0, 1.0)
 
 
 @dataclass(frozen=True)
-class Codes:
+class CodeEncoding:
     """Encoding of an entry as a code of a few bits. Code c means ``scale * levels[c]``, a float32 product.
 
     Attributes:
@@ -57,14 +57,14 @@ class Codes:
 
 
 @dataclass(frozen=True)
-class FloatValues:
+class FloatEncoding:
     """Encoding of entries as floats of ``dtype``."""
 
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
 
 
 @dataclass(frozen=True)
-class Sparse:
+class SparseEncoding:
     """Encoding of the ceil(share * d) largest of a tensor's d entries as float32. The other entries are 0."""
 
     share: float
@@ -75,7 +75,7 @@ class Sparse:
         return min(entries, math.ceil(self.share * entries * (1 - 1e-12)))
 
 
-Encoding = Codes | FloatValues | Sparse
+Encoding = CodeEncoding | FloatEncoding | SparseEncoding
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Section:
     @property
     def scales(self) -> int:
         """Number of scales that are sent for the section."""
-        own = isinstance(self.encoding, Codes) and self.encoding.scale is None
+        own = isinstance(self.encoding, CodeEncoding) and self.encoding.scale is None
         return len(set(self.groups.values())) if own else 0
 
 
@@ -127,15 +127,15 @@ class Form:
         for section in self.sections:
             sizes = [entries[name] for name in section.names]
             match section.encoding:
-                case Codes(bits=bits):
+                case CodeEncoding(bits=bits):
                     lengths["codes"] += sum(packed_bytes(size, bits) for size in sizes)
                     lengths["scales"] += section.scales
-                case FloatValues(dtype="float32"):
+                case FloatEncoding(dtype="float32"):
                     lengths["values"] += sum(sizes)
-                case FloatValues(dtype=dtype):
+                case FloatEncoding(dtype=dtype):
                     lengths["halves"] += sum(sizes)
                     half = "uint16" if dtype == "bfloat16" else dtype
-                case Sparse() as sparse:
+                case SparseEncoding() as sparse:
                     lengths["values"] += sum(sparse.kept(size) for size in sizes)
                     masked += sum(sizes)
         dtypes = {"codes": "uint8", "scales": "float32", "values": "float32", "halves": half}
@@ -151,7 +151,7 @@ class Form:
     def silent(self) -> bool:
         """True if updates cannot reveal that training diverged, because they contain only codes with constant scales."""
         return bool(self.sections) and all(
-            isinstance(section.encoding, Codes) and section.encoding.scale is not None
+            isinstance(section.encoding, CodeEncoding) and section.encoding.scale is not None
             for section in self.sections
         )
 
@@ -168,7 +168,10 @@ class Form:
     def masked(self) -> tuple[str, ...]:
         """Names of all tensors of sparse sections, in the order of the mask."""
         return tuple(
-            n for section in self.sections if isinstance(section.encoding, Sparse) for n in section.names
+            n
+            for section in self.sections
+            if isinstance(section.encoding, SparseEncoding)
+            for n in section.names
         )
 
 
@@ -275,7 +278,7 @@ def _dense_sections(shapes: Shapes, statistics: Collection[str]) -> tuple[Sectio
     """Return the sections of a dense update: trained tensors, then statistics."""
     trained = tuple(sorted(name for name in shapes if name not in statistics))
     others = tuple(sorted(name for name in shapes if name in statistics))
-    return tuple(Section(names, FloatValues()) for names in (trained, others) if names)
+    return tuple(Section(names, FloatEncoding()) for names in (trained, others) if names)
 
 
 def _section_size(section: Section, entries: Mapping[str, int], statistics: Collection[str]) -> SectionSize:
@@ -300,9 +303,9 @@ def _section_size(section: Section, entries: Mapping[str, int], statistics: Coll
 def bits_per_entry(encoding: Encoding) -> float:
     """Return the mean number of bits that an entry takes. Excludes scales, padding to whole bytes, and headers."""
     match encoding:
-        case Codes(bits=bits):
+        case CodeEncoding(bits=bits):
             return float(bits)
-        case FloatValues(dtype=dtype):
+        case FloatEncoding(dtype=dtype):
             return 8.0 * _SAFETENSORS["uint16" if dtype == "bfloat16" else dtype][1]
-        case Sparse(share=share):
+        case SparseEncoding(share=share):
             return 32.0 * share + 1.0

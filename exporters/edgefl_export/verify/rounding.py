@@ -116,7 +116,7 @@ def _copy(example: Tensors) -> Tensors:
     return {name: value.clone() for name, value in example.items()}
 
 
-class _Double(TorchFunctionMode):
+class _Float64Mode(TorchFunctionMode):
     """Torch function mode that computes in float64: it converts float32 tensors, constants and requested dtypes."""
 
     def __torch_function__(
@@ -178,7 +178,7 @@ def run_in_double(function: Function, example: Tensors) -> Tensors:
 @contextmanager
 def double_precision() -> Iterator[None]:
     """Make torch functions in this thread convert float32 tensors to float64 while the ``with`` block runs."""
-    with _Double():
+    with _Float64Mode():
         yield
 
 

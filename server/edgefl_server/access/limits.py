@@ -55,7 +55,7 @@ HOSTED: Mapping[str, HostedLimits] = {
 
 
 @dataclass(frozen=True)
-class Traffic:
+class TrafficEstimate:
     """Traffic estimate of a federation: announcement size in bytes, and messages that one round publishes at once."""
 
     announcement_bytes: int
@@ -82,7 +82,7 @@ def find_exceeded_limits(
     limits: Limits,
     address: Address,
     subscribe_batch: int = 8,
-    traffic: Traffic | None = None,
+    traffic: TrafficEstimate | None = None,
 ) -> Iterator[str]:
     """Yield one text for each limit of the broker that the federation exceeds, with a remedy. Does not connect.
 
@@ -147,7 +147,7 @@ def _check_names(hosted: HostedLimits, federation: str, address: Address) -> Ite
             )
 
 
-def _check_traffic(hosted: HostedLimits, traffic: Traffic) -> Iterator[str]:
+def _check_traffic(hosted: HostedLimits, traffic: TrafficEstimate) -> Iterator[str]:
     if traffic.announcement_bytes > hosted.payload_bytes:
         yield (
             f"the announcement of a round takes about {traffic.announcement_bytes} bytes, and {hosted.name} takes "

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from edgefl.wire.tensors import Array
 from edgefl.wire.update.decode import widen
-from edgefl.wire.update.form import Codes, FloatValues, Sparse
+from edgefl.wire.update.form import CodeEncoding, FloatEncoding, SparseEncoding
 from edgefl_server.aggregate.scatter import FIRST, LENGTH, Integers, SectionBlocks, TierBlocks
 
 Factors = npt.NDArray[np.float64]
@@ -95,15 +95,15 @@ def loop_of(batch: UpdateBatch, work: SectionBlocks) -> Chosen:
     addresses = np.stack([update.addresses for update in updates])
     near = factors * [update.largest for update in updates] < kernels.NEAR
     match work.encoding:
-        case Codes(bits=bits):
+        case CodeEncoding(bits=bits):
             values = code_values(pieces, work, updates, factors)
             return lambda _, blocks: partial(code_kernels.add_codes, addresses, bits, values, blocks)
-        case FloatValues(dtype="float32"):
+        case FloatEncoding(dtype="float32"):
             return lambda _, blocks: partial(kernels.add_floats, addresses, factors, near, blocks)
-        case FloatValues(dtype=dtype):
+        case FloatEncoding(dtype=dtype):
             wide = _widen_table(dtype)
             return lambda _, blocks: partial(kernels.add_halves, addresses, wide, factors, near, blocks)
-        case Sparse():
+        case SparseEncoding():
             source, starts = pieces.sources.index("values"), _starts(pieces, work, updates)
             return lambda chosen, blocks: partial(
                 kernels.add_kept, addresses, source, starts[:, chosen].copy(), factors, blocks
@@ -119,11 +119,11 @@ def code_values(
 
     Args:
         pieces: Layout of the updates.
-        work: Section whose encoding is :class:`Codes`. A row is one of its scales.
+        work: Section whose encoding is :class:`CodeEncoding`. A row is one of its scales.
         updates: Checked updates.
         factors: Factor of each update, float64 [updates].
     """
-    assert isinstance(work.encoding, Codes)
+    assert isinstance(work.encoding, CodeEncoding)
     levels = np.asarray(work.encoding.levels, np.float32)
     if work.encoding.scale is None:
         part, source = slice(work.scale, work.scale + work.rows), pieces.sources.index("scales")

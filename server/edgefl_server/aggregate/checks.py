@@ -12,7 +12,7 @@ import numpy.typing as npt
 from edgefl.errors import DIVERGED, UpdateRejected
 from edgefl.wire.tensors import Array
 from edgefl.wire.update.decode import widen
-from edgefl.wire.update.form import Codes, Form
+from edgefl.wire.update.form import CodeEncoding, Form
 from edgefl_server.aggregate.accumulator import run_in_threads
 from edgefl_server.aggregate.adders import CheckedArrays, readable
 from edgefl_server.aggregate.scatter import Integers, Stretches, TierBlocks, reach
@@ -162,7 +162,7 @@ def _check_scales(update: CheckedArrays) -> None:
     if update.largest * pieces.steepest <= pieces.form.limit:
         return  # no scale allows a larger value
     for work in pieces.works:
-        if isinstance(work.encoding, Codes) and work.encoding.scale is None:
+        if isinstance(work.encoding, CodeEncoding) and work.encoding.scale is None:
             own = scales[work.scale : work.scale + work.rows]
             largest = reach(work.encoding, float(own.max(initial=0.0)))
             if not largest <= pieces.form.limit:

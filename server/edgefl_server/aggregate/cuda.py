@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgefl.wire.update.form import Codes, FloatValues, Sparse
+from edgefl.wire.update.form import CodeEncoding, FloatEncoding, SparseEncoding
 from edgefl_server.aggregate.accumulator import ArrayPool, Call, ModelStep, PartSums
 from edgefl_server.aggregate.adders import CheckedArrays, UpdateBatch, code_values
 from edgefl_server.aggregate.scatter import (
@@ -68,7 +68,7 @@ class EntrySlab:
 
 def slabs(work: SectionBlocks, batch: DeviceBatch) -> Iterator[EntrySlab]:
     """Yield the positions of all entries of the section ``work``, in order, about SLAB of them at a time."""
-    step = work.encoding.bits if isinstance(work.encoding, Codes) else 1
+    step = work.encoding.bits if isinstance(work.encoding, CodeEncoding) else 1
     slab_of = np.cumsum(work.blocks[:, LENGTH]) // SLAB
     edges = [0, *(np.flatnonzero(np.diff(slab_of)) + 1).tolist(), len(slab_of)]
     for start, stop in pairwise(edges):
@@ -191,11 +191,11 @@ def reader_of(batch: DeviceBatch, work: SectionBlocks, factors: Factors) -> Sect
     ``factors``, float64 [updates], multiply the values of the updates.
     """
     match work.encoding:
-        case Codes(bits=bits):
+        case CodeEncoding(bits=bits):
             return _CodeReader(batch, work, factors, bits)
-        case FloatValues(dtype=dtype):
+        case FloatEncoding(dtype=dtype):
             return _FloatReader(batch, work, factors, dtype)
-        case Sparse():
+        case SparseEncoding():
             return _SparseReader(batch, work, factors)
 
 
@@ -229,7 +229,7 @@ class TorchAccumulator:
         for work in pieces.works:
             if not len(work.blocks):
                 continue
-            if self._triton and isinstance(work.encoding, Codes) and work.encoding.bits == 1:
+            if self._triton and isinstance(work.encoding, CodeEncoding) and work.encoding.bits == 1:
                 triton_kernels.add_signs(
                     batch.rows(int(work.blocks[0, SOURCE])),
                     code_values(pieces, work, updates, factors),

@@ -24,7 +24,7 @@ from edgefl.errors import ConfigError
 from edgefl.wire.regions import Region, spans
 from edgefl.wire.tensors import Array
 from edgefl.wire.update.decode import decode, iter_scales, read, split
-from edgefl.wire.update.form import Codes, Form
+from edgefl.wire.update.form import CodeEncoding, Form
 
 RuleName = Literal["mean", "median", "trimmed_mean", "multi_krum"]
 SHARED = ("trimmed_mean", "multi_krum")
@@ -245,7 +245,7 @@ def _squares_of_sections(
 ) -> Iterator[float]:
     for coded in split(form, arrays, regions, shapes):
         region, encoding = regions[coded.name], coded.section.encoding
-        if isinstance(encoding, Codes) and len({abs(level) for level in encoding.levels}) == 1:
+        if isinstance(encoding, CodeEncoding) and len({abs(level) for level in encoding.levels}) == 1:
             level = np.float32(encoding.levels[0])
             for part, count, scale in iter_scales(coded, region, shapes):
                 if part not in without:

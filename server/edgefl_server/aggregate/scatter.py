@@ -22,7 +22,7 @@ from edgefl.errors import ConfigError
 from edgefl.wire.bits import packed_bytes
 from edgefl.wire.regions import Positions, Region, local_shape, pieces
 from edgefl.wire.tensors import Array
-from edgefl.wire.update.form import DENSE, Codes, Encoding, FloatValues, Form, Sparse
+from edgefl.wire.update.form import DENSE, CodeEncoding, Encoding, FloatEncoding, Form, SparseEncoding
 
 Floats = npt.NDArray[np.floating]
 Integers = npt.NDArray[np.int64]
@@ -231,7 +231,7 @@ class TierBlocks:
 
         0 if no section of the form has such scales.
         """
-        codes = [work.encoding for work in self.works if isinstance(work.encoding, Codes)]
+        codes = [work.encoding for work in self.works if isinstance(work.encoding, CodeEncoding)]
         return max((reach(each, 1.0) for each in codes if each.scale is None), default=0.0)
 
     @cached_property
@@ -243,7 +243,7 @@ class TierBlocks:
         found = [
             (name, self.entries[name], section.encoding.kept(self.entries[name]))
             for section in self.form.sections
-            if isinstance(section.encoding, Sparse)
+            if isinstance(section.encoding, SparseEncoding)
             for name in section.names
         ]
         lengths, kept = np.array([row[1:] for row in found], np.int64).reshape(-1, 2).T.copy()
@@ -284,11 +284,11 @@ def compile_pieces(layout: Layout, regions: Mapping[str, Region], form: Form = D
     else:
         sources = tuple(shapes)
         runs = [run for source, name in enumerate(sources) for run in cutter.runs(name, 0, 1, source)]
-        works = (SectionBlocks(FloatValues(), _blocks(runs, 1, layout.size)),)
+        works = (SectionBlocks(FloatEncoding(), _blocks(runs, 1, layout.size)),)
     return TierBlocks(form, regions, shapes, sources, works, cutter.index, sum(entries.values()), layout.size)
 
 
-def reach(codes: Codes, scale: float) -> float:
+def reach(codes: CodeEncoding, scale: float) -> float:
     """Return the largest magnitude of the values of a code at this ``scale``: NaN or infinity if one of its values is."""
     with np.errstate(over="ignore"):
         return float(np.abs(np.float32(scale) * np.asarray(codes.levels, np.float32)).max())
@@ -301,7 +301,7 @@ def _check_codes(encoding: Encoding, form: Form) -> None:
     Raises:
         ConfigError: If they can.
     """
-    if not isinstance(encoding, Codes) or encoding.scale is None:
+    if not isinstance(encoding, CodeEncoding) or encoding.scale is None:
         return
     largest = reach(encoding, encoding.scale)
     if not largest <= form.limit:
@@ -330,11 +330,11 @@ def _works(
     used = dict.fromkeys(("codes", "scales", "values", "halves", "mask"), 0)
     for section in form.sections:
         match section.encoding:
-            case Codes(bits=bits):
+            case CodeEncoding(bits=bits):
                 array, step = "codes", bits
-            case FloatValues(dtype=dtype):
+            case FloatEncoding(dtype=dtype):
                 array, step = "values" if dtype == "float32" else "halves", 1
-            case Sparse():
+            case SparseEncoding():
                 array, step = "mask", 1
         runs: list[_Runs] = []
         scales, scale, first_value = section.scales, used["scales"], used["values"]
@@ -344,7 +344,7 @@ def _works(
             first = 8 * used["codes"] if array == "codes" else used[array]
             runs.extend(cutter.runs(name, first, step, source, groups))
             used[array] += packed_bytes(entries[name], step) if array == "codes" else entries[name]
-        if isinstance(section.encoding, Sparse):
+        if isinstance(section.encoding, SparseEncoding):
             used["values"] += sum(section.encoding.kept(entries[name]) for name in section.names)
         used["scales"] += scales
         blocks = _blocks(runs, step, cutter.layout.size)

@@ -28,10 +28,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edgefl.wire.bits import packed_bytes
-from edgefl.wire.regions import Entries, Region, local_shape, spans
+from edgefl.wire.regions import EntryRegion, Region, local_shape, spans
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.decode import decode, read, split, widen
-from edgefl.wire.update.form import Codes, FloatValues, Form, Section, Sparse
+from edgefl.wire.update.form import CodeEncoding, FloatEncoding, Form, Section, SparseEncoding
 from edgefl_server.aggregate.robust import RobustRule, combine
 
 # The entries of a few tensors out of an update, read at once: where they lie is worked out once for a tier's form.
@@ -88,7 +88,7 @@ def make_reader(
     for section in form.sections:
         sizes = {name: math.prod(local_shape(name, regions[name], shapes)) for name in section.names}
         chosen = [name for name in section.names if name in held]
-        if isinstance(section.encoding, Sparse):
+        if isinstance(section.encoding, SparseEncoding):
             if chosen:
                 return None
             places["values"] += sum(section.encoding.kept(size) for size in sizes.values())
@@ -113,9 +113,9 @@ def _starts(
         places: First unused index of each encoded array.
     """
     match section.encoding:
-        case Codes(bits=bits):
+        case CodeEncoding(bits=bits):
             key, lengths = "codes", {name: packed_bytes(size, bits) for name, size in sizes.items()}
-        case FloatValues(dtype=dtype):
+        case FloatEncoding(dtype=dtype):
             key, lengths = "values" if dtype == "float32" else "halves", dict(sizes)
     at, starts = places[key], {}
     for name, length in lengths.items():
@@ -134,7 +134,7 @@ def _part(
     key: str,
     first_scale: int,
 ) -> _Part:
-    if isinstance(section.encoding, Codes):
+    if isinstance(section.encoding, CodeEncoding):
         bits = section.encoding.bits
         first = [8 * starts[name] + bits * np.arange(sizes[name]) for name in chosen]
         scales = [_scales(section, name, regions[name], shapes, first_scale) for name in chosen]
@@ -143,7 +143,7 @@ def _part(
     return lambda arrays: widen(arrays[key][where]) if where.size else np.empty(0, np.float32)
 
 
-def _code_reader(encoding: Codes, where: Positions, scales: Positions) -> _Part:
+def _code_reader(encoding: CodeEncoding, where: Positions, scales: Positions) -> _Part:
     """Return a function that decodes some codes of an update, from its arrays to float32 [codes].
 
     The codes begin at the bits ``where``, and use the scales at the indices ``scales`` unless the encoding has a fixed
@@ -416,4 +416,4 @@ def _join(parts: Sequence[npt.NDArray[Any]], dtype: npt.DTypeLike = np.float32) 
 
 
 def _global_names(name: str, region: Region) -> set[str]:
-    return set(region.names) if isinstance(region, Entries) else {name}
+    return set(region.names) if isinstance(region, EntryRegion) else {name}

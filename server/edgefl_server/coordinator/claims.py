@@ -12,7 +12,7 @@ from edgefl_server.coordinator.states import OpenRound, Rules, State
 
 
 @dataclass(frozen=True)
-class Claim:
+class UpdateClaim:
     """Fields of a received update that have to agree with its device's task."""
 
     device: str
@@ -79,7 +79,7 @@ def weight_cap(rules: Rules, opened: OpenRound) -> int:
     return max(1, math.floor(rules.weight_cap * statistics.median_low(claimed)))
 
 
-def weigh(rules: Rules, state: State, claim: Claim) -> int:
+def weigh(rules: Rules, state: State, claim: UpdateClaim) -> int:
     """Return the weight that an update claims: its number of samples up to a limit; 1 if updates are not weighted.
 
     Raises:
@@ -89,7 +89,7 @@ def weigh(rules: Rules, state: State, claim: Claim) -> int:
     return weight_of(rules, assignment, state.round.version_of(claim.round) if state.round else "", claim)
 
 
-def weight_of(rules: Rules, assignment: Assignment, model_version: str, claim: Claim) -> int:
+def weight_of(rules: Rules, assignment: Assignment, model_version: str, claim: UpdateClaim) -> int:
     """Return the weight that an update claims: its number of samples up to the task's limit; 1 if updates are not
     weighted. The number of rows of an evaluation is checked in both cases.
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Rollback:
+class RollbackRule:
     """Bounds of the rollback rule. A round is undone if accuracy or loss is outside of them, or not finite.
 
     Attributes:
@@ -28,7 +28,7 @@ class Rollback:
         return bool(self.accuracy or self.loss)
 
 
-NEVER = Rollback()
+NEVER = RollbackRule()
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def best_of(rounds: Iterable[Mapping[str, float | None]]) -> BestMetrics:
     return best
 
 
-def collapse(rule: Rollback, best: BestMetrics, metrics: Mapping[str, float]) -> str:
+def collapse(rule: RollbackRule, best: BestMetrics, metrics: Mapping[str, float]) -> str:
     """Return the reason why a round with these ``metrics`` must be undone; an empty text if its model is kept.
 
     Metrics that are not finite are a reason even if ``rule`` has no bounds.

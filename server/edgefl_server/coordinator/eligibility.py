@@ -12,7 +12,7 @@ Heat = Literal["any", "cool", "warm"]
 
 
 @dataclass(frozen=True)
-class Selection:
+class SelectionRules:
     """Options of the selection of devices: table ``selection`` of a federation file.
 
     Attributes:
@@ -40,10 +40,10 @@ class Selection:
     patience_s: float = 120.0
 
 
-EVERYONE = Selection()
+EVERYONE = SelectionRules()
 
 
-def unfit(selection: Selection, conditions: Conditions) -> str:
+def unfit(selection: SelectionRules, conditions: Conditions) -> str:
     """Return the reason why a device with these conditions must not be selected; an empty text if it may be selected."""
     if conditions.available is False:
         return "its owner does not let it train now"

@@ -26,7 +26,7 @@ Verdict = Literal["", "promoted", "taken back"]
 
 
 @dataclass(frozen=True)
-class Rollout:
+class RolloutRules:
     """Trial of a candidate bundle: table ``rollout`` of a federation file.
 
     Attributes:
@@ -108,7 +108,7 @@ class Trial(msgspec.Struct, frozen=True):
     text: str = ""
 
 
-def begin_trial(rollout: Rollout, number: int, devices: Devices, names: Iterable[str]) -> Trial:
+def begin_trial(rollout: RolloutRules, number: int, devices: Devices, names: Iterable[str]) -> Trial:
     """Return a trial that begins with round ``number``.
 
     In each tier of ``rollout``, its share of the devices ``names`` (rounded up) uses the candidate. At least one keeps
@@ -138,7 +138,7 @@ def lot(seed: int, name: str) -> str:
     return hashlib.sha256(f"rollout/{seed}/{name}".encode()).hexdigest()[:16]
 
 
-def tier_for(rollout: Rollout | None, trial: Trial | None, device: RosterEntry) -> str:
+def tier_for(rollout: RolloutRules | None, trial: Trial | None, device: RosterEntry) -> str:
     """Return the tier of a device's next task, with the suffix ``@candidate`` if the device uses the candidate bundle.
 
     ``rollout`` and ``trial`` are None if the federation has no candidate.
@@ -150,7 +150,7 @@ def tier_for(rollout: Rollout | None, trial: Trial | None, device: RosterEntry) 
 
 
 def count_round(
-    rollout: Rollout, trial: Trial, turnout: Mapping[str, Turnout], reports: Mapping[str, ReportMedians]
+    rollout: RolloutRules, trial: Trial, turnout: Mapping[str, Turnout], reports: Mapping[str, ReportMedians]
 ) -> Trial:
     """Return ``trial`` with the figures of one more round, and with a verdict if one can be given.
 
@@ -173,7 +173,7 @@ def count_round(
     return msgspec.structs.replace(after, verdict=verdict, text=text)
 
 
-def judge(rollout: Rollout, trial: Trial) -> tuple[Verdict, str]:
+def judge(rollout: RolloutRules, trial: Trial) -> tuple[Verdict, str]:
     """Return (verdict on the candidate, reason for people). Both are empty while the trial continues.
 
     The verdict is ``promoted``, or ``taken back`` if a bound of ``rollout`` is exceeded or nothing can be compared.
@@ -205,12 +205,12 @@ def judge(rollout: Rollout, trial: Trial) -> tuple[Verdict, str]:
     return "promoted", f"{'; '.join(compared)}; {failures}"
 
 
-def _together(rollout: Rollout, trial: Trial, side: str) -> TrialArm:
+def _together(rollout: RolloutRules, trial: Trial, side: str) -> TrialArm:
     arms = [trial.arms.get(tier + side, TrialArm()) for tier in rollout.tiers]
     return TrialArm(sum(arm.tasks for arm in arms), sum(arm.lost for arm in arms))
 
 
-def _worse(rollout: Rollout, tier: str, before: TrialArm, after: TrialArm) -> str:
+def _worse(rollout: RolloutRules, tier: str, before: TrialArm, after: TrialArm) -> str:
     """Return a text about the first bound that the candidate exceeds in ``tier``; empty if it exceeds none.
 
     ``before`` and ``after`` are the figures without and with the candidate.

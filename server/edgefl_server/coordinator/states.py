@@ -11,10 +11,10 @@ import msgspec
 
 from edgefl.errors import DivergedError, EdgeflError, ParticipationError
 from edgefl.wire.mqtt.messages import UNKNOWN_CONDITIONS, Conditions
-from edgefl_server.coordinator.eligibility import EVERYONE, Selection
+from edgefl_server.coordinator.eligibility import EVERYONE, SelectionRules
 from edgefl_server.coordinator.fleet import Assignment, Assignments, Devices, Status
 from edgefl_server.coordinator.record import ParticipationRecord
-from edgefl_server.coordinator.rollout import Rollout, Trial
+from edgefl_server.coordinator.rollout import RolloutRules, Trial
 from edgefl_server.coordinator.roster import TierRule
 
 # How much of an update counts that comes some versions late. Pure functions of a whole number.
@@ -169,8 +169,8 @@ class Rules:
     opening: int = 0
     strikes: int = 3
     bench_rounds: int = 8
-    selection: Selection = EVERYONE
-    rollout: Rollout | None = None
+    selection: SelectionRules = EVERYONE
+    rollout: RolloutRules | None = None
     buffer: int = 0
     concurrency: int = 0
     max_staleness: int = 0

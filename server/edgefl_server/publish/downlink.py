@@ -21,7 +21,7 @@ from edgefl.errors import ConfigError
 from edgefl.wire import tensors
 from edgefl.wire.blobs import BlobRef, decompress
 from edgefl.wire.patches import apply_patch, make_patch, to_float16, to_float32
-from edgefl.wire.regions import Entries, Placement, Positions, Region, spans
+from edgefl.wire.regions import EntryRegion, Placement, Positions, Region, spans
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import Form
 from edgefl_server.run_spec import Count, DownlinkSpec, Encoding
@@ -69,7 +69,7 @@ class PublishedPart:
         coded = {
             name
             for name, region in placement.regions.items()
-            if trained.issuperset(region.names if isinstance(region, Entries) else (name,))
+            if trained.issuperset(region.names if isinstance(region, EntryRegion) else (name,))
         }
         always = placement.payload.keys() & trained  # sent down, and not up
         return cls(placement.payload, frozenset(coded | always), placement.masks, placement.regions)

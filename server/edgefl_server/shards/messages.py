@@ -45,7 +45,7 @@ def worker_of(device: str, workers: int) -> int:
 # -- commands of the server --------------------------------------------------------------------------------------
 
 
-class Begin(msgspec.Struct, frozen=True):
+class BeginRound(msgspec.Struct, frozen=True):
     """Command: receive the updates of a round.
 
     Attributes:
@@ -73,8 +73,8 @@ class DeviceDeclined(msgspec.Struct, frozen=True):
     device: str
 
 
-class End(msgspec.Struct, frozen=True):
-    """Command: the round has ended. The worker answers with :class:`Summed`.
+class EndRound(msgspec.Struct, frozen=True):
+    """Command: the round has ended. The worker answers with :class:`RoundSum`.
 
     ``summed`` is False if the sum is not needed, because the round was abandoned.
     """
@@ -83,7 +83,7 @@ class End(msgspec.Struct, frozen=True):
     summed: bool
 
 
-Command = Begin | UpdateKeys | DeviceDeclined | End | Stop
+Command = BeginRound | UpdateKeys | DeviceDeclined | EndRound | Stop
 
 # -- messages of a worker ----------------------------------------------------------------------------------------
 
@@ -113,7 +113,7 @@ class UpdatesHandled(msgspec.Struct, frozen=True):
     events: tuple[Event, ...] = ()
 
 
-class Summed(msgspec.Struct, frozen=True):
+class RoundSum(msgspec.Struct, frozen=True):
     """Message: the worker's sum of a round.
 
     Attributes:
@@ -148,7 +148,7 @@ class RefusedCounts(msgspec.Struct, frozen=True):
     counts: Mapping[str, int]
 
 
-WorkerMessage = Ready | UpdatesHandled | Summed | KeyRequest | StorageFailed | RefusedCounts | Died
+WorkerMessage = Ready | UpdatesHandled | RoundSum | KeyRequest | StorageFailed | RefusedCounts | Died
 
 
 class FromWorker(msgspec.Struct, frozen=True):

@@ -142,9 +142,9 @@ class _SlotSink:
 
     def put(self, message: messages.WorkerMessage, /) -> None:
         tagged = messages.FromWorker(self._number, self._generation, message)
-        if isinstance(message, messages.Summed | Died):
+        if isinstance(message, messages.RoundSum | Died):
             self._sums.put(tagged)
-        if not isinstance(message, messages.Summed):
+        if not isinstance(message, messages.RoundSum):
             self._inbox.put(tagged)
 
 
@@ -277,7 +277,7 @@ class WorkerPool:
             tasks = tasks.with_answer(device, "accepted")
         return replace(ended, assignments=tasks)
 
-    def _collect(self, number: int, *, summed: bool) -> dict[int, messages.Summed]:
+    def _collect(self, number: int, *, summed: bool) -> dict[int, messages.RoundSum]:
         """Return the sums of round ``number`` by worker number. Workers that died or took longer than 120 s are
         missing.
 
@@ -285,8 +285,8 @@ class WorkerPool:
         """
         waiting = {slot.number: slot for slot in self._slots if slot.handle is not None}
         for slot in waiting.values():
-            slot.send(messages.End(number, summed))
-        sums: dict[int, messages.Summed] = {}
+            slot.send(messages.EndRound(number, summed))
+        sums: dict[int, messages.RoundSum] = {}
         until = time.monotonic() + _SUM_S
         while waiting:
             try:
@@ -298,7 +298,7 @@ class WorkerPool:
             message = tagged.message
             if tagged.generation != self._slots[tagged.worker].generation:
                 continue
-            if isinstance(message, messages.Summed):
+            if isinstance(message, messages.RoundSum):
                 if message.round != number:
                     continue
                 sums[tagged.worker] = message
@@ -325,7 +325,7 @@ class WorkerPool:
         keys = {device: self._keys(device) for device in tasks}
         self._sent_keys |= keys
         part = replace(opened, assignments=Assignments(tasks), goal=max(1, len(tasks)))
-        slot.send(messages.Begin(part, self._spec, keys))
+        slot.send(messages.BeginRound(part, self._spec, keys))
 
     def _keys(self, device: str) -> tuple[DeviceKey, ...]:
         return self._journal.policy.run(lambda: tuple(self._registry.keys(device)))

@@ -252,19 +252,19 @@ class AggregationWorker:
 
     def _obey(self, command: messages.Command) -> None:
         match command:
-            case messages.Begin():
+            case messages.BeginRound():
                 self._policy.run(partial(self._begin, command))
             case messages.UpdateKeys():
                 self._ring.update(command.keys)
                 self._update_devices()
             case messages.DeviceDeclined():
                 self._answer((Answered(command.device, accepted=False),))
-            case messages.End():
+            case messages.EndRound():
                 self._end(command)
             case Stop():
                 self._is_stopped = True
 
-    def _begin(self, command: messages.Begin) -> None:
+    def _begin(self, command: messages.BeginRound) -> None:
         """Begin a round: restore its sums from the journal, then subscribe to the topics of its devices.
 
         Raises:
@@ -291,14 +291,14 @@ class AggregationWorker:
         known = {name: RosterEntry(name, "", 0, True, 0.0) for name in self._ring.keys}
         self._state = replace(self._state, devices=Devices(known))
 
-    def _end(self, command: messages.End) -> None:
+    def _end(self, command: messages.EndRound) -> None:
         """Send the sum of the ended round to the server, and forget the round.
 
         Updates that are still buffered are refused by the journal, because the round is closed in it.
         """
         ended, aggregation = self._state.round, self._aggregation
         if ended is None or aggregation is None or ended.number != command.round:
-            self._sink.put(messages.Summed(command.round, None, messages.digest({})))
+            self._sink.put(messages.RoundSum(command.round, None, messages.digest({})))
             return
         if self._receiver.has_batch:
             self._flush()
@@ -308,7 +308,7 @@ class AggregationWorker:
         with suppress(StoreError):  # what it journals are figures for people
             self._receiver.end_round(ended)
         partial_sum = aggregation.aggregator.partial() if command.summed else None
-        self._sink.put(messages.Summed(command.round, partial_sum, messages.digest(self._digests)))
+        self._sink.put(messages.RoundSum(command.round, partial_sum, messages.digest(self._digests)))
 
     # -- messages of devices ---------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ class RunResolver:
     def __init__(self, process: TorchProcess, folder: Path) -> None:
         self._process = process
         self._folder = folder
-        self._placing = _Placing(process)
+        self._placing = _RoundPlacements(process)
 
     def resolve(self, name: messages.Placeholder) -> object:
         """Return the object that the placeholder ``name`` represents.
@@ -75,7 +75,7 @@ def _judge(process: TorchProcess, weights: Arrays) -> Mapping[str, float]:
     return metrics
 
 
-class _Placing:
+class _RoundPlacements:
     """Function that returns a tier's placement (its share of the global weights) in a round.
 
     One request to the torch process returns those of all tiers whose entries change between rounds; the others are

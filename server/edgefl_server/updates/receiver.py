@@ -19,7 +19,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Ack, Update, UpdateChunk
 from edgefl.wire.mqtt.topics import PublishTraffic
 from edgefl_server.aggregate.aggregator import CheckedArrays
-from edgefl_server.coordinator.claims import Claim, find_task, weigh
+from edgefl_server.coordinator.claims import UpdateClaim, find_task, weigh
 from edgefl_server.coordinator.fleet import Assignment
 from edgefl_server.coordinator.states import Answered, OpenRound, Rules, State, TurnLost
 from edgefl_server.events import EventListener, Rejected, UpdateAccepted, Warned
@@ -310,7 +310,7 @@ class UpdateReceiver:
                 "send each update under the device's own topic",
                 device=assignment.device,
             )
-        claim = Claim(
+        claim = UpdateClaim(
             assignment.device,
             update.run,
             update.round,

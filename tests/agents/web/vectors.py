@@ -16,7 +16,7 @@ from PIL import Image
 
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import DataSpec
-from edgefl_device.data.samples import Batches, Pass, as_read, noise
+from edgefl_device.data.samples import Batches, DataPass, as_read, noise
 
 FILE = Path(__file__).resolve().parents[3] / "agents" / "web" / "tests" / "vectors.json"
 
@@ -144,7 +144,7 @@ def vectors() -> dict[str, Any]:
         "draws": [_draws((seed, *rest)) for seed in _SEEDS for rest in ((), (3,), (1 << 20, 9, 2))],
         "batches": _batches(),
         "passes": [
-            {"rows": Pass(10, 4).indices(step).tolist(), "mask": Pass(10, 4).mask(step).tolist()}
+            {"rows": DataPass(10, 4).indices(step).tolist(), "mask": DataPass(10, 4).mask(step).tolist()}
             for step in range(3)
         ],
         "noise": noise(2**62 + 1, 5, 1, (2, 3), "float32").reshape(-1).tolist(),

@@ -13,7 +13,7 @@ from edgefl.wire.bits import Packed
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.tensors import Array
 from edgefl_device.data import samples
-from edgefl_device.data.samples import Batches, FittedData, Pass
+from edgefl_device.data.samples import Batches, DataPass, FittedData
 from edgefl_device.round import executor, scheduler, trainer
 from edgefl_device.round.carry import RestoredCarry
 from edgefl_device.round.job import Job
@@ -77,10 +77,10 @@ def mask_gaps() -> None:
 def no_row_mask() -> None:
     """Count the rows that only fill the last batch of a pass over the data."""
 
-    def ones(self: Pass, step: int) -> Array:
+    def ones(self: DataPass, step: int) -> Array:
         return np.ones(self.batch, np.float32)
 
-    Pass.mask = ones  # type: ignore[method-assign]
+    DataPass.mask = ones  # type: ignore[method-assign]
 
 
 def noise_off_by_one() -> None:

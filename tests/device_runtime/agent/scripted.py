@@ -37,7 +37,7 @@ from edgefl_device.agent import DeviceAgent
 from edgefl_device.config import AgentConfig, AgentEvent, DeviceLog, Policy, Source
 from edgefl_device.engine import open_engine
 from edgefl_device.engine.base import Engine
-from edgefl_device.policy import Policy as OwnerPolicy
+from edgefl_device.policy import OwnerPolicy
 from edgefl_device.profile.request import BundleProfiler
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.link import publish_blob

@@ -14,7 +14,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.messages import ProfileRequest
 from edgefl_device.config import AgentEvent
-from edgefl_device.policy import Policy
+from edgefl_device.policy import OwnerPolicy
 from edgefl_device.round.job import decode_job, encode_job
 from edgefl_device.store.database import Store
 from tests.device_runtime import tiny
@@ -87,7 +87,7 @@ def test_records_are_stored(server: ScriptedServer, start: StartAgent, world: Wo
 
 
 def test_a_policy_declines_with_its_reason(server: ScriptedServer, start: StartAgent, world: World) -> None:
-    agent = start(policy=Policy(train=False, profile=False))
+    agent = start(policy=OwnerPolicy(train=False, profile=False))
     server.open(world)
     assert server.decline().reason == "policy"
     assert "train is false" in agent.event("declined").text

@@ -13,7 +13,7 @@ from edgefl.cli import app
 from edgefl.errors import ConfigError
 from edgefl_device.engine import ENGINES, open_engine
 from edgefl_device.engine.executorch import build
-from edgefl_device.engine.executorch.build import Wheel
+from edgefl_device.engine.executorch.build import ExecuTorchWheel
 from edgefl_device.engine.executorch.program import load
 from tests.cli.runner import runner
 
@@ -95,7 +95,7 @@ def test_other_source_and_another_release_have_bindings_of_their_own(tmp_path: P
     first = build.build(WHEEL, tmp_path)
     build._SOURCE.write_text('extern "C" int two() { return 2; }\n')
 
-    names = {first, build.build(WHEEL, tmp_path), build.build(Wheel(WHEEL.root, "1.6.0"), tmp_path)}
+    names = {first, build.build(WHEEL, tmp_path), build.build(ExecuTorchWheel(WHEEL.root, "1.6.0"), tmp_path)}
 
     assert len(names) == 3
 
@@ -186,7 +186,7 @@ def test_a_cache_that_is_a_file_is_named(tmp_path: Path) -> None:
 
 def test_a_package_without_its_libraries_says_to_install_it_again(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"has no libexecutorch_kernels_optimized.*pip install"):
-        Wheel(tmp_path, "1.5.1").library("executorch_kernels_optimized")
+        ExecuTorchWheel(tmp_path, "1.5.1").library("executorch_kernels_optimized")
 
 
 def test_a_missing_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import COME_LATER, Ack, Conditions, Task, encode
 from edgefl_device.link import presence
 from edgefl_device.link.presence import NoticeLimiter
-from edgefl_device.policy import Policy
+from edgefl_device.policy import OwnerPolicy
 from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.scripted import RunningAgent, ScriptedServer
 from tests.device_runtime.tiny import World
@@ -28,7 +28,7 @@ def test_a_device_says_hello_again_when_its_conditions_change(
     state = tmp_path / "state.txt"
     state.write_text("power = battery\nlink = metered\n")
     limits = msgspec.structs.replace(limits, conditions_s=0.05)
-    start(limits=limits, policy=Policy(surroundings=("cat", str(state))))
+    start(limits=limits, policy=OwnerPolicy(surroundings=("cat", str(state))))
     first = server.hello()
     told = first.conditions
     assert isinstance(told, Conditions) and first.again is msgspec.UNSET
@@ -44,7 +44,7 @@ def test_a_device_says_hello_again_when_its_conditions_change(
 
 
 def test_a_device_tells_nothing_against_its_owner(server: ScriptedServer, start: StartAgent) -> None:
-    start(policy=Policy(tell=False))
+    start(policy=OwnerPolicy(tell=False))
     assert server.hello().conditions is msgspec.UNSET
 
 

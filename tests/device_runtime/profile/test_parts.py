@@ -13,7 +13,7 @@ import pytest
 
 from edgefl.wire.bundle import profiles
 from edgefl.wire.bundle.manifest import Port
-from edgefl.wire.bundle.profiles import MOMENTS, CallTimes, Moment
+from edgefl.wire.bundle.profiles import MOMENTS, CallTimes, MemorySample
 from edgefl.wire.bundle.sources import OpOrigin
 from edgefl.wire.mqtt import messages
 from edgefl_device.profile.measure import ops
@@ -143,8 +143,8 @@ def test_p90_is_the_least_that_nine_tenths_do_not_exceed() -> None:
 
 
 def test_thinning_keeps_the_peak_and_the_order() -> None:
-    seen = [Moment(float(t), 1000 + t) for t in range(5000)]
-    seen[1234] = Moment(1234.0, 99_999)
+    seen = [MemorySample(float(t), 1000 + t) for t in range(5000)]
+    seen[1234] = MemorySample(1234.0, 99_999)
     found = thinned(seen, 200)
     assert len(found) <= 200
     assert max(moment.rss_bytes for moment in found) == 99_999

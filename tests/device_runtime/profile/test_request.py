@@ -12,7 +12,7 @@ from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.bundle import profiles
 from edgefl.wire.bundle.archive import BundleArchive, Signer
 from edgefl.wire.limits import Limits
-from edgefl_device.policy import Policy
+from edgefl_device.policy import OwnerPolicy
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.asking import NONCE, Asker, Scripted
@@ -263,7 +263,7 @@ def test_the_owners_rules_are_asked_no_more_often_than_requests_are_taken(
     """They may run a command of the owner's."""
     asked = tmp_path / "asked"
     command = ("sh", "-c", f"echo x >> {asked}; exit 1")
-    policy = Policy(charging=True, commands={"charging": command})
+    policy = OwnerPolicy(charging=True, commands={"charging": command})
     ready(start_scripted, asker, policy=policy, limits=patient(limits, profiles_an_hour=3))
     reasons = []
     for number in range(6):

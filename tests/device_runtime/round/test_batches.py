@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from edgefl.errors import BundleError
 from edgefl.wire.bundle.manifest import Graph
-from edgefl_device.data.samples import Batches, Pass, noise
+from edgefl_device.data.samples import Batches, DataPass, noise
 from edgefl_device.round.inputs import RoundInputs, check_complete
 from tests.device_runtime import tiny
 from tests.device_runtime.tiny import ROWS, WIDTH, port
@@ -144,7 +144,7 @@ def test_draws_from_fewer_rows_than_a_batch_repeat_rows() -> None:
 
 @given(st.integers(1, 40), st.integers(1, 12))
 def test_a_pass_meets_every_row_once_in_order_and_masks_what_fills_it_up(samples: int, batch: int) -> None:
-    over, steps = Pass(samples, batch), -(-samples // batch)
+    over, steps = DataPass(samples, batch), -(-samples // batch)
     rows = np.concatenate([over.indices(step) for step in range(steps)])
     mask = np.concatenate([over.mask(step) for step in range(steps)])
 

@@ -8,7 +8,7 @@ import pytest
 from edgefl.errors import RoundAborted, RoundDeclined
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import LiveRound, Round, Task
-from edgefl_device.policy import OwnerRules, Policy, SystemQueries
+from edgefl_device.policy import OwnerPolicy, OwnerRules, SystemQueries
 from edgefl_device.round import control
 from edgefl_device.round.control import RoundControl
 from edgefl_device.round.job import Job
@@ -142,7 +142,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> FakeTime:
 
 
 def rules(duty: float = 1.0) -> OwnerRules:
-    return OwnerRules(Policy(duty=duty), SystemQueries(), NO_TRAFFIC)
+    return OwnerRules(OwnerPolicy(duty=duty), SystemQueries(), NO_TRAFFIC)
 
 
 def test_a_device_rests_for_its_share_of_the_time(clock: FakeTime) -> None:

@@ -21,7 +21,7 @@ from edgefl.wire.limits import Limits
 from edgefl_device.engine import open_engine
 from edgefl_device.round import offline
 from edgefl_device.sandbox import process as sandbox
-from edgefl_device.sandbox.messages import Tensor, Tensors
+from edgefl_device.sandbox.messages import StateTensors, TensorHeader
 from edgefl_device.sandbox.process import SandboxedEngine, open_sandboxed
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent
@@ -264,20 +264,20 @@ def test_an_answer_of_another_shape_ends_the_process_and_not_the_agent(boxed: Sa
 @pytest.mark.parametrize(
     "told",
     [
-        Tensor(name="a", dtype="<f4", shape=(1 << 40,)),
-        Tensor(name="a", dtype="<f4", shape=(3,)),
-        Tensor(name="a", dtype="<f8", shape=(2,)),
-        Tensor(name="a", dtype="|O", shape=(2,)),
-        Tensor(name="b", dtype="<f4", shape=(2,)),
+        TensorHeader(name="a", dtype="<f4", shape=(1 << 40,)),
+        TensorHeader(name="a", dtype="<f4", shape=(3,)),
+        TensorHeader(name="a", dtype="<f8", shape=(2,)),
+        TensorHeader(name="a", dtype="|O", shape=(2,)),
+        TensorHeader(name="b", dtype="<f4", shape=(2,)),
     ],
 )
 def test_state_that_is_told_in_another_form_than_it_has_ends_the_process(
-    boxed: SandboxedEngine, told: Tensor, monkeypatch: pytest.MonkeyPatch
+    boxed: SandboxedEngine, told: TensorHeader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = boxed.write_state({"a": np.ones(2, np.float32)})
     process = boxed._process
     assert process is not None
-    monkeypatch.setattr(process, "ask", lambda *_: Tensors(tensors=(told,)))
+    monkeypatch.setattr(process, "ask", lambda *_: StateTensors(tensors=(told,)))
     monkeypatch.setattr(process, "array", lambda *_: pytest.fail("room was made for it"))
     with pytest.raises(RoundDeclined, match="cannot be read"):
         boxed.read_state(state)

@@ -20,7 +20,7 @@ from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.submodel import Submodel
 from edgefl.submodels.width.submodel import Width
-from edgefl.wire.regions import Block, extract, local_shape
+from edgefl.wire.regions import BlockRegion, extract, local_shape
 from edgefl.wire.tensors import Arrays
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 from tests.invariants.embracingfl.tiny import samples, tiny, walk
@@ -170,11 +170,13 @@ def test_i13_channels_of_the_papers_tiers(ratio: float, kept: tuple[int, int, in
     last_of_stage = ("block3", "block6", "block9")
     assert tuple(local[f"{unit}.conv2.weight"].shape[0] for unit in last_of_stage) == kept
     assert sum(parameter.numel() for parameter in part.suffix.parameters()) == parameters
-    assert regions["stem.conv.weight"] == Block((range(kept[0]), None, None, None)), "input channels stay"
-    assert regions["head.dense.weight"] == Block((None, range(kept[2]))), "classes stay"
+    assert regions["stem.conv.weight"] == BlockRegion((range(kept[0]), None, None, None)), (
+        "input channels stay"
+    )
+    assert regions["head.dense.weight"] == BlockRegion((None, range(kept[2]))), "classes stay"
     assert regions["head.dense.bias"] is None
-    assert regions["block4.shortcut.conv.weight"] == Block((range(kept[1]), range(kept[0]), None, None))
-    assert regions["block4.bn1.running_var"] == Block((range(kept[1]),))
+    assert regions["block4.shortcut.conv.weight"] == BlockRegion((range(kept[1]), range(kept[0]), None, None))
+    assert regions["block4.bn1.running_var"] == BlockRegion((range(kept[1]),))
 
 
 @pytest.mark.slow
@@ -187,7 +189,9 @@ def test_i13_slices_are_nested_prefixes(ratios: list[float]) -> None:
     assert set(small) == set(large) == set(spec.weights)
     for regions in (small, large):
         assert_inside(regions, shapes)
-        axes = [axis for region in regions.values() if isinstance(region, Block) for axis in region.axes]
+        axes = [
+            axis for region in regions.values() if isinstance(region, BlockRegion) for axis in region.axes
+        ]
         assert all(axis is None or axis == range(len(axis)) for axis in axes)
     for name in spec.weights:
         inner, outer = (local_shape(name, regions[name], shapes) for regions in (small, large))
@@ -274,6 +278,8 @@ def _coverage(part: Width) -> Tensors:
     for name, region in part.regions().items():
         whole = tuple(part.spec.weights[name].shape)
         covered = torch.zeros(whole).reshape(-1)
-        covered[torch.from_numpy(region.positions(whole)) if isinstance(region, Block) else slice(None)] = 1.0
+        covered[
+            torch.from_numpy(region.positions(whole)) if isinstance(region, BlockRegion) else slice(None)
+        ] = 1.0
         found[name] = covered.reshape(whole)
     return found

@@ -27,7 +27,7 @@ from edgefl.codecs.coders import (
 )
 from edgefl.codecs.packing import top_k
 from edgefl.contract.tensors import Tensors
-from edgefl.wire.update.form import Codes, Sparse
+from edgefl.wire.update.form import CodeEncoding, SparseEncoding
 from tests.codecs.coding import Coding, difference
 from tests.invariants.fedbat.tiny import Feed, drawing
 from tests.support.reference import RoundResult, run_round
@@ -38,7 +38,7 @@ DRAWS = 40_000
 def told(coder: Coder, value: Tensor, uniform: Tensor | None = None) -> Tensor:
     """mhat: what the server reads out of the codes of ``value``."""
     encoding = coder.encoding
-    assert isinstance(encoding, Codes)
+    assert isinstance(encoding, CodeEncoding)
     coded = coder.code(Change(value, torch.zeros_like(value), uniform=uniform))
     scale = torch.tensor(encoding.scale) if coded.scale is None else coded.scale
     return scale * torch.tensor(encoding.levels)[coded.codes.to(torch.int64)]
@@ -265,7 +265,7 @@ def test_i26_fedpaq_has_at_most_two_to_the_b_codes(bits: int) -> None:
 @given(entries=st.integers(1, 400), seed=st.integers(0, 2**32 - 1))
 def test_i26_zerofl_keeps_the_largest_entries_and_exactly_three_percent(entries: int, seed: int) -> None:
     x = torch.from_numpy(np.random.default_rng(seed).normal(size=entries).astype(np.float32))
-    kept = top_k(x, Sparse(1 - 0.97).kept(entries))
+    kept = top_k(x, SparseEncoding(1 - 0.97).kept(entries))
 
     assert kept.tolist() == sorted(set(kept.tolist()))
     assert len(kept) == -(-3 * entries // 100)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from edgefl.codecs.binarize import EPS, LIMIT, StepGroups, StepSize, draw, is_inside, slope
+from edgefl.codecs.binarize import EPS, LIMIT, StepSize, StepSizeGroups, draw, is_inside, slope
 from edgefl.codecs.codec import Change
 from edgefl.codecs.coders import code_signs
 from tests.invariants.fedbat.tiny import algorithm_of, floor_form, golden_spec, other_tail, step
@@ -323,7 +323,7 @@ def test_bounds_hold_alpha_whatever_pulls(pull: float) -> None:
 @pytest.mark.parametrize(("granularity", "count"), [("tensor", 5), ("module", 3), ("global", 1)])
 def test_groups_are_tensors_modules_or_all(granularity: str, count: int) -> None:
     names = ("a.bias", "a.weight", "b.c.bias", "b.c.weight", "head")
-    groups = StepGroups.of(names, granularity)  # type: ignore[arg-type]
+    groups = StepSizeGroups.of(names, granularity)  # type: ignore[arg-type]
     each = {name: scalar(10.0**number) for number, name in enumerate(names)}
     assert groups.count == count
     assert float(groups.sums(each).sum()) == pytest.approx(11111)

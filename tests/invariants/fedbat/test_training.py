@@ -22,7 +22,7 @@ from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl.wire.update.form import Codes, FloatValues
+from edgefl.wire.update.form import CodeEncoding, FloatEncoding
 from edgefl_device.data import samples as local
 from edgefl_device.data.samples import Batches
 from tests.codecs.coding import Coding
@@ -289,7 +289,7 @@ def test_without_binarize_1d_biases_and_norms_are_sent_whole() -> None:
         ("body.0.weight", "head.2.weight", "stem.0.weight"),
         ("body.1.bias", "body.1.weight", "head.2.bias", "stem.1.bias", "stem.1.weight"),
     )
-    assert [type(section.encoding) for section in algorithm.form.sections] == [Codes, FloatValues]
+    assert [type(section.encoding) for section in algorithm.form.sections] == [CodeEncoding, FloatEncoding]
     left = walk(algorithm, NORMED.weights, feed).states[-1]
     found = decoded(algorithm, NORMED.weights, run_round(algorithm, NORMED.weights, feed).update)
     for name in plain:

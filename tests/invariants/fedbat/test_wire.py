@@ -15,7 +15,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import unpack_codes
-from edgefl.wire.update.form import SIGNS, Codes, FloatValues, Form, Section
+from edgefl.wire.update.form import SIGNS, CodeEncoding, FloatEncoding, Form, Section
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 from tests.codecs.coding import Coding, small
 
@@ -109,8 +109,8 @@ def test_i20_unpacked_signs_and_scales_are_the_changes() -> None:
 
 # -- 21: shares of the clients ---------------------------------------------------------------------------------
 
-ONE_BIT = Form("bits", sections=(Section(("w",), Codes(1, SIGNS), {"w": 0}),), change=True)
-FLOATS = Form("floats", sections=(Section(("w",), FloatValues()),), change=True)
+ONE_BIT = Form("bits", sections=(Section(("w",), CodeEncoding(1, SIGNS), {"w": 0}),), change=True)
+FLOATS = Form("floats", sections=(Section(("w",), FloatEncoding()),), change=True)
 REGIONS = {"w": None}
 
 

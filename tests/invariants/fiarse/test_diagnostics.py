@@ -18,13 +18,13 @@ from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.catalog import build_model
 from edgefl.objective.objective import Objective
 from edgefl.submodels.importance.learnable import check_liveness, find_remedies, spec_arrays
-from edgefl.submodels.importance.strategy import Strategy, maskable
+from edgefl.submodels.importance.strategy import GroupingStrategy, maskable
 from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.importance.thresholds import (
     FOUR_SIZES,
     NO_GUARDS,
     Guards,
-    ImportanceCut,
+    ImportanceMasks,
     Mask,
     cut,
     scales,
@@ -44,9 +44,9 @@ def masks_of(x: np.ndarray) -> dict[float, dict[str, Mask]]:
 
 def cut_model(
     spec: ModelSpec, gamma: float, guards: Guards = NO_GUARDS, kind: str = "model"
-) -> ImportanceCut:
+) -> ImportanceMasks:
     weights = spec_arrays(spec)
-    groups = Strategy(kind).groups(spec)  # type: ignore[arg-type]
+    groups = GroupingStrategy(kind).groups(spec)  # type: ignore[arg-type]
     return cut(weights, gamma, groups, guards, scales(weights))
 
 
@@ -239,7 +239,7 @@ def test_inv31_a_dense_classifier_revives_he_fan_out(he, gamma: float) -> None:
 def test_inv31_remedies_are_the_guards_that_work(mlp) -> None:
     working = find_remedies(mlp, 1 / 16)
     assert Guards(relative=True) in [guards for _, guards in working]
-    assert Strategy("shard") in [strategy for strategy, _ in working]
+    assert GroupingStrategy("shard") in [strategy for strategy, _ in working]
     assert not any(guards.dense for _, guards in working), "the first layer is larger than the submodel"
     assert sum(guards.min_keep > 0 for _, guards in working) == 1, "the smallest that does"
     for strategy, guards in working:
@@ -316,7 +316,7 @@ def test_inv31_a_gradient_where_nothing_is_kept_does_not_count() -> None:
         "last.weight": np.eye(3, 5, dtype=np.float32),
     }
     for gamma, trains in ((3 / 45, False), (18 / 45, True)):
-        report = check_liveness(spec, cut(weights, gamma, Strategy().groups(spec)), weights)
+        report = check_liveness(spec, cut(weights, gamma, GroupingStrategy().groups(spec)), weights)
         assert (report.kept["first.weight"] > 0) == report.trains_below == trains
         assert report.keeps_classifier
 

@@ -16,7 +16,7 @@ from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels.importance.learnable import spec_arrays
-from edgefl.submodels.importance.strategy import Strategy, consecutive, dense, maskable, stages
+from edgefl.submodels.importance.strategy import GroupingStrategy, consecutive, dense, maskable, stages
 from edgefl.submodels.importance.submodel import importance
 from edgefl.submodels.importance.thresholds import (
     FIVE_SIZES,
@@ -119,7 +119,7 @@ def test_inv02_nothing_kept_is_smaller_than_anything_dropped(weights, gamma) -> 
 
 
 def test_inv02_the_parts_of_resnet18_hold_its_k_largest_entries_(resnet) -> None:
-    weights, groups = spec_arrays(resnet), Strategy().groups(resnet)
+    weights, groups = spec_arrays(resnet), GroupingStrategy().groups(resnet)
     found = cut(weights, 1 / 64, groups)
     assert found.kept == len(found.entries.positions) == 174_443
     flat = np.concatenate([np.abs(weights[name]).ravel() for name in groups[0]])
@@ -221,9 +221,9 @@ def test_inv07_each_layer_keeps_its_own_share_and_one_group_is_model_wise(weight
 
 def test_inv07_strategies_group_the_tensors_of_a_model(resnet) -> None:
     names = maskable(resnet)
-    assert Strategy().groups(resnet) == (names,)
-    assert Strategy("layer").groups(resnet) == tuple((name,) for name in names)
-    shards = Strategy("shard").groups(resnet)
+    assert GroupingStrategy().groups(resnet) == (names,)
+    assert GroupingStrategy("layer").groups(resnet) == tuple((name,) for name in names)
+    shards = GroupingStrategy("shard").groups(resnet)
     assert tuple(name for shard in shards for name in shard) == names
     # The authors' six groups, with the parameter counts of fiarse.md 4.1.
     weights = spec_arrays(resnet)
@@ -236,7 +236,9 @@ def test_inv07_units_are_grouped_into_runs_or_as_listed() -> None:
     assert consecutive(spec, 2) == (("dense1", "dense2"), ("dense3", "head"))
     assert consecutive(spec, 3) == (("dense1", "dense2"), ("dense3",), ("head",))
     assert stages(spec) == (("dense1",), ("dense2", "dense3"), ("head",))
-    listed = Strategy("shard", (("dense1.dense.weight",), ("dense1.dense.bias", "dense2", "dense3", "head")))
+    listed = GroupingStrategy(
+        "shard", (("dense1.dense.weight",), ("dense1.dense.bias", "dense2", "dense3", "head"))
+    )
     assert listed.groups(spec)[0] == ("dense1.dense.weight",)
     assert len(listed.groups(spec)[1]) == 7
 
@@ -251,7 +253,7 @@ def test_inv07_units_are_grouped_into_runs_or_as_listed() -> None:
 )
 def test_inv07_shards_that_do_not_partition_the_model_are_refused(shards, message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        Strategy("shard", shards).groups(build_model("mlp", size=4, hidden=(5, 5)))
+        GroupingStrategy("shard", shards).groups(build_model("mlp", size=4, hidden=(5, 5)))
 
 
 # 8. Arbitrary gamma
@@ -261,7 +263,7 @@ def test_inv07_shards_that_do_not_partition_the_model_are_refused(shards, messag
     "gamma", mostly_slow([1 / 256, 1 / 128, 1 / 32, 0.123456, 0.5, 0.99, 1.0], [1 / 256, 0.123456, 0.99])
 )
 def test_inv08_any_size_can_be_cut(resnet, gamma: float) -> None:
-    found = cut(spec_arrays(resnet), gamma, Strategy("layer").groups(resnet))
+    found = cut(spec_arrays(resnet), gamma, GroupingStrategy("layer").groups(resnet))
     names = maskable(resnet)
     sizes = [found.masks[name].size for name in names]
     assert sum(sizes) == 11_164_362
@@ -462,7 +464,7 @@ def test_inv07_as_many_shards_as_units_and_a_single_one(shards: int) -> None:
     spec = build_model("mlp", size=4, hidden=(5, 5))
     runs = consecutive(spec, shards)
     assert len(runs) == shards and [unit for run in runs for unit in run] == ["dense1", "dense2", "head"]
-    assert len(Strategy("shard", shards).groups(spec)) == shards
+    assert len(GroupingStrategy("shard", shards).groups(spec)) == shards
 
 
 @pytest.mark.parametrize("shards", [0, 4, -1])
@@ -473,11 +475,11 @@ def test_inv07_more_shards_than_units_or_none_are_refused(shards: int) -> None:
 
 def test_inv07_a_strategy_that_is_none_and_shards_of_another_are_refused() -> None:
     with pytest.raises(ModelError, match="one of model, layer, shard; found 'tensor'"):
-        Strategy("tensor")  # type: ignore[arg-type]
+        GroupingStrategy("tensor")  # type: ignore[arg-type]
     with pytest.raises(ModelError, match="belong to the strategy 'shard', found 'layer'"):
-        Strategy("layer", 2)
+        GroupingStrategy("layer", 2)
     with pytest.raises(ModelError, match="belong to the strategy 'shard', found 'model'"):
-        Strategy(shards=0)
+        GroupingStrategy(shards=0)
 
 
 # -- fiarse.md A9: guards against submodels whose layers keep nothing --------------------------------------
@@ -642,7 +644,7 @@ def test_maskable_goes_by_the_type_of_layer_and_not_by_its_name() -> None:
 def test_maskable_nothing_at_all_is_an_error() -> None:
     spec = ModelSpec("norms", sequential([("only", nn.LayerNorm(3))]), TensorSpec((3,)), 3)
     with pytest.raises(ModelError, match="no layer whose weights"):
-        Strategy().groups(spec)
+        GroupingStrategy().groups(spec)
 
 
 def test_maskable_tensors_and_all_others_are_float32_or_named() -> None:

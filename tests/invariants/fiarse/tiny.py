@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from edgefl.models.spec import ModelSpec, on_meta
 from edgefl.submodels.importance.learnable import spec_arrays
-from edgefl.submodels.importance.thresholds import ImportanceCut, Mask, cut
-from edgefl.wire.regions import Entries
+from edgefl.submodels.importance.thresholds import ImportanceMasks, Mask, cut
+from edgefl.wire.regions import EntryRegion
 from edgefl.wire.tensors import Arrays
 from tests.support.reference import partial_average
 
@@ -90,7 +90,7 @@ def positions_per_weight(spec: ModelSpec) -> dict[str, int]:
     return uses
 
 
-def mac_fraction(spec: ModelSpec, found: ImportanceCut) -> float:
+def mac_fraction(spec: ModelSpec, found: ImportanceMasks) -> float:
     """MACs left if every zero is skipped, over all MACs (fiarse.md 8.2)."""
     uses, weights = positions_per_weight(spec), spec_arrays(spec)
     kept = sum(int(found.masks[name].sum()) * times for name, times in uses.items())
@@ -103,7 +103,7 @@ def per_scalar_average(
     """New global vector by our aggregate: ``uploads`` are (size, Delta), Delta = old - new, full length."""
     held = {size: np.flatnonzero(mask) for size, mask in masks.items()}
     local = [
-        ({"values": Entries(("x",), held[size])}, {"values": torch.from_numpy((x - delta)[held[size]])})
+        ({"values": EntryRegion(("x",), held[size])}, {"values": torch.from_numpy((x - delta)[held[size]])})
         for size, delta in uploads
     ]
     averaged = partial_average({"x": torch.from_numpy(x)}, local)["x"]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from benchmarks.faults import random_schedule
 from edgefl.errors import ConfigError
-from edgefl.lab.faults.links import Links, PacketSplitter, second_copy
+from edgefl.lab.faults.links import LinkRelays, PacketSplitter, second_copy
 from edgefl.lab.faults.schedule import KINDS, Fault, Schedule, check_targets, load_schedule
 
 PUBLISH = b"\x32\x07\x00\x03a/b\x00\x01"
@@ -41,13 +41,13 @@ def echo() -> Iterator[socketserver.ThreadingTCPServer]:
 
 
 @pytest.fixture
-def links(echo: socketserver.ThreadingTCPServer) -> Iterator[Links]:
-    made = Links(("one", "other"), ("127.0.0.1", echo.server_address[1]), seed=1)
+def links(echo: socketserver.ThreadingTCPServer) -> Iterator[LinkRelays]:
+    made = LinkRelays(("one", "other"), ("127.0.0.1", echo.server_address[1]), seed=1)
     yield made
     made.stop()
 
 
-def connected(links: Links, name: str) -> socket.socket:
+def connected(links: LinkRelays, name: str) -> socket.socket:
     client = socket.create_connection(("127.0.0.1", links.ports[name]), timeout=WAIT_S)
     assert answered(client) == PUBLISH
     return client
@@ -61,7 +61,7 @@ def answered(client: socket.socket, size: int = len(PUBLISH)) -> bytes:
     return found
 
 
-def test_a_delay_holds_packets_back_and_ends(links: Links) -> None:
+def test_a_delay_holds_packets_back_and_ends(links: LinkRelays) -> None:
     fault = Fault(kind="delay", amount=0.2)
     with connected(links, "one") as client, connected(links, "other") as other:
         links.begin(["one"], fault)
@@ -73,7 +73,7 @@ def test_a_delay_holds_packets_back_and_ends(links: Links) -> None:
         assert answered(client) == PUBLISH
 
 
-def test_a_stalled_link_lets_nothing_through_until_it_ends(links: Links) -> None:
+def test_a_stalled_link_lets_nothing_through_until_it_ends(links: LinkRelays) -> None:
     fault = Fault(kind="stall")
     with connected(links, "one") as client:
         links.begin(["one"], fault)
@@ -86,7 +86,7 @@ def test_a_stalled_link_lets_nothing_through_until_it_ends(links: Links) -> None
         assert client.recv(len(PUBLISH)) == PUBLISH
 
 
-def test_a_reset_cuts_the_connections_of_its_link_only(links: Links) -> None:
+def test_a_reset_cuts_the_connections_of_its_link_only(links: LinkRelays) -> None:
     with connected(links, "one") as client, connected(links, "other") as other:
         links.begin(["one"], Fault(kind="reset"))
         with pytest.raises(ConnectionResetError):
@@ -96,7 +96,7 @@ def test_a_reset_cuts_the_connections_of_its_link_only(links: Links) -> None:
         pass
 
 
-def test_a_half_open_connection_stays_open(links: Links, echo: socketserver.ThreadingTCPServer) -> None:
+def test_a_half_open_connection_stays_open(links: LinkRelays, echo: socketserver.ThreadingTCPServer) -> None:
     fault = Fault(kind="half_open")
     with connected(links, "one") as client:
         links.begin(["one"], fault)
@@ -109,7 +109,7 @@ def test_a_half_open_connection_stays_open(links: Links, echo: socketserver.Thre
         assert echo.gone.wait(WAIT_S)  # type: ignore[attr-defined]
 
 
-def test_a_publish_comes_twice_and_says_that_it_is_a_copy(links: Links) -> None:
+def test_a_publish_comes_twice_and_says_that_it_is_a_copy(links: LinkRelays) -> None:
     with connected(links, "one") as client:
         links.begin(["one"], Fault(kind="duplicate", amount=1.0))
         copy = b"\x3a" + PUBLISH[1:]

@@ -10,7 +10,7 @@ from edgefl.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.access.files import aws_policy
-from edgefl_server.access.limits import HOSTED, Traffic, find_exceeded_limits, longest_topics
+from edgefl_server.access.limits import HOSTED, TrafficEstimate, find_exceeded_limits, longest_topics
 from edgefl_server.access.rules import ROLES, AccessRules
 from tests.server.publish.test_publisher import announcement, connected
 
@@ -45,8 +45,8 @@ def test_topics_and_policies_fit_aws_whatever_the_names(federation: str) -> None
         ({"subscribe_batch": 9}, "9 filters in a SUBSCRIBE"),
         ({"address": Address("host")}, "takes TLS only"),
         ({"address": Address("host", tls=True, client_ids="short")}, "broker.client_ids is short"),
-        ({"traffic": Traffic(200_000, 10)}, "announcement of a round takes about 200000 bytes"),
-        ({"traffic": Traffic(1000, 500)}, "publishes 500 messages at once"),
+        ({"traffic": TrafficEstimate(200_000, 10)}, "announcement of a round takes about 200000 bytes"),
+        ({"traffic": TrafficEstimate(1000, 500)}, "publishes 500 messages at once"),
     ],
 )
 def test_what_aws_does_not_take_is_named(changes: dict[str, Any], text: str) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from benchmarks.sign_kernel import measure_signs
-from edgefl.wire.update.form import Codes, Form, Section
+from edgefl.wire.update.form import CodeEncoding, Form, Section
 from edgefl_server.aggregate.accumulator import CpuAccumulator
 from edgefl_server.aggregate.adders import CheckedArrays
 from edgefl_server.aggregate.cuda import TorchAccumulator
@@ -85,7 +85,9 @@ def accumulator_agrees(kind: str, scale: float | None) -> bool:
     """The whole way from checked updates, beside numba's."""
     rng, regions = np.random.default_rng(7), REGIONS[kind]
     groups = {name: number for number, name in enumerate(sorted(LAYOUT.shapes))}
-    form = Form("signs", sections=(Section(tuple(sorted(regions)), Codes(1, (-1.0, 1.0), scale), groups),))
+    form = Form(
+        "signs", sections=(Section(tuple(sorted(regions)), CodeEncoding(1, (-1.0, 1.0), scale), groups),)
+    )
     made = compile_pieces(LAYOUT, regions, form)
     updates = [
         CheckedArrays(made, tuple(arrays[name] for name in made.sources))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgefl.wire.regions import Block, Entries, Region, extract
+from edgefl.wire.regions import BlockRegion, EntryRegion, Region, extract
 from edgefl.wire.tensors import Arrays
 
 OLD: Arrays = {
@@ -14,9 +14,9 @@ OLD: Arrays = {
 }
 WHOLE: dict[str, Region] = dict.fromkeys(OLD)
 SUFFIX: dict[str, Region] = {"b.bias": None, "b.scale": None}
-SLICE: dict[str, Region] = {"a.weight": Block((range(1, 3), (5, 0))), "b.bias": Block.leading(2)}
+SLICE: dict[str, Region] = {"a.weight": BlockRegion((range(1, 3), (5, 0))), "b.bias": BlockRegion.leading(2)}
 SINGLES: dict[str, Region] = {
-    "values": Entries(("b.bias", "a.weight"), np.array([0, 2, 3, 10, 11, 26])),
+    "values": EntryRegion(("b.bias", "a.weight"), np.array([0, 2, 3, 10, 11, 26])),
     "b.scale": None,
 }
 

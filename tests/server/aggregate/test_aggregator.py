@@ -11,9 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.errors import ConfigError, UpdateRejected
-from edgefl.wire.regions import Block, Region, extract, pieces
+from edgefl.wire.regions import BlockRegion, Region, extract, pieces
 from edgefl.wire.tensors import Array, Arrays
-from edgefl.wire.update.form import CHANGE_LIMIT, SIGNS, VALUE_LIMIT, Codes, FloatValues, Form, Section
+from edgefl.wire.update.form import (
+    CHANGE_LIMIT,
+    SIGNS,
+    VALUE_LIMIT,
+    CodeEncoding,
+    FloatEncoding,
+    Form,
+    Section,
+)
 from edgefl_server.aggregate.accumulator import Accumulator, CpuAccumulator
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 from edgefl_server.aggregate.cuda import TorchAccumulator
@@ -145,7 +153,7 @@ def test_the_largest_values_and_weights_do_not_overflow() -> None:
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_the_largest_changes_and_weights_do_not_overflow(sign: float) -> None:
-    form = Form("floats", sections=(Section(tuple(OLD), FloatValues()),), change=True)
+    form = Form("floats", sections=(Section(tuple(OLD), FloatEncoding()),), change=True)
     aggregator = Aggregator(layout_of(OLD), weight_limit=64 << 24, device="cpu")
     update = {"values": np.full(28, sign * CHANGE_LIMIT, np.float32)}
     for _ in range(64):
@@ -158,7 +166,7 @@ def test_the_largest_changes_and_weights_do_not_overflow(sign: float) -> None:
 
 
 def test_small_changes_survive_the_largest_claims() -> None:
-    form = Form("signs", sections=(Section(("w",), Codes(1, SIGNS), {"w": 0}),), change=True)
+    form = Form("signs", sections=(Section(("w",), CodeEncoding(1, SIGNS), {"w": 0}),), change=True)
     weights = {"w": np.zeros(64, np.float32)}
     limit = 990 * Rules("run", 0, 1, ()).most_samples + 10 * 100
     aggregator = Aggregator(layout_of(weights), weight_limit=limit, device="cpu")
@@ -172,7 +180,7 @@ def test_small_changes_survive_the_largest_claims() -> None:
 
 @pytest.mark.parametrize("scale", [1e4, -1e4, 1e30, float("nan"), float("inf"), 1e39])
 def test_a_known_scale_out_of_range_is_refused(scale: float) -> None:
-    form = Form("signs", sections=(Section(tuple(OLD), Codes(1, SIGNS, scale)),), change=True)
+    form = Form("signs", sections=(Section(tuple(OLD), CodeEncoding(1, SIGNS, scale)),), change=True)
     with pytest.raises(ConfigError, match="choose a smaller scale"):
         Aggregator(layout_of(OLD), weight_limit=1, device="cpu").pieces(WHOLE, form)
 
@@ -245,7 +253,7 @@ def test_a_bad_update_is_refused_with_a_reason(arrays: Arrays, reason: str) -> N
 
 
 def test_both_engines_give_the_same_model_twice() -> None:
-    form = Form("signs", sections=(Section(tuple(OLD), Codes(1, SIGNS, 0.3)),), change=True)
+    form = Form("signs", sections=(Section(tuple(OLD), CodeEncoding(1, SIGNS, 0.3)),), change=True)
     arrays = {"codes": np.array([7, 0, 255, 5, 1], np.uint8)}
     found = []
     for engine in (CpuAccumulator(28), TorchAccumulator(28, torch.device("cpu"))):
@@ -268,7 +276,7 @@ def test_both_engines_give_the_same_model_twice() -> None:
 
 def test_slices_that_cut_many_pieces_are_added_by_index() -> None:
     weights = {"w": np.zeros((3000, 4), np.float32)}
-    regions: dict[str, Region] = {"w": Block((None, range(1, 3)))}
+    regions: dict[str, Region] = {"w": BlockRegion((None, range(1, 3)))}
     aggregator = Aggregator(layout_of(weights), weight_limit=2, device="cpu")
     ones = {"w": np.ones((3000, 2), np.float32)}
     assert aggregator.pieces(regions).index.size == 6000

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgefl.wire.update.form import DENSE, VALUE_LIMIT, FloatValues, Form, Section
+from edgefl.wire.update.form import DENSE, VALUE_LIMIT, FloatEncoding, Form, Section
 from edgefl_server.aggregate.aggregator import Aggregator, NormClip, layout_of
 from edgefl_server.aggregate.robust import RobustRule
 from tests.server.aggregate.small_model import OLD, SUFFIX, WHOLE, drawn
 
 
 def test_updates_of_changes_and_of_weights_do_not_mix() -> None:
-    form = Form("halves", sections=(Section(tuple(OLD), FloatValues("float16")),), change=True)
+    form = Form("halves", sections=(Section(tuple(OLD), FloatEncoding("float16")),), change=True)
     aggregator = Aggregator(layout_of(OLD), weight_limit=2, device="cpu")
     aggregator.add(aggregator.check(drawn(np.random.default_rng(0), WHOLE), WHOLE), 1)
     with pytest.raises(ValueError, match="hold weights and one of codec 'halves' holds changes"):
@@ -20,7 +20,7 @@ def test_updates_of_changes_and_of_weights_do_not_mix() -> None:
 
 
 def test_a_change_is_added_to_the_old_weights_and_counts_over_its_holders() -> None:
-    form = Form("halves", sections=(Section(tuple(SUFFIX), FloatValues("float16")),), change=True)
+    form = Form("halves", sections=(Section(tuple(SUFFIX), FloatEncoding("float16")),), change=True)
     aggregator = Aggregator(layout_of(OLD), weight_limit=4, device="cpu")
     for change, weight in ((1.0, 3), (-1.0, 1)):
         aggregator.add(aggregator.check({"halves": np.full(4, change, np.float16)}, SUFFIX, form), weight)
@@ -30,7 +30,7 @@ def test_a_change_is_added_to_the_old_weights_and_counts_over_its_holders() -> N
 
 
 def test_with_a_base_a_change_of_zero_does_not_count() -> None:
-    form = Form("floats", sections=(Section(tuple(SUFFIX), FloatValues()),), change=True)
+    form = Form("floats", sections=(Section(tuple(SUFFIX), FloatEncoding()),), change=True)
     aggregator = Aggregator(layout_of(OLD), weight_limit=2, device="cpu", base=OLD)
     for values in ([0, 2, 0, 4], [0, 0, 6, 8]):
         aggregator.add(aggregator.check({"values": np.array(values, np.float32)}, SUFFIX, form), 1)
@@ -55,7 +55,7 @@ def test_a_change_longer_than_the_limit_is_shortened_to_it(change: bool) -> None
     step = {"b.bias": np.array([3, 0, 0], np.float32), "b.scale": np.array(4, np.float32)}
     form, arrays = DENSE, {name: OLD[name] + step[name] for name in step}
     if change:
-        form = Form("floats", sections=(Section(tuple(SUFFIX), FloatValues()),), change=True)
+        form = Form("floats", sections=(Section(tuple(SUFFIX), FloatEncoding()),), change=True)
         arrays = {"values": np.array([3, 0, 0, 4], np.float32)}
     for limit, share in ((1.0, 0.2), (5.0, 1.0), (100.0, 1.0)):
         aggregator = Aggregator(layout_of(OLD), weight_limit=1, device="cpu", clip=NormClip(limit, OLD))

@@ -16,7 +16,7 @@ from edgefl.wire.bundle.manifest import Port
 from edgefl.wire.mqtt.messages import Round, Task, encode
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import decode
-from edgefl.wire.update.form import DENSE, SIGNS, Codes, FloatValues, Form, Section, Sparse
+from edgefl.wire.update.form import DENSE, SIGNS, CodeEncoding, FloatEncoding, Form, Section, SparseEncoding
 from edgefl_server.events import Rejected, RoundClosed
 from edgefl_server.run_spec import RunSpec
 from tests.server.fleet import (
@@ -35,10 +35,10 @@ from tests.server.fleet import (
 NAMES = tuple(sorted(WEIGHTS))
 SIZES = {name: WEIGHTS[name].size for name in NAMES}
 GROUPS = {name: number for number, name in enumerate(NAMES)}
-SIGNED = Form("scaled_sign", sections=(Section(NAMES, Codes(1, SIGNS), GROUPS),), change=True)
-KNOWN = Form("signsgd", sections=(Section(NAMES, Codes(1, SIGNS, 0.01)),), change=True)
-SPARSE = Form("topk", sections=(Section(NAMES, Sparse(0.05)),), change=True)
-HALVES = Form("float16", sections=(Section(NAMES, FloatValues("float16")),), change=True)
+SIGNED = Form("scaled_sign", sections=(Section(NAMES, CodeEncoding(1, SIGNS), GROUPS),), change=True)
+KNOWN = Form("signsgd", sections=(Section(NAMES, CodeEncoding(1, SIGNS, 0.01)),), change=True)
+SPARSE = Form("topk", sections=(Section(NAMES, SparseEncoding(0.05)),), change=True)
+HALVES = Form("float16", sections=(Section(NAMES, FloatEncoding("float16")),), change=True)
 FORMS = {form.codec: form for form in (SIGNED, KNOWN, SPARSE, HALVES)}
 MASK_BITS = sum(SIZES.values())
 SHAPES = {name: array.shape for name, array in WEIGHTS.items()}
@@ -60,7 +60,7 @@ def honest(form: Form, device: str, number: int) -> Arrays:
 
 def mask(rng: np.random.Generator) -> np.ndarray:
     """As many bits set per tensor as the form keeps."""
-    flags = [rng.permutation(np.arange(size) < Sparse(0.05).kept(size)) for size in SIZES.values()]
+    flags = [rng.permutation(np.arange(size) < SparseEncoding(0.05).kept(size)) for size in SIZES.values()]
     return np.packbits(np.concatenate(flags), bitorder="little")
 
 
@@ -217,7 +217,7 @@ def test_a_bad_coded_update_is_refused_and_the_round_goes_on(
 
 
 def test_a_loss_is_optional_where_the_update_shows_it() -> None:
-    mixed = Form("signsgd", sections=(*KNOWN.sections, Section(("norm",), FloatValues())), change=True)
+    mixed = Form("signsgd", sections=(*KNOWN.sections, Section(("norm",), FloatEncoding())), change=True)
     assert [form.silent for form in (KNOWN, SIGNED, SPARSE, HALVES, DENSE, mixed)] == [True] + [False] * 5
 
 

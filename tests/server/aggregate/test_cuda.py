@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import edgefl_server.aggregate.cuda
-from edgefl.wire.update.form import Codes, Encoding, FloatValues, Form, Section, Sparse
+from edgefl.wire.update.form import CodeEncoding, Encoding, FloatEncoding, Form, Section, SparseEncoding
 from edgefl_server.aggregate.accumulator import CpuAccumulator
 from edgefl_server.aggregate.adders import CheckedArrays
 from edgefl_server.aggregate.cuda import TorchAccumulator
@@ -25,13 +25,13 @@ from tests.support.commands import run_python
 ROOT = Path(__file__).parents[3]
 CPU = torch.device("cpu")
 EVERY: list[Encoding] = [
-    *(Codes(bits, levels(bits, 1)) for bits in range(1, 9)),
-    Codes(1, (-1.0, 1.0), 0.01),
-    FloatValues(),
-    FloatValues("float16"),
-    FloatValues("bfloat16"),
-    Sparse(0.03),
-    Sparse(1.0),
+    *(CodeEncoding(bits, levels(bits, 1)) for bits in range(1, 9)),
+    CodeEncoding(1, (-1.0, 1.0), 0.01),
+    FloatEncoding(),
+    FloatEncoding("float16"),
+    FloatEncoding("bfloat16"),
+    SparseEncoding(0.03),
+    SparseEncoding(1.0),
 ]
 
 

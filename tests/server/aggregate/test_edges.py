@@ -9,7 +9,15 @@ from edgefl.errors import UpdateRejected
 from edgefl.wire.bits import packed_bytes
 from edgefl.wire.regions import Region
 from edgefl.wire.tensors import Arrays
-from edgefl.wire.update.form import CHANGE_LIMIT, SIGNS, Codes, FloatValues, Form, Section, Sparse
+from edgefl.wire.update.form import (
+    CHANGE_LIMIT,
+    SIGNS,
+    CodeEncoding,
+    FloatEncoding,
+    Form,
+    Section,
+    SparseEncoding,
+)
 from edgefl_server.aggregate.accumulator import CpuAccumulator
 from edgefl_server.aggregate.aggregator import Aggregator, NormClip, accumulator, layout_of
 from edgefl_server.aggregate.averaging import HolderMean
@@ -18,7 +26,7 @@ from edgefl_server.aggregate.scatter import PART, compile_pieces, flatten
 
 OLD: Arrays = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.ones(2, np.float32)}
 WHOLE: dict[str, Region] = dict.fromkeys(OLD)
-CHANGES = Form("floats", sections=(Section(("a", "b"), FloatValues()),), change=True)
+CHANGES = Form("floats", sections=(Section(("a", "b"), FloatEncoding()),), change=True)
 
 
 def aggregator(limit: int = 4, **more: object) -> Aggregator:
@@ -89,7 +97,7 @@ def test_total_weights_are_one_number_where_they_agree() -> None:
 
 @pytest.mark.parametrize("rule", [RobustRule("median"), RobustRule("trimmed_mean", 0.34)])
 def test_a_buffered_rule_adds_changes_and_leaves_what_nobody_holds(rule: RobustRule) -> None:
-    form = Form("floats", sections=(Section(("b",), FloatValues()),), change=True)
+    form = Form("floats", sections=(Section(("b",), FloatEncoding()),), change=True)
     sums, regions = aggregator(3, rule=rule), {"b": None}
     for value in (1.0, 2.0, 900.0):
         sums.add(sums.check({"values": np.full(2, value, np.float32)}, regions, form), 1)
@@ -99,7 +107,7 @@ def test_a_buffered_rule_adds_changes_and_leaves_what_nobody_holds(rule: RobustR
 
 def test_a_buffered_rule_clips_changes() -> None:
     sums = aggregator(3, rule=RobustRule("median"), clip=NormClip(1.0, OLD))
-    form = Form("floats", sections=(Section(("b",), FloatValues()),), change=True)
+    form = Form("floats", sections=(Section(("b",), FloatEncoding()),), change=True)
     sums.add(sums.check({"values": np.array([0, 4], np.float32)}, {"b": None}, form), 3)
     assert sums.result(OLD)["b"].tolist() == [1.0, 2.0]
 
@@ -131,7 +139,9 @@ def test_names_that_are_wrong_are_told_three_at_a_time() -> None:
     ("scale", "reason"), [(0.0, ""), (CHANGE_LIMIT / 2, ""), (CHANGE_LIMIT / 2 + 1, "too-large")]
 )
 def test_a_scale_times_the_largest_level_may_be_the_limit(scale: float, reason: str) -> None:
-    form = Form("x", sections=(Section(("a", "b"), Codes(1, (-2.0, 2.0)), {"a": 0, "b": 1}),), change=True)
+    form = Form(
+        "x", sections=(Section(("a", "b"), CodeEncoding(1, (-2.0, 2.0)), {"a": 0, "b": 1}),), change=True
+    )
     arrays = {"codes": np.zeros(2, np.uint8), "scales": np.array([0, scale], np.float32)}
     sums = aggregator()
     if not reason:
@@ -144,12 +154,12 @@ def test_a_scale_times_the_largest_level_may_be_the_limit(scale: float, reason: 
 
 
 def test_a_known_scale_may_reach_the_limit() -> None:
-    form = Form("x", sections=(Section(("a", "b"), Codes(1, SIGNS, CHANGE_LIMIT)),), change=True)
+    form = Form("x", sections=(Section(("a", "b"), CodeEncoding(1, SIGNS, CHANGE_LIMIT)),), change=True)
     assert compile_pieces(layout_of(OLD), WHOLE, form).size == 8
 
 
 def test_a_mask_that_fills_its_last_byte_is_taken() -> None:
-    form = Form("x", sections=(Section(("a", "b"), Sparse(0.5)),), change=True)
+    form = Form("x", sections=(Section(("a", "b"), SparseEncoding(0.5)),), change=True)
     arrays = {"mask": np.array([0b1000_0111], np.uint8), "values": np.arange(1, 5, dtype=np.float32)}
     sums = aggregator()
     sums.add(sums.check(arrays, WHOLE, form), 1)
@@ -171,14 +181,14 @@ def test_sums_made_a_part_at_a_time_are_those_made_in_memory(monkeypatch: pytest
     sizes = {"a": PART - 13, "b": 40, "c": PART + 1001, "d": 9}
     old = {name: rng.normal(size=size).astype(np.float32) for name, size in sizes.items()}
     sections = (
-        Section(("a", "c"), Codes(1, SIGNS), {"a": 0, "c": 1}),
-        Section(("b",), FloatValues()),
-        Section(("d",), Sparse(0.5)),
+        Section(("a", "c"), CodeEncoding(1, SIGNS), {"a": 0, "c": 1}),
+        Section(("b",), FloatEncoding()),
+        Section(("d",), SparseEncoding(0.5)),
     )
     mixed = Form("mixed", sections=sections, change=True)
     whole: dict[str, Region] = dict.fromkeys(old)
     tail: dict[str, Region] = dict.fromkeys(("c", "d"))
-    floats = Form("floats", sections=(Section(("c", "d"), FloatValues()),), change=True)
+    floats = Form("floats", sections=(Section(("c", "d"), FloatEncoding()),), change=True)
     codes = sum(packed_bytes(sizes[name]) for name in ("a", "c"))
 
     def result(by_parts: bool, count: int) -> bytes:

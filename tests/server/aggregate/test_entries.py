@@ -7,26 +7,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.wire.regions import Block, Entries, Region
+from edgefl.wire.regions import BlockRegion, EntryRegion, Region
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import read, split
-from edgefl.wire.update.form import DENSE, Codes, FloatValues, Form, Section, Sparse
+from edgefl.wire.update.form import DENSE, CodeEncoding, FloatEncoding, Form, Section, SparseEncoding
 from edgefl_server.aggregate.statistics import make_reader
 
 SHAPES = {"a": (3, 5), "b": (7,), "c": (), "d": (0,), "e": (4, 2)}
 REGIONS: dict[str, Region] = {
-    "a": Block.leading(2, 3),
+    "a": BlockRegion.leading(2, 3),
     "b": None,
     "c": None,
     "d": None,
-    "mixed": Entries(("b", "e"), np.array([1, 5, 7, 10, 14])),
+    "mixed": EntryRegion(("b", "e"), np.array([1, 5, 7, 10, 14])),
 }
 ENCODINGS = (
-    Codes(1, (-1.0, 1.0)),
-    Codes(3, tuple(map(float, range(8)))),
-    Codes(2, (-1.0, 0.0, 1.0, 2.0), scale=0.25),
-    FloatValues(),
-    FloatValues("float16"),
+    CodeEncoding(1, (-1.0, 1.0)),
+    CodeEncoding(3, tuple(map(float, range(8)))),
+    CodeEncoding(2, (-1.0, 0.0, 1.0, 2.0), scale=0.25),
+    FloatEncoding(),
+    FloatEncoding("float16"),
 )
 
 
@@ -37,7 +37,7 @@ def form_of(encodings: dict[str, int]) -> Form:
         names = tuple(sorted(name for name, chosen in encodings.items() if chosen == number))
         groups = {part: at for at, part in enumerate(sorted({p for n in names for p in parts_of(n)}))}
         if names:
-            sections.append(Section(names, encoding, groups if isinstance(encoding, Codes) else {}))
+            sections.append(Section(names, encoding, groups if isinstance(encoding, CodeEncoding) else {}))
     return Form("test", sections=tuple(sections), change=True)
 
 
@@ -86,7 +86,7 @@ def test_a_dense_update() -> None:
 
 @pytest.mark.parametrize("held", ["a", "b"])
 def test_what_travels_with_a_mask_is_not_read_at_once(held: str) -> None:
-    sections = (Section(("a",), Sparse(0.5)), Section(("b",), FloatValues()))
+    sections = (Section(("a",), SparseEncoding(0.5)), Section(("b",), FloatEncoding()))
     form = Form("test", sections=sections, change=True)
     at_once = make_reader(form, {held}, {"a": None, "b": None}, SHAPES)
     assert (at_once is None) == (held == "a")

@@ -13,19 +13,19 @@ from hypothesis import strategies as st
 
 from edgefl.errors import UpdateRejected
 from edgefl.wire.bits import pack, packed_bytes
-from edgefl.wire.regions import Block, Entries, Region, local_shape, pieces
+from edgefl.wire.regions import BlockRegion, EntryRegion, Region, local_shape, pieces
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.decode import decode, widen
 from edgefl.wire.update.form import (
     CHANGE_LIMIT,
     DENSE,
     VALUE_LIMIT,
-    Codes,
+    CodeEncoding,
     Encoding,
-    FloatValues,
+    FloatEncoding,
     Form,
     Section,
-    Sparse,
+    SparseEncoding,
 )
 from edgefl_server.aggregate import averaging
 from edgefl_server.aggregate.accumulator import CpuAccumulator
@@ -47,19 +47,19 @@ REGIONS: dict[str, dict[str, Region]] = {
     "whole": dict.fromkeys(OLD),
     "suffix": dict.fromkeys(("d", "e")),
     "slices": {
-        "a": Block((range(3, 30), range(10))),
-        "c": Block(((5, 2, 63),)),
-        "d": Block((range(1, 3), None)),
+        "a": BlockRegion((range(3, 30), range(10))),
+        "c": BlockRegion(((5, 2, 63),)),
+        "d": BlockRegion((range(1, 3), None)),
     },
-    "narrow": {"d": Block((None, range(0, 1000, 3))), "b": None},
+    "narrow": {"d": BlockRegion((None, range(0, 1000, 3))), "b": None},
     "entries": {
-        "kept": Entries(
+        "kept": EntryRegion(
             ("c", "a", "d"), np.flatnonzero(np.random.default_rng(5).random(64 + 407 + BLOCK + 300) < 0.6)
         ),
-        "e": Block.leading(2, 4),
+        "e": BlockRegion.leading(2, 4),
         "b": None,
     },
-    "one": {"kept": Entries(("a", "c"), np.array([406, 407])), "e": None},
+    "one": {"kept": EntryRegion(("a", "c"), np.array([406, 407])), "e": None},
 }
 
 
@@ -72,13 +72,13 @@ class Case:
 
 def encodings() -> st.SearchStrategy[Encoding]:
     codes = st.builds(
-        lambda bits, seed, scale: Codes(bits, levels(bits, seed), scale),
+        lambda bits, seed, scale: CodeEncoding(bits, levels(bits, seed), scale),
         st.integers(1, 8),
         st.integers(0, 99),
         st.sampled_from([None, None, 0.37]),
     )
-    values = st.sampled_from([FloatValues(), FloatValues("float16"), FloatValues("bfloat16")])
-    return st.one_of(codes, codes, values, st.builds(Sparse, st.sampled_from([0.03, 0.5, 1.0])))
+    values = st.sampled_from([FloatEncoding(), FloatEncoding("float16"), FloatEncoding("bfloat16")])
+    return st.one_of(codes, codes, values, st.builds(SparseEncoding, st.sampled_from([0.03, 0.5, 1.0])))
 
 
 def levels(bits: int, seed: int) -> tuple[float, ...]:
@@ -97,8 +97,8 @@ def forms(draw: st.DrawFn, regions: Mapping[str, Region]) -> Form:
     sections = []
     for _, names in sorted(chosen.items()):
         encoding = draw(encodings())
-        if isinstance(encoding, FloatValues) and encoding.dtype != "float32":
-            encoding = FloatValues(half)
+        if isinstance(encoding, FloatEncoding) and encoding.dtype != "float32":
+            encoding = FloatEncoding(half)
         parts = [part for name in names for part, _ in pieces(name, regions[name], SHAPES)]
         together = draw(st.booleans())
         groups = {part: 0 if together else number for number, part in enumerate(dict.fromkeys(parts))}
@@ -140,7 +140,7 @@ def drawn(rng: np.random.Generator, form: Form, regions: Mapping[str, Region]) -
 
 def _kept(rng: np.random.Generator, form: Form, name: str, size: int) -> np.ndarray:
     [sparse] = [s.encoding for s in form.sections if name in s.names]
-    assert isinstance(sparse, Sparse)
+    assert isinstance(sparse, SparseEncoding)
     return rng.permutation(size) < sparse.kept(size)
 
 
@@ -187,7 +187,9 @@ def test_any_mixture_sums_like_a_plain_sum(case: Case, threads: int, again: bool
 def test_one_bit_sums_do_not_depend_on_how_updates_are_batched(count: int) -> None:
     rng, regions = np.random.default_rng(count), REGIONS["entries"]
     form = Form(
-        "signs", sections=(Section(("b", "e", "kept"), Codes(1, (-1.0, 1.0)), _groups(regions)),), change=True
+        "signs",
+        sections=(Section(("b", "e", "kept"), CodeEncoding(1, (-1.0, 1.0)), _groups(regions)),),
+        change=True,
     )
     made = compile_pieces(LAYOUT, regions, form)
     updates = [CheckedArrays(made, _ordered(drawn(rng, form, regions), made.sources)) for _ in range(count)]
@@ -226,8 +228,8 @@ def test_blocks_cover_every_entry_once_and_are_short(kind: str) -> None:
 def test_neighbouring_tensors_with_one_scale_become_common_blocks() -> None:
     names = tuple(f"t{number:02}" for number in range(64))
     layout = layout_of({name: np.zeros(64, np.float32) for name in names})
-    one = Section(names, Codes(1, (-1.0, 1.0)), dict.fromkeys(names, 0))
-    each = Section(names, Codes(1, (-1.0, 1.0)), {name: number for number, name in enumerate(names)})
+    one = Section(names, CodeEncoding(1, (-1.0, 1.0)), dict.fromkeys(names, 0))
+    each = Section(names, CodeEncoding(1, (-1.0, 1.0)), {name: number for number, name in enumerate(names)})
     found = [
         len(compile_pieces(layout, dict.fromkeys(names), Form("x", 1, (s,), True)).blocks)
         for s in (one, each)
@@ -243,7 +245,7 @@ def test_every_pattern_of_sixteen_bits_adds_its_value() -> None:
         with np.errstate(invalid="ignore"):
             wide = widen(halves).astype(np.float64)
         fit = np.isfinite(wide) & (np.abs(wide) <= VALUE_LIMIT)
-        form = Form("halves", sections=(Section(("w",), FloatValues(dtype)),), change=True)  # type: ignore[arg-type]
+        form = Form("halves", sections=(Section(("w",), FloatEncoding(dtype)),), change=True)  # type: ignore[arg-type]
         made = compile_pieces(layout, {"w": None}, form)
         sums = CpuAccumulator(1 << 16)
         sums.add(
@@ -252,12 +254,12 @@ def test_every_pattern_of_sixteen_bits_adds_its_value() -> None:
         assert np.array_equal(sums.sums(), np.rint(np.where(fit, wide, 0) * 2.0**30).astype(np.int64))
 
 
-SIGNS = Section(("b", "e"), Codes(1, (-2.0, 2.0)), {"b": 0, "e": 1})
-KEPT = Section(("b", "e"), Sparse(0.5))  # of 1 and of 15 entries: 1 and 8
+SIGNS = Section(("b", "e"), CodeEncoding(1, (-2.0, 2.0)), {"b": 0, "e": 1})
+KEPT = Section(("b", "e"), SparseEncoding(0.5))  # of 1 and of 15 entries: 1 and 8
 EIGHT = np.zeros(8, np.float32)
-FLOATS = Section(("b", "e"), FloatValues())
-FLOAT16 = Section(("b", "e"), FloatValues("float16"))
-BFLOAT16 = Section(("b", "e"), FloatValues("bfloat16"))
+FLOATS = Section(("b", "e"), FloatEncoding())
+FLOAT16 = Section(("b", "e"), FloatEncoding("float16"))
+BFLOAT16 = Section(("b", "e"), FloatEncoding("bfloat16"))
 SIGNED = {"codes": np.zeros(3, np.uint8), "scales": np.ones(2, np.float32)}
 
 
@@ -296,7 +298,7 @@ def halves(value: float, dtype: str) -> Arrays:
         (KEPT, {"mask": mask(0, *range(1, 9)), "values": np.full(9, np.nan, np.float32)}, "not-finite"),
         (KEPT, {"mask": mask(), "values": np.zeros(9, np.float32)}, "malformed"),
         (KEPT, {"mask": mask(0, *range(1, 9)), "values": np.zeros(10, np.float32)}, "wrong-shape"),
-        (Section(("e",), Sparse(0.5)), {"mask": mask(*range(8), 15), "values": EIGHT}, "malformed"),
+        (Section(("e",), SparseEncoding(0.5)), {"mask": mask(*range(8), 15), "values": EIGHT}, "malformed"),
         (FLOATS, {"values": np.full(16, CHANGE_LIMIT * 1.01, np.float32)}, "too-large"),
         (FLOAT16, halves(-CHANGE_LIMIT, "float16"), ""),
         (FLOAT16, halves(4100, "float16"), "too-large"),
@@ -341,7 +343,7 @@ def test_arrays_at_odd_addresses_and_strided_ones_are_read_right() -> None:
     odd = raw[1:].view(np.float32)
     odd[:] = np.arange(16)
     strided = np.repeat(np.arange(16, dtype=np.float32), 2)[::2]
-    form = Form("any", sections=(Section(("b", "e"), FloatValues()),))
+    form = Form("any", sections=(Section(("b", "e"), FloatEncoding()),))
     for values in (odd, strided):
         aggregator = Aggregator(LAYOUT, weight_limit=1, device="cpu")
         aggregator.add(aggregator.check({"values": values}, dict.fromkeys(("b", "e")), form), 1)
@@ -355,7 +357,7 @@ def test_weights_may_be_larger_than_changes(dtype: str, value: float, reason: st
     if dtype == "float16":
         value, reason = (60_000, "") if not reason else (np.inf, "not-finite")
     arrays = {name: np.full(16, value, np.float32)} if dtype == "float32" else halves(value, dtype)
-    form = Form("any", sections=(Section(("b", "e"), FloatValues(dtype)),))  # type: ignore[arg-type]
+    form = Form("any", sections=(Section(("b", "e"), FloatEncoding(dtype)),))  # type: ignore[arg-type]
     aggregator, regions = Aggregator(LAYOUT, weight_limit=1, device="cpu"), dict.fromkeys(("b", "e"))
     if not reason:
         aggregator.add(aggregator.check(arrays, regions, form), 1)
@@ -375,7 +377,7 @@ def test_codes_end_with_the_array() -> None:
     """Nothing is read behind the last byte, which a straddling code must not make the kernels do."""
     for bits in range(1, 9):
         size = 13
-        form = Form("x", sections=(Section(("w",), Codes(bits, levels(bits, 0), 1.0)),), change=True)
+        form = Form("x", sections=(Section(("w",), CodeEncoding(bits, levels(bits, 0), 1.0)),), change=True)
         layout = layout_of({"w": np.zeros(size, np.float32)})
         made = compile_pieces(layout, {"w": None}, form)
         block = made.blocks[-1]

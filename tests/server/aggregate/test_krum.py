@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgefl.wire.regions import Block, Region
+from edgefl.wire.regions import BlockRegion, Region
 from edgefl.wire.tensors import Arrays
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 from edgefl_server.aggregate.averaging import distances, select_rows
@@ -135,7 +135,7 @@ OLD: Arrays = {
 def test_a_round_takes_the_mean_of_the_chosen() -> None:
     """Five devices hold everything and five the upper half; one of either kind is bad. Honest variances differ by more than
     any weight, and do not count."""
-    half: dict[str, Region] = {"a": Block((range(2), None))}
+    half: dict[str, Region] = {"a": BlockRegion((range(2), None))}
     whole: dict[str, Region] = dict.fromkeys(OLD)
     sums = Aggregator(
         layout_of(OLD),

@@ -11,7 +11,7 @@ from numba import njit
 
 from edgefl.wire.regions import Region
 from edgefl.wire.tensors import Array, Arrays
-from edgefl.wire.update.form import CHANGE_LIMIT, DENSE, Codes, FloatValues, Form, Section
+from edgefl.wire.update.form import CHANGE_LIMIT, DENSE, CodeEncoding, FloatEncoding, Form, Section
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 from edgefl_server.aggregate.blocks import quotient
 from edgefl_server.aggregate.scatter import BLOCK
@@ -28,8 +28,8 @@ NAMES = tuple(OLD)
 FORMS = {
     "dense": DENSE,
     "changes": Form(change=True),
-    "signs": Form("signs", (Section(NAMES, Codes(1, (-1.0, 1.0), 0.01)),), change=True),
-    "halves": Form("halves", (Section(NAMES, FloatValues("float16")),), change=True),
+    "signs": Form("signs", (Section(NAMES, CodeEncoding(1, (-1.0, 1.0), 0.01)),), change=True),
+    "halves": Form("halves", (Section(NAMES, FloatEncoding("float16")),), change=True),
 }
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.errors import ConfigError
-from edgefl.wire.regions import Block, Entries, Region
+from edgefl.wire.regions import BlockRegion, EntryRegion, Region
 from edgefl.wire.tensors import Arrays
-from edgefl.wire.update.form import DENSE, SIGNS, Codes, FloatValues, Form, Section, Sparse
+from edgefl.wire.update.form import DENSE, SIGNS, CodeEncoding, FloatEncoding, Form, Section, SparseEncoding
 from edgefl_server.aggregate.robust import (
     MEAN,
     Floats,
@@ -253,8 +253,8 @@ def test_norm_of_plain_changes_does_not_read_the_weights() -> None:
 
 def test_norm_of_a_slice_and_of_single_entries_looks_at_the_entries_held() -> None:
     base = {**BASE, "w": np.arange(12, dtype=np.float32).reshape(4, 3), "b": np.arange(4, dtype=np.float32)}
-    sliced: dict[str, Region] = {"w": Block(((3, 0), (1,)))}
-    single: dict[str, Region] = {"values": Entries(("w", "n.running_var", "b"), np.array([5, 12, 17]))}
+    sliced: dict[str, Region] = {"w": BlockRegion(((3, 0), (1,)))}
+    single: dict[str, Region] = {"values": EntryRegion(("w", "n.running_var", "b"), np.array([5, 12, 17]))}
     values = np.array([9, 1e6, 6], np.float32)  # from 5, -, 3 at b[3]
 
     assert norm(DENSE, {"w": np.array([[13], [5]], np.float32)}, sliced, base) == 5.0  # from 10 and 1
@@ -262,12 +262,12 @@ def test_norm_of_a_slice_and_of_single_entries_looks_at_the_entries_held() -> No
 
 
 def signs(groups: dict[str, int], *names: str) -> Section:
-    return Section(names, Codes(1, SIGNS), groups)
+    return Section(names, CodeEncoding(1, SIGNS), groups)
 
 
 def test_norm_of_one_bit_needs_scales_and_counts_only() -> None:
     form = Form(
-        "s", 1, (signs({"b": 0, "w": 1}, "b", "w"), Section(("n.running_var",), FloatValues())), change=True
+        "s", 1, (signs({"b": 0, "w": 1}, "b", "w"), Section(("n.running_var",), FloatEncoding())), change=True
     )
     arrays: Arrays = {
         "codes": np.array([0x03, 0xFF, 0x0A], np.uint8),
@@ -280,7 +280,9 @@ def test_norm_of_one_bit_needs_scales_and_counts_only() -> None:
 
 def test_norm_of_one_bit_entries_takes_each_tensors_scale() -> None:
     form = Form("s", 1, (signs({"b": 0, "w": 1, "n.running_var": 2}, "values"),), change=True)
-    regions: dict[str, Region] = {"values": Entries(("b", "w", "n.running_var"), np.array([0, 3, 4, 6, 17]))}
+    regions: dict[str, Region] = {
+        "values": EntryRegion(("b", "w", "n.running_var"), np.array([0, 3, 4, 6, 17]))
+    }
     arrays: Arrays = {"codes": np.array([9], np.uint8), "scales": np.array([3, 2, 1e6], np.float32)}
 
     assert norm(form, arrays, regions, {}) == pytest.approx(math.sqrt(9 * 2 + 4 * 2), rel=1e-15)
@@ -291,9 +293,9 @@ def test_norm_of_other_changes_is_that_of_what_they_decode_to() -> None:
         "m",
         1,
         (
-            Section(("b",), Codes(2, (0.0, 1.0, -1.0, 2.0)), {"b": 0}),
-            Section(("w",), Sparse(0.1)),
-            Section(("n.running_var",), FloatValues("float16")),
+            Section(("b",), CodeEncoding(2, (0.0, 1.0, -1.0, 2.0)), {"b": 0}),
+            Section(("w",), SparseEncoding(0.1)),
+            Section(("n.running_var",), FloatEncoding("float16")),
         ),
         change=True,
     )

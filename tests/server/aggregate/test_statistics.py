@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.wire.limits import Limits
-from edgefl.wire.regions import Block, Entries, Region
+from edgefl.wire.regions import BlockRegion, EntryRegion, Region
 from edgefl.wire.tensors import Arrays
-from edgefl.wire.update.form import DENSE, VALUE_LIMIT, Codes, FloatValues, Form, Section
+from edgefl.wire.update.form import DENSE, VALUE_LIMIT, CodeEncoding, FloatEncoding, Form, Section
 from edgefl_server.aggregate.aggregator import Aggregator, NormClip, layout_of
 from edgefl_server.aggregate.robust import RobustRule
 from edgefl_server.aggregate.statistics import bounds_of
@@ -33,7 +33,7 @@ STATISTICS = ["bn.running_mean", "bn.running_var", "count"]
 WHOLE: dict[str, Region] = dict.fromkeys(OLD)
 PLAIN = Form(
     "floats",
-    sections=(Section(("w",), FloatValues()), Section(tuple(STATISTICS), FloatValues())),
+    sections=(Section(("w",), FloatEncoding()), Section(tuple(STATISTICS), FloatEncoding())),
     change=True,
 )
 CHANGES = Form(change=True)
@@ -101,10 +101,10 @@ def test_updates_within_their_bounds_are_added_as_they_came() -> None:
 
 
 def test_coded_statistics_are_bounded() -> None:
-    coded = Section(("bn.running_mean", "bn.running_var", "count"), Codes(2, (0.0, 1.0, -1.0, 2.0)), {
+    coded = Section(("bn.running_mean", "bn.running_var", "count"), CodeEncoding(2, (0.0, 1.0, -1.0, 2.0)), {
         "bn.running_mean": 0, "bn.running_var": 1, "count": 2,
     })  # fmt: skip
-    form = Form("m", 1, (Section(("w",), FloatValues()), coded), change=True)
+    form = Form("m", 1, (Section(("w",), FloatEncoding()), coded), change=True)
     arrays: Arrays = {
         "values": np.full(6, 0.5, np.float32),
         "codes": np.array([0b00000000, 0b10_10_10_10, 0b01], np.uint8),
@@ -119,8 +119,8 @@ def test_coded_statistics_are_bounded() -> None:
 
 
 def test_a_slice_and_single_entries_are_bounded_where_they_lie() -> None:
-    sliced: dict[str, Region] = {"bn.running_var": Block(((3, 1),)), "w": None}
-    single: dict[str, Region] = {"values": Entries(("w", "bn.running_var"), np.array([0, 5, 7, 8]))}
+    sliced: dict[str, Region] = {"bn.running_var": BlockRegion(((3, 1),)), "w": None}
+    single: dict[str, Region] = {"values": EntryRegion(("w", "bn.running_var"), np.array([0, 5, 7, 8]))}
     bad = np.full(2, -900, np.float32)
     for regions, arrays in (
         (sliced, {"bn.running_var": bad, "w": OLD["w"]}),
@@ -189,7 +189,7 @@ def test_where_bad_updates_are_looked_for_statistics_become_their_median() -> No
 
 
 def test_medians_of_changes_are_added_and_what_nobody_holds_stays() -> None:
-    sliced: dict[str, Region] = {"bn.running_var": Block(((3, 1),))}
+    sliced: dict[str, Region] = {"bn.running_var": BlockRegion(((3, 1),))}
     changes = [{"bn.running_var": np.array([step, 2], np.float32)} for step in (1, -1, 1)]
 
     new = robust(*changes, form=CHANGES, regions=sliced).result(OLD)

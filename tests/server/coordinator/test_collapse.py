@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from edgefl.config import parse
 from edgefl.errors import ConfigError
 from edgefl_server.coordinator import machine, states
-from edgefl_server.coordinator.collapse import BestMetrics, Rollback, best_of, collapse
+from edgefl_server.coordinator.collapse import BestMetrics, RollbackRule, best_of, collapse
 from edgefl_server.coordinator.roster import TierRule
 from edgefl_server.coordinator.states import DeviceHello, ModelReady, Rules, StartRound
 
-RULE = Rollback(accuracy=0.2, loss=3.0)
+RULE = RollbackRule(accuracy=0.2, loss=3.0)
 SO_FAR = BestMetrics(accuracy=0.8, loss=0.5)
 
 
@@ -38,12 +38,16 @@ def test_a_round_is_undone_that_is_worse_than_the_rule_allows(metrics: dict[str,
 
 def test_a_first_round_cannot_collapse_and_half_a_rule_checks_its_half() -> None:
     assert not collapse(RULE, BestMetrics(), {"accuracy": 0.1, "loss": 9.0})
-    assert not collapse(Rollback(accuracy=0.2), SO_FAR, {"accuracy": 0.7, "loss": 99.0})
-    assert not collapse(Rollback(loss=3.0), SO_FAR, {"accuracy": 0.0, "loss": 1.0})
-    assert not collapse(Rollback(loss=3.0), BestMetrics(loss=-1.0), {"loss": 5.0}), (
+    assert not collapse(RollbackRule(accuracy=0.2), SO_FAR, {"accuracy": 0.7, "loss": 99.0})
+    assert not collapse(RollbackRule(loss=3.0), SO_FAR, {"accuracy": 0.0, "loss": 1.0})
+    assert not collapse(RollbackRule(loss=3.0), BestMetrics(loss=-1.0), {"loss": 5.0}), (
         "no multiples of what is not above 0"
     )
-    assert [rule.on for rule in (Rollback(), Rollback(0.1), Rollback(0, 2.0))] == [False, True, True]
+    assert [rule.on for rule in (RollbackRule(), RollbackRule(0.1), RollbackRule(0, 2.0))] == [
+        False,
+        True,
+        True,
+    ]
 
 
 @given(falls=st.lists(st.floats(0, 0.2), max_size=30))

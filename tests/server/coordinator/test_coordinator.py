@@ -56,10 +56,10 @@ def answer(
     return state, actions
 
 
-def claim(rules: Rules, state: State, **changes: Any) -> claims.Claim:
+def claim(rules: Rules, state: State, **changes: Any) -> claims.UpdateClaim:
     assert state.round is not None
     task = state.round.assignments["strong-0"]
-    honest = claims.Claim("strong-0", rules.run, state.round.number, task.nonce, task.tier, VERSION, 50)
+    honest = claims.UpdateClaim("strong-0", rules.run, state.round.number, task.nonce, task.tier, VERSION, 50)
     return replace(honest, **changes)
 
 

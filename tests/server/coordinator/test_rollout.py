@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from edgefl_server.coordinator import machine, rollout
 from edgefl_server.coordinator.fleet import Devices
 from edgefl_server.coordinator.record import Turnout
-from edgefl_server.coordinator.rollout import ReportMedians, Rollout, Trial, TrialArm
+from edgefl_server.coordinator.rollout import ReportMedians, RolloutRules, Trial, TrialArm
 from edgefl_server.coordinator.roster import RosterEntry
 from edgefl_server.coordinator.states import Answered, ModelReady, State, Tick, TrialCounted
 from tests.server.coordinator.test_selection import RULES, fleet, names
 
-RULE = Rollout(
+RULE = RolloutRules(
     seed=5,
     tiers=("strong", "weak"),
     share=0.25,

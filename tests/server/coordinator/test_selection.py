@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from edgefl.wire.mqtt.messages import LINK, POWER, THERMAL, Conditions, known_conditions
 from edgefl_server.coordinator import attendance, machine, selection, states
-from edgefl_server.coordinator.eligibility import Selection, unfit
+from edgefl_server.coordinator.eligibility import SelectionRules, unfit
 from edgefl_server.coordinator.record import Participation, ParticipationRecord, Turnout
 from edgefl_server.coordinator.roster import TierRule, sample, share
 from edgefl_server.coordinator.states import (
@@ -77,7 +77,7 @@ def rounds(
 def test_a_device_is_selected_if_it_meets_all_conditions(told: Conditions, unknown: str) -> None:
     conditions = known_conditions(told)
     for power, link, thermal in product(("any", "charging"), ("any", "unmetered"), ("any", "warm", "cool")):
-        rule = Selection(power=power, link=link, thermal=thermal, unknown=unknown)  # type: ignore[arg-type]
+        rule = SelectionRules(power=power, link=link, thermal=thermal, unknown=unknown)  # type: ignore[arg-type]
         lenient = [""] if unknown == "in" else []
         heats = {"any": ["", *THERMAL], "warm": ["cool", "warm", *lenient], "cool": ["cool", *lenient]}
         expected = (
@@ -97,7 +97,7 @@ def test_unknown_values_are_dropped_and_equal_conditions_shared() -> None:
 
 
 def test_a_round_selects_a_device_from_when_it_charges_until_it_does_not() -> None:
-    rules = replace(RULES, selection=Selection(power="charging"))
+    rules = replace(RULES, selection=SelectionRules(power="charging"))
     state = fleet(rules, "strong-0", conditions=Conditions(power="charging"))
     state, _ = machine.step(
         rules, state, DeviceHello("strong-1", 8, 50, True, Conditions(power="battery")), 0.0
@@ -113,7 +113,7 @@ def test_a_round_selects_a_device_from_when_it_charges_until_it_does_not() -> No
 
 
 def test_who_waits_is_told_how_many_are_left_out() -> None:
-    rules = replace(RULES, selection=Selection(link="unmetered"))
+    rules = replace(RULES, selection=SelectionRules(link="unmetered"))
     state = fleet(rules, *names(2, 1), conditions=Conditions(link="metered"))
     there = attendance.presence(rules, state, 0.0)
     assert (there.known, there.needed) == (0, 1) and "3 more are online" in there.reason
@@ -147,7 +147,7 @@ def test_seats_are_dealt_by_weight(weights: dict[str, float], room: dict[str, in
 
 
 def test_tiers_take_part_by_their_quotas() -> None:
-    rule = Selection(policy="tiers", quotas=(("strong", 1.0), ("weak", 3.0)))
+    rule = SelectionRules(policy="tiers", quotas=(("strong", 1.0), ("weak", 3.0)))
     rules = replace(RULES, fraction=0.2, selection=rule)
     _, selected = rounds(rules, fleet(rules, *names(20, 20)), 5)
     tiers = [Counter(name.partition("-")[0] for name in each) for each in selected]
@@ -156,7 +156,7 @@ def test_tiers_take_part_by_their_quotas() -> None:
 
 
 def test_the_longest_idle_are_selected_so_that_all_take_part() -> None:
-    rules = replace(RULES, fraction=0.25, selection=Selection(policy="longest-idle"))
+    rules = replace(RULES, fraction=0.25, selection=SelectionRules(policy="longest-idle"))
     state, selected = rounds(rules, fleet(rules, *names(8, 4)), 8)
     assert all(set().union(*selected[n : n + 4]) == set(names(8, 4)) for n in range(0, 8, 4))
     assert state.record.fairness(12) == 1.0
@@ -200,19 +200,19 @@ def lossy(lost: float, **changes: object) -> tuple[Rules, State]:
 @pytest.mark.parametrize(("lost", "selected"), [(0.0, 10), (0.2, 13), (0.5, 20), (1.0, 20)])
 def test_as_many_more_are_selected_as_the_last_rounds_lost(lost: float, selected: int) -> None:
     for policy in ("uniform", "tiers", "longest-idle"):
-        rules, state = lossy(lost, selection=Selection(policy=policy, measured=True))  # type: ignore[arg-type]
+        rules, state = lossy(lost, selection=SelectionRules(policy=policy, measured=True))  # type: ignore[arg-type]
         state, _ = machine.step(rules, state, Tick(), 0.0)
         assert state.round is not None and (state.round.goal, len(state.round.assignments)) == (10, selected)
 
 
 def test_however_many_are_lost_the_factor_is_bounded() -> None:
-    rules, state = lossy(0.9, fraction=0.1, selection=Selection(measured=True, most_over_selection=3.0))
+    rules, state = lossy(0.9, fraction=0.1, selection=SelectionRules(measured=True, most_over_selection=3.0))
     state, _ = machine.step(rules, state, Tick(), 0.0)
     assert state.round is not None and (state.round.goal, len(state.round.assignments)) == (2, 6)
 
 
 def test_the_losses_of_each_tier_are_its_own() -> None:
-    rules = replace(RULES, fraction=0.5, selection=Selection(policy="tiers", measured=True))
+    rules = replace(RULES, fraction=0.5, selection=SelectionRules(policy="tiers", measured=True))
     state, _ = rounds(rules, fleet(rules, *names(20, 20)), 3, lambda name: name.startswith("strong"))
     assert state.record.lost_share("strong") == 0.0 and state.record.lost_share("weak") == 1.0
     state, _ = machine.step(rules, state, Tick(), 9.0)
@@ -251,7 +251,7 @@ def test_trials_handles_ten_thousand_reports_with_high_loss() -> None:
 
 
 def test_a_round_waits_for_its_quorum_up_to_its_patience() -> None:
-    rule = Selection(quorum=0.95, patience_s=60)
+    rule = SelectionRules(quorum=0.95, patience_s=60)
     rules, state = lossy(0.5, fraction=1.0, min_reports=10, selection=rule)
     state = replace(state, waiting_since=100.0)
     wanted = selection.trials(10, 0.5, 0.95)
@@ -270,7 +270,7 @@ def test_a_round_waits_for_its_quorum_up_to_its_patience() -> None:
 
 
 def test_a_likely_quorum_takes_as_many_as_it_was_reckoned_with() -> None:
-    rules, state = lossy(0.3, fraction=0.1, min_reports=5, selection=Selection(quorum=0.9))
+    rules, state = lossy(0.3, fraction=0.1, min_reports=5, selection=SelectionRules(quorum=0.9))
     state, _ = machine.step(rules, state, Tick(), 0.0)
     assert state.round is not None and len(state.round.assignments) == selection.trials(5, 0.3, 0.9) > 5
 

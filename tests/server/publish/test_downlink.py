@@ -9,7 +9,7 @@ import pytest
 
 from edgefl.errors import BundleError
 from edgefl.wire import bits, tensors
-from edgefl.wire.regions import Block, Entries, Placement
+from edgefl.wire.regions import BlockRegion, EntryRegion, Placement
 from edgefl_device.round.forward import record_tag
 from edgefl_server.publish.downlink import PublishedPart
 from tests.server.publish.published import NAMES, Device, Server, believed, job, model, same, units
@@ -94,7 +94,7 @@ def test_the_server_knows_what_a_tier_behind_a_mask_begins_with(tmp_path: Path) 
     names, exact = ("head.w", "stem.w"), model(1)
     values = np.concatenate([exact[name].reshape(-1) for name in names])[held]
     payload = {"submodel.mask": bits.pack(held), "submodel.values": values}
-    regions = {"submodel.values": Entries(names, np.flatnonzero(held))}
+    regions = {"submodel.values": EntryRegion(names, np.flatnonzero(held))}
     part = PublishedPart.of_payload(Placement(regions, payload, {"submodel.mask": held.size}), NAMES)
     server.publish(1, {"thin/submodel": part})
     given = server.downlink.received(exact, {"thin/submodel": part})
@@ -129,7 +129,7 @@ def test_a_patch_that_does_not_fit_is_refused_with_a_reason(tmp_path: Path) -> N
 
 def slice_of(number: int, rows: range) -> dict[str, PublishedPart]:
     weights = model(number)
-    regions = {"head.w": Block((rows, None)), "stem.mean": None}
+    regions = {"head.w": BlockRegion((rows, None)), "stem.mean": None}
     payload = {"head.w": weights["head.w"][list(rows)], "stem.mean": weights["stem.mean"]}
     return {"half/submodel": PublishedPart.of_payload(Placement(regions, payload), NAMES)}
 
@@ -164,7 +164,7 @@ def test_values_behind_a_mask_travel_whole(tmp_path: Path, names: tuple[str, ...
     for number in range(3):
         values = np.random.default_rng(number).normal(size=int(held.sum())).astype(np.float32)
         payload = {"submodel.mask": bits.pack(held), "submodel.values": values, "submodel.theta": values[:2]}
-        regions = {"submodel.values": Entries(names, np.flatnonzero(held))}
+        regions = {"submodel.values": EntryRegion(names, np.flatnonzero(held))}
         placement = Placement(regions, payload, {"submodel.mask": held.size})
         server.publish(number, {"thin/submodel": PublishedPart.of_payload(placement, NAMES)})
     got = Device().read(server, 3, ["thin/submodel"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from edgefl.wire.mqtt.messages import Conditions, Hello
-from edgefl_server.coordinator.eligibility import Selection
+from edgefl_server.coordinator.eligibility import SelectionRules
 from edgefl_server.coordinator.record import Turnout
 from edgefl_server.events import DeviceFitness, DeviceJoined, RoundClosed, RoundOpened, Waiting
 from tests.server.fleet import PATIENCE_S, MakeDevice, ScriptedDevice, silent
@@ -23,7 +23,7 @@ def test_a_device_takes_part_from_when_it_says_that_it_charges(device: MakeDevic
     first = device("strong-0", silent, conditions=Conditions(power="charging"))
     device("strong-1", conditions=Conditions(power="battery"))
     third = device("strong-2", silent)  # says nothing of it
-    rules = {"rounds": 2, "selection": Selection(power="charging")}
+    rules = {"rounds": 2, "selection": SelectionRules(power="charging")}
     server = serve(**rules)
     server.wait_for(DeviceJoined, lambda event: event.device == "strong-2")  # its first hello is behind it
     opened = (server.seen_of(RoundOpened) or [server.wait_for(RoundOpened)])[0]
@@ -48,7 +48,7 @@ def test_those_that_were_idle_longest_are_next_also_after_a_restart(device: Make
         "rounds": 4,
         "min_devices": 4,
         "fraction": 0.5,
-        "selection": Selection(policy="longest-idle"),
+        "selection": SelectionRules(policy="longest-idle"),
     }
     first = serve(**rules)
     seen = [first.wait_for(RoundOpened).devices]
@@ -72,6 +72,6 @@ def test_those_that_were_idle_longest_are_next_also_after_a_restart(device: Make
 
 def test_who_waits_is_told_why(device: MakeDevice, serve: Any) -> None:
     device("strong-0", conditions=Conditions(link="metered"))
-    server = serve(selection=Selection(link="unmetered"))
+    server = serve(selection=SelectionRules(link="unmetered"))
     assert "1 more are online" in server.wait_for(Waiting, lambda event: event.reason != "").reason
     server.stop()

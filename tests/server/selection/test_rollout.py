@@ -14,7 +14,7 @@ import pytest
 from edgefl.wire import tensors
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Decline, Round, Task
-from edgefl_server.coordinator.rollout import Rollout
+from edgefl_server.coordinator.rollout import RolloutRules
 from edgefl_server.coordinator.roster import CANDIDATE, base_of
 from edgefl_server.events import Finished, RolloutJudged, RolloutStarted, RoundClosed, UpdateAccepted
 from edgefl_server.run_spec import RunSpec
@@ -29,7 +29,7 @@ from tests.server.fleet import (
     plan_for,
 )
 
-RULE = Rollout(
+RULE = RolloutRules(
     seed=7,
     tiers=("strong",),
     share=0.4,

@@ -12,7 +12,7 @@ import pytest
 from edgefl.wire import tensors
 from edgefl.wire.mqtt.messages import Round, Task, encode
 from edgefl.wire.tensors import Arrays
-from edgefl_server.coordinator.collapse import Rollback
+from edgefl_server.coordinator.collapse import RollbackRule
 from edgefl_server.events import Finished, RolledBack, RoundClosed
 from edgefl_server.run_spec import RunSpec
 from tests.server.fleet import (
@@ -34,7 +34,7 @@ def judged(weights: Arrays) -> Mapping[str, float]:
 
 @pytest.fixture
 def plan(plan_of: MakePlan) -> RunSpec:
-    return replace(plan_of(rounds=3), evaluate=judged, rollback=Rollback(accuracy=0.3))
+    return replace(plan_of(rounds=3), evaluate=judged, rollback=RollbackRule(accuracy=0.3))
 
 
 def poison_in(number: int, seen: dict[int, str]) -> object:

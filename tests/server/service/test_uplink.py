@@ -10,7 +10,7 @@ import numpy as np
 from edgefl.wire import tensors
 from edgefl.wire.mqtt.messages import Round, Task
 from edgefl.wire.tensors import Arrays
-from edgefl.wire.update.form import SIGNS, Codes, Form, Section
+from edgefl.wire.update.form import SIGNS, CodeEncoding, Form, Section
 from edgefl_server.events import RoundClosed
 from tests.server.fleet import WEIGHTS, MakeDevice, MakePlan, ScriptedDevice, Serve, names_of, trained
 
@@ -18,7 +18,7 @@ NAMES = tuple(sorted(names_of("weak")))
 SIGNED = Form(
     "scaled_sign",
     1,
-    (Section(NAMES, Codes(1, SIGNS), {name: number for number, name in enumerate(NAMES)}),),
+    (Section(NAMES, CodeEncoding(1, SIGNS), {name: number for number, name in enumerate(NAMES)}),),
     change=True,
 )
 

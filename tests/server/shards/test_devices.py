@@ -28,7 +28,7 @@ from edgefl.wire.mqtt.messages import UpdateChunk, encode
 from edgefl_server.aggregate.robust import RobustRule
 from edgefl_server.events import Noted, Rejected, RoundClosed, RoundOpened, UpdateAccepted, Warned
 from edgefl_server.identity.registry import DeviceKey, Registry
-from edgefl_server.shards.messages import Summed, UpdatesHandled, WorkerMessage, shard_of
+from edgefl_server.shards.messages import RoundSum, UpdatesHandled, WorkerMessage, shard_of
 from edgefl_server.shards.pool import WorkerOptions
 from edgefl_server.shards.worker import KeyRing, UnknownDevice, WorkerSettings
 from edgefl_server.workers.process import ProcessHandle
@@ -124,7 +124,7 @@ class _LateResults:
                     self._kept.append((sink, UpdatesHandled(message.round, (reply,), (answer,))))
                 message = UpdatesHandled(message.round, events=message.events)
                 self._deliver(3 if len(self._kept) == len(NAMES) else 0)
-            elif isinstance(message, Summed):
+            elif isinstance(message, RoundSum):
                 self._deliver(len(self._kept))
             sink.put(message)
 

@@ -16,7 +16,7 @@ import pytest
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.messages import Round, Task
 from edgefl_server.events import RoundClosed, RoundOpened, UpdateAccepted, Warned
-from edgefl_server.shards.messages import SHARDS, Summed, UpdatesHandled, shard_of, shards_of, worker_of
+from edgefl_server.shards.messages import SHARDS, RoundSum, UpdatesHandled, shard_of, shards_of, worker_of
 from edgefl_server.workers.process import ProcessLauncher
 from tests.conftest import Mosquitto
 from tests.server.fleet import PATIENCE_S, ScriptedDevice
@@ -77,7 +77,7 @@ def test_killed_workers_lose_nothing(fleet: Any, federation: str, tmp_path: Path
 
 def test_workers_that_die_unheard_lose_nothing(fleet: Any, federation: str, tmp_path: Path) -> None:
     """One as it took updates: the next finds them. One as the round ends: the server adds them up itself."""
-    known = KnownWorkers({0: UpdatesHandled, 1: Summed})
+    known = KnownWorkers({0: UpdatesHandled, 1: RoundSum})
     server = fleet(federation, "out", workers=2, launcher=known, rounds=1)
     closed = server.wait_for(RoundClosed)
     server.join()

@@ -12,7 +12,7 @@ from edgefl.contract import server_state
 from edgefl.contract.server import MEAN, Scalars, ServerOpt
 from edgefl.contract.tensors import Tensors
 from edgefl.errors import ServerStepError
-from edgefl.wire.regions import Block, Placement
+from edgefl.wire.regions import BlockRegion, Placement
 from edgefl_server.run_spec import ExchangeSpec, RunSpec, TierSpec
 from tests.server.fleet import bundle
 
@@ -51,8 +51,8 @@ def test_the_model_is_what_is_left_without_the_memory() -> None:
 
 
 def test_memory_lies_in_an_update_where_the_weights_lie() -> None:
-    part = Block.leading(1, 3)
-    placement = Placement({"conv.weight": part, "conv.running_mean": Block.leading(1)})
+    part = BlockRegion.leading(1, 3)
+    placement = Placement({"conv.weight": part, "conv.running_mean": BlockRegion.leading(1)})
     found = server_state.regions_of(placement, ["", "m"], TRAINED)
     assert (
         found.keys() == {"conv.weight", "conv.running_mean", "m/conv.weight"}

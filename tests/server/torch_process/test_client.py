@@ -19,7 +19,7 @@ from edgefl.contract import server_state
 from edgefl.contract.server import MEAN
 from edgefl.errors import ConfigError, ServerStepError, TorchProcessError
 from edgefl.setup.data import open_data
-from edgefl.wire.regions import Entries, Placement
+from edgefl.wire.regions import EntryRegion, Placement
 from edgefl_server.compose import compose
 from edgefl_server.events import Compiled, Event, Exporting, Warned
 from edgefl_server.hyperparameters import round_hyperparameters
@@ -90,8 +90,8 @@ def same(left: Placement, right: Placement) -> None:
     assert list(left.regions) == list(right.regions)
     for name, region in left.regions.items():
         other = right.regions[name]
-        if isinstance(region, Entries):
-            assert isinstance(other, Entries) and region.names == other.names
+        if isinstance(region, EntryRegion):
+            assert isinstance(other, EntryRegion) and region.names == other.names
             assert np.array_equal(region.positions, other.positions)
         else:
             assert region == other

@@ -8,8 +8,8 @@ from edgefl.wire.bundle.profiles import (
     ChunkProfile,
     GraphProfile,
     MachineInfo,
+    MemorySample,
     MemoryTimeline,
-    Moment,
     OpCost,
     PeakMemory,
     StageTimes,
@@ -85,7 +85,9 @@ def example_profile(bundle: str = "ab" * 32, points: int = 2, ops: int = 1) -> B
         graphs=(forward, step),
         io=(chunk,),
         timeline=MemoryTimeline(
-            moments=tuple(Moment(t_ms=1.5 * at, rss_bytes=(40 << 20) + (at << 10)) for at in range(points)),
+            moments=tuple(
+                MemorySample(t_ms=1.5 * at, rss_bytes=(40 << 20) + (at << 10)) for at in range(points)
+            ),
             spans=(TimeSpan(label="chunk 1 of 1", start_ms=0.0, end_ms=1.5),),
         ),
     )

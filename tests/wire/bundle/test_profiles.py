@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from edgefl.errors import ProtocolError
 from edgefl.wire.bundle import profiles
-from edgefl.wire.bundle.profiles import MemoryTimeline, Moment, TimeSpan
+from edgefl.wire.bundle.profiles import MemorySample, MemoryTimeline, TimeSpan
 from tests.wire.bundle.example_profile import example_profile
 
 GRAPH, CHUNK = example_profile().graphs[1], example_profile().io[0]
@@ -21,10 +21,7 @@ SPAN = TimeSpan(label="chunk 1 of 1", start_ms=0.0, end_ms=1.0)
     ("changes", "told"),
     [
         ({"graphs": example_profile(ops=profiles.OPS + 1).graphs}, r"length <= 12 .*\.ops"),
-        (
-            {"timeline": example_profile(points=profiles.MOMENTS + 1).timeline},
-            r"length <= 200 .*\.moments",
-        ),
+        ({"timeline": example_profile(points=profiles.MOMENTS + 1).timeline}, r"length <= 200 .*\.moments"),
         (
             {"timeline": MemoryTimeline(moments=(), spans=(SPAN,) * (profiles.SPANS + 1))},
             r"length <= 256 .*\.spans",
@@ -35,7 +32,10 @@ SPAN = TimeSpan(label="chunk 1 of 1", start_ms=0.0, end_ms=1.0)
         ({"graphs": ()}, r"length >= 1 .*\.graphs"),
         ({"open_ms": math.nan}, "number of a profile is nan"),
         ({"graphs": (replace(GRAPH, energy_j=-math.inf),)}, "number of a profile is -inf"),
-        ({"timeline": MemoryTimeline(moments=(Moment(1e300, 1),), spans=())}, "number of a profile is 1e"),
+        (
+            {"timeline": MemoryTimeline(moments=(MemorySample(1e300, 1),), spans=())},
+            "number of a profile is 1e",
+        ),
         ({"peak_bytes": (1 << 63) - 1}, "number of a profile is 9"),
         ({"model": "m" * (profiles.LETTERS + 1)}, "401 letters"),
     ],

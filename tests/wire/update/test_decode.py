@@ -16,10 +16,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgefl.errors import ProtocolError
-from edgefl.wire.regions import Block, Entries, Region, local_shape
+from edgefl.wire.regions import BlockRegion, EntryRegion, Region, local_shape
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.decode import decode, pack_codes, unpack_codes
-from edgefl.wire.update.form import DENSE, SIGNS, Codes, Encoding, FloatValues, Form, Section, Sparse
+from edgefl.wire.update.form import (
+    DENSE,
+    SIGNS,
+    CodeEncoding,
+    Encoding,
+    FloatEncoding,
+    Form,
+    Section,
+    SparseEncoding,
+)
 from edgefl_conformance.vectors.write import UPDATES as FOLDER
 
 PACKED: list[dict[str, Any]] = json.loads((FOLDER / "codes.json").read_text())
@@ -28,16 +37,16 @@ UPDATES: dict[str, dict[str, Any]] = json.loads((FOLDER / "updates.json").read_t
 
 def encoding_of(told: dict[str, Any]) -> Encoding:
     if "codes" in told:
-        return Codes(**{**told["codes"], "levels": tuple(told["codes"]["levels"])})
-    return Sparse(told["sparse"]) if "sparse" in told else FloatValues(told["values"])
+        return CodeEncoding(**{**told["codes"], "levels": tuple(told["codes"]["levels"])})
+    return SparseEncoding(told["sparse"]) if "sparse" in told else FloatEncoding(told["values"])
 
 
 def region_of(told: dict[str, Any] | None) -> Region:
     if told is None:
         return None
     if "axes" in told:
-        return Block(tuple(None if axis is None else tuple(axis) for axis in told["axes"]))
-    return Entries(tuple(told["names"]), np.array(told["positions"]))
+        return BlockRegion(tuple(None if axis is None else tuple(axis) for axis in told["axes"]))
+    return EntryRegion(tuple(told["names"]), np.array(told["positions"]))
 
 
 def golden_update(name: str) -> tuple[Form, Arrays, dict[str, Region], dict[str, tuple[int, ...]]]:
@@ -115,7 +124,7 @@ def test_bits_beyond_the_last_code_mean_nothing() -> None:
 
 def test_value_of_a_code_is_a_product_of_float32() -> None:
     scale, level = np.float32(0.1), 0.2
-    form = Form("c", 1, (Section(("w",), Codes(1, (-level, level)), {"w": 0}),), change=True)
+    form = Form("c", 1, (Section(("w",), CodeEncoding(1, (-level, level)), {"w": 0}),), change=True)
 
     found = decode(
         form, {"codes": np.array([1], np.uint8), "scales": scale.reshape(1)}, {"w": None}, {"w": (1,)}
@@ -137,8 +146,8 @@ SHAPES: dict[str, tuple[int, ...]] = {
 }
 REGIONS: dict[str, Region] = {
     "a": None,
-    "b": Block((range(1, 4), (3, 0))),
-    "values": Entries(("c", "d"), np.array([0, 4, 8, 10])),
+    "b": BlockRegion((range(1, 4), (3, 0))),
+    "values": EntryRegion(("c", "d"), np.array([0, 4, 8, 10])),
     "e": None,
     "f": None,
     "g": None,
@@ -147,11 +156,11 @@ MIXED = Form(
     "mixed",
     1,
     (
-        Section(("a", "values"), Codes(1, SIGNS), {"a": 1, "c": 0, "d": 2}),
-        Section(("f",), Sparse(0.4)),
-        Section(("b",), Codes(3, (0.0, 1.0, 2.0, 3.0, -1.0, -2.0, -3.0, 9.0)), {"b": 0}),
-        Section(("e",), FloatValues()),
-        Section(("g",), FloatValues("bfloat16")),
+        Section(("a", "values"), CodeEncoding(1, SIGNS), {"a": 1, "c": 0, "d": 2}),
+        Section(("f",), SparseEncoding(0.4)),
+        Section(("b",), CodeEncoding(3, (0.0, 1.0, 2.0, 3.0, -1.0, -2.0, -3.0, 9.0)), {"b": 0}),
+        Section(("e",), FloatEncoding()),
+        Section(("g",), FloatEncoding("bfloat16")),
     ),
     change=True,
 )
@@ -180,7 +189,7 @@ def test_sections_take_their_parts_of_each_array_in_turn() -> None:
 
 
 def test_tensors_without_entries_take_no_bytes_but_keep_their_scale() -> None:
-    form = Form("c", 1, (Section(("v", "w"), Codes(1, SIGNS), {"v": 0, "w": 1}),), change=True)
+    form = Form("c", 1, (Section(("v", "w"), CodeEncoding(1, SIGNS), {"v": 0, "w": 1}),), change=True)
     arrays = {"codes": np.array([1], np.uint8), "scales": np.array([9, 2], np.float32)}
 
     found = decode(form, arrays, {"v": None, "w": None}, {"v": (0,), "w": (1,)})

@@ -11,11 +11,11 @@ from edgefl.wire import tensors
 from edgefl.wire.update.form import (
     DENSE,
     SIGNS,
-    Codes,
-    FloatValues,
+    CodeEncoding,
+    FloatEncoding,
     Form,
     Section,
-    Sparse,
+    SparseEncoding,
     blob_bytes,
     float32_bytes,
     update_size,
@@ -35,20 +35,20 @@ LEVELS = tuple(float(level) for level in range(8))
 @pytest.mark.parametrize(
     "encoding",
     [
-        Codes(1, SIGNS),
-        Codes(3, LEVELS, 0.5),
-        FloatValues(),
-        FloatValues("float16"),
-        FloatValues("bfloat16"),
-        Sparse(0.03),
+        CodeEncoding(1, SIGNS),
+        CodeEncoding(3, LEVELS, 0.5),
+        FloatEncoding(),
+        FloatEncoding("float16"),
+        FloatEncoding("bfloat16"),
+        SparseEncoding(0.03),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("statistics", [FloatValues(), Codes(3, LEVELS)], ids=str)
+@pytest.mark.parametrize("statistics", [FloatEncoding(), CodeEncoding(3, LEVELS)], ids=str)
 def test_the_size_of_a_coded_update_is_that_of_its_bytes(
-    encoding: Codes | FloatValues | Sparse, statistics: Codes | FloatValues
+    encoding: CodeEncoding | FloatEncoding | SparseEncoding, statistics: CodeEncoding | FloatEncoding
 ) -> None:
-    own = {"norm.running_mean": 0} if isinstance(statistics, Codes) else {}
+    own = {"norm.running_mean": 0} if isinstance(statistics, CodeEncoding) else {}
     sections = (
         Section(CODED, encoding, {name: number for number, name in enumerate(CODED)}),
         Section(("norm.running_mean",), statistics, own),
@@ -85,7 +85,7 @@ def test_the_header_of_a_blob_is_counted_with_its_padding(tensors_in: int) -> No
 
 
 def test_the_payload_is_that_of_the_paper() -> None:
-    sections = (Section(CODED, Codes(1, SIGNS), {name: number for number, name in enumerate(CODED)}),)
+    sections = (Section(CODED, CodeEncoding(1, SIGNS), {name: number for number, name in enumerate(CODED)}),)
     size = update_size(Form("test", 1, sections, change=True), {name: SHAPES[name] for name in CODED})
 
     assert size.parts[0].nbytes == sum(math.ceil(math.prod(SHAPES[name]) / 8) + 4 for name in CODED)

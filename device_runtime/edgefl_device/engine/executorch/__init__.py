@@ -11,10 +11,10 @@ from edgefl.wire.blobs import verify_blob
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_device.engine.base import Outputs, State
-from edgefl_device.engine.executorch.build import Wheel, find_wheel
+from edgefl_device.engine.executorch.build import ExecuTorchWheel, find_wheel
 from edgefl_device.engine.executorch.program import (
-    Native,
     NativeError,
+    NativeLibraries,
     NativeProgram,
     ValueLocation,
     checked,
@@ -156,8 +156,8 @@ class ExecuTorchGraph:
 
 
 @functools.cache
-def _native(wheel: Wheel) -> Native:
-    return Native(wheel)
+def _native(wheel: ExecuTorchWheel) -> NativeLibraries:
+    return NativeLibraries(wheel)
 
 
 def _check_bytes(graph: Graph, artifact: bytes) -> None:

@@ -54,7 +54,7 @@ _HELP = (
 
 
 @dataclass(frozen=True)
-class Wheel:
+class ExecuTorchWheel:
     """Folder and version of the installed ExecuTorch package."""
 
     root: Path
@@ -74,7 +74,7 @@ class Wheel:
         return path
 
 
-def find_wheel() -> Wheel:
+def find_wheel() -> ExecuTorchWheel:
     """Find the installed ExecuTorch without importing it, because its Python modules need torch.
 
     Raises:
@@ -84,11 +84,11 @@ def find_wheel() -> Wheel:
     roots = [Path(place) for place in spec.submodule_search_locations or ()] if spec is not None else []
     for root in roots:
         if (root / "lib" / f"lib{LIBRARIES[0]}{_suffix()}").exists():
-            return Wheel(root, _installed_version())
+            return ExecuTorchWheel(root, _installed_version())
     raise ConfigError(f"this engine needs the package executorch, which is not installed: {_INSTALL}")
 
 
-def binding(wheel: Wheel, say: Callable[[str], None]) -> Path:
+def binding(wheel: ExecuTorchWheel, say: Callable[[str], None]) -> Path:
     """Return the path of the compiled binding for ``wheel``; compile it if there is none, after a message to ``say``.
 
     Raises:
@@ -129,7 +129,7 @@ def build_engine(into: Path | None = None) -> tuple[Path, str]:
     return build(wheel, into or _SOURCE.parent), wheel.version
 
 
-def build(wheel: Wheel, folder: Path, *, again: bool = True) -> Path:
+def build(wheel: ExecuTorchWheel, folder: Path, *, again: bool = True) -> Path:
     """Compile the binding into ``folder``, atomically and in one process at a time. Return its path.
 
     Args:
@@ -200,7 +200,7 @@ def _compiler() -> list[str]:
     return command
 
 
-def _file_name(wheel: Wheel) -> str:
+def _file_name(wheel: ExecuTorchWheel) -> str:
     made_of = hashlib.sha256(_SOURCE.read_bytes() + " ".join(_FLAGS).encode()).hexdigest()[:12]
     return f"native-{wheel.version}-{platform.machine()}-{made_of}{_suffix()}"
 

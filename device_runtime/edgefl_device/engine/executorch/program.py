@@ -23,7 +23,7 @@ from edgefl.wire.bundle.formats import EXECUTORCH_DTYPES
 from edgefl.wire.bundle.graphs import RowRange, cover, parse_rows
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.tensors import Array
-from edgefl_device.engine.executorch.build import LIBRARIES, Wheel, binding, build
+from edgefl_device.engine.executorch.build import LIBRARIES, ExecuTorchWheel, binding, build
 
 _ALIGNMENT = 16
 """What ExecuTorch wants of a program in memory."""
@@ -56,10 +56,10 @@ class ProgramValue:
     permuted: bool
 
 
-class Native:
+class NativeLibraries:
     """The loaded native libraries, once per process: kernels and delegates register themselves when loaded."""
 
-    def __init__(self, wheel: Wheel) -> None:
+    def __init__(self, wheel: ExecuTorchWheel) -> None:
         try:
             # By path, so that the binding finds them already there, wherever it was compiled.
             self._kept = [ctypes.CDLL(str(wheel.library(name))) for name in LIBRARIES]
@@ -99,7 +99,7 @@ def _print(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def load(wheel: Wheel, say: Callable[[str], None]) -> ctypes.CDLL:
+def load(wheel: ExecuTorchWheel, say: Callable[[str], None]) -> ctypes.CDLL:
     """Load the binding to ``wheel``, the installed ExecuTorch; compile it again if the cached file does not load.
 
     ``say`` receives messages for people.
@@ -125,7 +125,7 @@ def load(wheel: Wheel, say: Callable[[str], None]) -> ctypes.CDLL:
 class NativeProgram:
     """Program in memory. Its ports can be read at once; call :meth:`prepare` before it runs."""
 
-    def __init__(self, native: Native, data: bytes) -> None:
+    def __init__(self, native: NativeLibraries, data: bytes) -> None:
         self._native = native
         self._data = _align(data)
         self._handle = native.calls.edgefl_open(self._data.ctypes.data, self._data.size)

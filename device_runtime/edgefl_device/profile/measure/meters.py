@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Protocol
 
-from edgefl.wire.bundle.profiles import MOMENTS, Moment
+from edgefl.wire.bundle.profiles import MOMENTS, MemorySample
 from edgefl_device.host import anonymous_bytes
 
 _SYSTEM = Path("/sys/class")
@@ -134,7 +134,7 @@ class MemorySampler:
 
     def __init__(self) -> None:
         self._start = time.perf_counter()
-        self._seen: list[Moment] = []
+        self._seen: list[MemorySample] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
         self._page = os.sysconf("SC_PAGE_SIZE") if _STATM.exists() else 0
@@ -150,7 +150,7 @@ class MemorySampler:
         self._thread.join()
 
     @property
-    def moments(self) -> tuple[Moment, ...]:
+    def moments(self) -> tuple[MemorySample, ...]:
         return thinned(self._seen)
 
     def ms_of(self, moment: float) -> float:
@@ -163,10 +163,10 @@ class MemorySampler:
 
     def _watch(self) -> None:
         while not self._ended.wait(_PERIOD_S):
-            self._seen.append(Moment(self.now_ms, self._anonymous()))
+            self._seen.append(MemorySample(self.now_ms, self._anonymous()))
             if len(self._seen) > _MOST_KEPT:  # what is kept is memory of the process that is watched
                 self._seen[:] = thinned(self._seen, _MOST_KEPT // 2)
-        self._seen.append(Moment(self.now_ms, self._anonymous()))
+        self._seen.append(MemorySample(self.now_ms, self._anonymous()))
 
     def _anonymous(self) -> int:
         if not self._page:
@@ -175,13 +175,13 @@ class MemorySampler:
         return (resident - of_files) * self._page
 
 
-def thinned(seen: Sequence[Moment], most: int = MOMENTS) -> tuple[Moment, ...]:
+def thinned(seen: Sequence[MemorySample], most: int = MOMENTS) -> tuple[MemorySample, ...]:
     """Return at most ``most`` of the samples: the highest of each equal part of the time, so that peaks stay."""
     if len(seen) <= most:
         return tuple(seen)
     first, last = seen[0].t_ms, seen[-1].t_ms
     width = (last - first) / most or 1.0
-    highest: dict[int, Moment] = {}
+    highest: dict[int, MemorySample] = {}
     for moment in seen:
         part = min(most - 1, int((moment.t_ms - first) / width))
         if part not in highest or moment.rss_bytes > highest[part].rss_bytes:

@@ -25,7 +25,7 @@ from edgefl_export.executorch.program.kernels import (
     results_of,
 )
 from edgefl_export.executorch.xnnpack.memory import FLOAT
-from edgefl_export.executorch.xnnpack.region import Region, delegate
+from edgefl_export.executorch.xnnpack.region import WrittenDelegate, delegate
 
 Slot = tuple[fx.Node, int]
 """Node, and the index of one of its results."""
@@ -313,7 +313,7 @@ class _ProgramWriter:
             return self._add(kinds(indices))
         return self._number(_to_plain(value, text))
 
-    def _regions(self) -> dict[int, Region]:
+    def _regions(self) -> dict[int, WrittenDelegate]:
         """Return the XNNPACK delegate of each delegated step, by the step's number; with ``reserve``, the first
         reserves the workspace.
         """
@@ -326,7 +326,7 @@ class _ProgramWriter:
             made[turns[0]] = delegate(self.module, self.steps[turns[0]].nodes, left, room)
         return made
 
-    def _delegate(self, region: Region, turn: int) -> None:
+    def _delegate(self, region: WrittenDelegate, turn: int) -> None:
         arguments = [self._read(node, turn) for node in region.inputs]
         for node in region.outputs:
             value = node.meta["val"]

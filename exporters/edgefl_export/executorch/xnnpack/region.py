@@ -35,7 +35,7 @@ _TYPES = Patch(_dataclass, "get_type_hints", functools.cache(typing.get_type_hin
 
 
 @dataclass(frozen=True)
-class Region:
+class WrittenDelegate:
     """Delegate: nodes of a graph that XNNPACK runs in one call, written as bytes.
 
     Attributes:
@@ -77,7 +77,7 @@ def costs(node: fx.Node) -> float:
 
 def delegate(
     module: fx.GraphModule, nodes: Sequence[fx.Node], results: set[fx.Node], room: int = 0
-) -> Region:
+) -> WrittenDelegate:
     """Return the delegate that runs ``nodes`` on XNNPACK.
 
     Args:
@@ -103,7 +103,7 @@ def delegate(
     graph, constants = builder.finish(outputs)
     with patched(_TYPES):
         data = serialize_xnnpack_binary(graph, constants)
-    return Region(
+    return WrittenDelegate(
         tuple(builder.inputs),
         tuple(outputs),
         data,

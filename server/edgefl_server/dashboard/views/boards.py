@@ -13,7 +13,7 @@ ROUNDS_SHOWN, LOG_SHOWN = 12, 40
 
 
 @dataclass(frozen=True)
-class Board:
+class PageContents:
     """Contents of a page. Only pieces that changed are sent to an open page.
 
     Attributes:
@@ -25,7 +25,7 @@ class Board:
     tables: dict[str, dict[str, Html]] = field(default_factory=dict)
 
 
-def overview(glance: FleetSnapshot, view: DeviceFilter) -> Board:
+def overview(glance: FleetSnapshot, view: DeviceFilter) -> PageContents:
     """Return the contents of the overview page, with one page of the devices that ``view`` selects."""
     fleet = glance.fleet
     matching = view.of(fleet)
@@ -46,7 +46,7 @@ def overview(glance: FleetSnapshot, view: DeviceFilter) -> Board:
     return board
 
 
-def device(glance: FleetSnapshot, name: str) -> Board:
+def device(glance: FleetSnapshot, name: str) -> PageContents:
     """Return the contents of the page of device ``name``: its state, its properties, its rounds and its log.
 
     For an unknown device it is only the frame with the run's figures.
@@ -83,7 +83,7 @@ def device(glance: FleetSnapshot, name: str) -> Board:
     return board
 
 
-def round_(glance: FleetSnapshot, number: int) -> Board:
+def round_(glance: FleetSnapshot, number: int) -> PageContents:
     """Return the contents of the page of round ``number``: the round and the state of each of its devices.
 
     For an unknown round it is only the frame with the run's figures.
@@ -100,6 +100,6 @@ def round_(glance: FleetSnapshot, number: int) -> Board:
     return board
 
 
-def _frame(glance: FleetSnapshot) -> Board:
+def _frame(glance: FleetSnapshot) -> PageContents:
     run = summary.run_row(glance.fleet)
-    return Board({"head": parts.head(run), "tiles": parts.tiles(run)}, {})
+    return PageContents({"head": parts.head(run), "tiles": parts.tiles(run)}, {})

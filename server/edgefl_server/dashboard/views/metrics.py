@@ -18,7 +18,7 @@ _PHASES = ("starting", "waiting", "open", "done", "stopped", "refused")
 def exposition(glance: FleetSnapshot) -> bytes:
     """Return the metrics of the fleet in the text format of Prometheus, UTF-8."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Collector(glance))
+    registry.register(_MetricsCollector(glance))
     return generate_latest(registry)
 
 
@@ -27,7 +27,7 @@ _Value = tuple[Sequence[str], float]
 """Label values, and the number of the metric with these labels."""
 
 
-class _Collector:
+class _MetricsCollector:
     def __init__(self, glance: FleetSnapshot) -> None:
         self._glance = glance
 

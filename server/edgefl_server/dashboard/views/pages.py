@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from edgefl_server.dashboard.state.fleet import Fleet
 from edgefl_server.dashboard.views import parts
-from edgefl_server.dashboard.views.boards import Board
+from edgefl_server.dashboard.views.boards import PageContents
 from edgefl_server.dashboard.views.html import Html, device_path, el, join_children, link, table
 from edgefl_server.dashboard.views.summary import STATES, DeviceFilter
 
@@ -22,7 +22,7 @@ CHARTS = {
 _TABLES = ("rounds", "evaluations", "devices", "tiers", "log", "vitals")
 
 
-def overview(fleet: Fleet, board: Board, view: DeviceFilter, *, orders: bool) -> Html:
+def overview(fleet: Fleet, board: PageContents, view: DeviceFilter, *, orders: bool) -> Html:
     """Return the overview page of the run and its fleet.
 
     Args:
@@ -58,7 +58,7 @@ def overview(fleet: Fleet, board: Board, view: DeviceFilter, *, orders: bool) ->
     )  # fmt: skip
 
 
-def device(fleet: Fleet, name: str, board: Board) -> Html:
+def device(fleet: Fleet, name: str, board: PageContents) -> Html:
     """Return the page of device ``name``, with the contents of its ``board``."""
     rounds = list(board.tables.get("parts", {}).values())
     return _page(
@@ -76,7 +76,7 @@ def device(fleet: Fleet, name: str, board: Board) -> Html:
     )
 
 
-def round_(fleet: Fleet, number: int, board: Board) -> Html:
+def round_(fleet: Fleet, number: int, board: PageContents) -> Html:
     """Return the page of round ``number``, with the contents of its ``board``."""
     rounds = list(board.tables.get("rounds", {}).values())
     devices = list(board.tables.get("parts", {}).values())
@@ -103,7 +103,7 @@ def missing(what: str) -> Html:
     )
 
 
-def _page(fleet: Fleet, board: Board, *sections: Html | None, title: str = "", live: str) -> Html:
+def _page(fleet: Fleet, board: PageContents, *sections: Html | None, title: str = "", live: str) -> Html:
     name = fleet.federation or "edgefl"
     return _document(
         f"{title} - {name}" if title else name,
@@ -176,14 +176,14 @@ def _select(name: str, values: list[str] | tuple[str, ...], chosen: str) -> Html
     return el("select", el("option", "all", value=""), *options, name=name)
 
 
-def _log(board: Board) -> Html:
+def _log(board: PageContents) -> Html:
     lines = board.tables.get("log", {}).values()
     return el(
         "section", el("h2", "Log"), el("ol", *lines, id="log", class_="log", tabindex=0, aria_label="log")
     )
 
 
-def _operator(board: Board) -> Html:
+def _operator(board: PageContents) -> Html:
     versions = board.pieces["versions"]
     return el(
         "details",

@@ -349,7 +349,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 _BINS = 24
 
 
-class Point(msgspec.Struct, frozen=True, kw_only=True):
+class RoundPoint(msgspec.Struct, frozen=True, kw_only=True):
     """Values of one round for the charts.
 
     ``tiers``: by tier, (median seconds until the update, bytes up, bytes down). ``devices``: in an evaluation round,
@@ -387,7 +387,7 @@ class Charts(msgspec.Struct, frozen=True, kw_only=True):
 
     edition: int
     metric: str
-    points: list[Point]
+    points: list[RoundPoint]
     vitals: list[VitalSample]
     seconds: Histogram
     step_ms: Histogram
@@ -457,14 +457,14 @@ class FleetSnapshot:
         self._staleness = staleness(self.fleet)
 
 
-def point(row: RoundSummary) -> Point:
+def point(row: RoundSummary) -> RoundPoint:
     """Return the values of a round that the charts show."""
     found, devices = row.evaluation, None
     if found is not None and (group := found.devices) is not None:
         names = (group.metrics, group.median, group.worst_decile)
         whole, median_, worst = (values.get(found.metric) for values in names)
         devices = whole, median_, worst
-    return Point(
+    return RoundPoint(
         round=row.round,
         evaluates=row.evaluates,
         over=row.state != "open",

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgefl_server.dashboard.state.fleet import DeviceRound, LogEntry, VitalSample
 from edgefl_server.dashboard.views import boards, pages
-from edgefl_server.dashboard.views.boards import Board
+from edgefl_server.dashboard.views.boards import PageContents
 from edgefl_server.dashboard.views.html import Html
 from edgefl_server.dashboard.views.metrics import CONTENT_TYPE, exposition
 from edgefl_server.dashboard.views.summary import (
@@ -89,7 +89,7 @@ TABLES: dict[str, Listing] = {
 
 # Stream of changes to each open page, once a second at most.
 
-Look = Callable[[FleetSnapshot], Board]
+Look = Callable[[FleetSnapshot], PageContents]
 """Function that returns the current contents of a page."""
 
 PAUSE_S = 1.0
@@ -123,7 +123,7 @@ class PageState:
     def __init__(self, look: Look, *, charts: bool) -> None:
         self._look = look
         self._charts = charts
-        self._sent = Board()
+        self._sent = PageContents()
         self._tick = 0
         self._vitals = 0
         self._edition = -1
