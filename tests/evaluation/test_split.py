@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from typing import Literal
+from unittest.mock import Mock
+
 import msgspec
 import numpy as np
 import pytest
@@ -9,7 +14,9 @@ import pytest
 from edgefl.errors import BundleError, DataError
 from edgefl.wire.bundle.manifest import HELD_OUT, DataSpec, Input, Split, decode_manifest, encode_manifest
 from edgefl.wire.tensors import Array
-from edgefl_device.data.samples import FittedData, LocalData, fit_rows, is_held_out
+from edgefl_device.data import samples
+from edgefl_device.data.samples import FittedData, LocalData, LocalSource, fit_rows, is_held_out
+from edgefl_device.data.sources import load
 from tests.device_runtime import tiny
 from tests.wire import held_out_rows
 
@@ -68,6 +75,93 @@ def test_a_bundle_uses_the_rows_of_its_part(part: str) -> None:
     assert np.array_equal(chosen.labels(every), whole.labels(wanted))
     assert np.array_equal(chosen.lengths, whole.lengths[wanted])
     assert np.array_equal(chosen.first(2).rows(np.arange(2)), whole.rows(wanted[:2]))
+
+
+class ArraysInMemory:
+    """Rows of an application, which replaces them and adds others in place."""
+
+    def __init__(self, folder: Path) -> None:
+        self.x, self.y = images(80), np.arange(80) % 4
+        self.source = LocalData(self.x, self.y, "arrays")
+
+    def change(self) -> None:
+        self.x.resize((120, 2, 3), refcheck=False)
+        self.y.resize(120, refcheck=False)
+        self.x[40:] = images(80, seed=1)
+
+    def reopened(self) -> LocalSource:
+        return LocalData(self.x.copy(), self.y.copy(), "arrays")
+
+
+class MappedArrays:
+    """Rows in npy files, which are written over while they are mapped."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        np.save(folder / "x.npy", images(80))
+        np.save(folder / "y.npy", np.arange(80) % 4)
+        self.source = load(folder)
+
+    def change(self) -> None:
+        with (self.folder / "x.npy").open("r+b") as file:
+            file.seek(-40 * 6, os.SEEK_END)
+            file.write(images(40, seed=1).tobytes())
+
+    def reopened(self) -> LocalSource:
+        return load(self.folder)
+
+
+class ClassFolders:
+    """Rows in files, some of which are replaced by others of the same size."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        for row, image in enumerate(images(40)):
+            (folder / str(row % 4)).mkdir(exist_ok=True)
+            np.save(folder / str(row % 4) / f"{row}.npy", image)
+        self.source = load(folder)
+
+    def change(self) -> None:
+        for row, image in enumerate(images(8, seed=1)):
+            np.save(self.folder / "new.npy", image)
+            (self.folder / "new.npy").replace(self.folder / str(row % 4) / f"{row}.npy")
+
+    def reopened(self) -> LocalSource:
+        return load(self.folder)
+
+
+@pytest.mark.parametrize("kind", [ArraysInMemory, MappedArrays, ClassFolders])
+def test_rows_are_divided_once_and_anew_when_they_change(
+    kind: type[ArraysInMemory | MappedArrays | ClassFolders], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    divisions = Mock(wraps=is_held_out)
+    monkeypatch.setattr(samples, "is_held_out", divisions)
+    parts: tuple[Literal["train", "held-out"], ...] = ("train", "held-out")
+    manifests = [
+        msgspec.structs.replace(
+            tiny.make_bundle().manifest, v=HELD_OUT, data=SPEC, split=Split(share=0.3, seed=3, part=part)
+        )
+        for part in parts
+    ]
+    data = kind(tmp_path)
+
+    def rows_of(source: LocalSource) -> list[list[bytes]]:
+        fits = [fit_rows(source, manifest) for manifest in manifests]
+        return [[row.tobytes() for row in fit.rows(np.arange(len(fit)))] for fit in fits]
+
+    before = rows_of(data.source)
+    assert rows_of(data.source) == before
+    assert divisions.call_count == 1
+
+    data.change()
+    after = rows_of(data.source)
+    assert divisions.call_count == 2
+    assert after != before and after == rows_of(data.reopened())
+    assert rows_of(data.source) == after
+    assert divisions.call_count == 3, "the source that was opened again needed one more"
+    other = msgspec.structs.replace(manifests[0], split=Split(share=0.3, seed=4, part="train"))
+    assert fit_rows(data.source, other).rows(np.arange(3)).shape == (3, 2, 3)
+    assert divisions.call_count == 4
 
 
 def test_a_device_whose_rows_are_all_in_the_other_part_says_so() -> None:

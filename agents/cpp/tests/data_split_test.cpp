@@ -1,7 +1,11 @@
 // The rows that a bundle uses are those of held_out.json, which other agents are held against, too.
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <numeric>
+#include <unistd.h>
 
 #include "data/split.h"
 #include "golden.h"
@@ -22,6 +26,7 @@ struct Column {
 struct Columns {
   std::vector<Column> all;
   uint64_t rows = 0;
+  int reads = 0;  // of rows
 
   explicit Columns(const json& arrays) {
     for (const auto& [name, each] : arrays.items()) {
@@ -35,7 +40,9 @@ struct Columns {
   }
 
   static int read(void* context, size_t array, uint64_t row, void* into, size_t bytes) {
-    std::memcpy(into, static_cast<Columns*>(context)->all[array].bytes.data() + row * bytes, bytes);
+    auto* columns = static_cast<Columns*>(context);
+    ++columns->reads;
+    std::memcpy(into, columns->all[array].bytes.data() + row * bytes, bytes);
     return 0;
   }
 
@@ -90,6 +97,61 @@ TEST_CASE("the held-out rows are those of the protocol, the others are for train
     CHECK(rows_of(*fit_rows(*columns.source(), manifest_of(each, true), {})) == held_out);
     CHECK(rows_of(*fit_rows(*columns.source(), manifest_of(each, false), {})) == kept);
   }
+}
+
+TEST_CASE("the rows are divided once, and anew when the app's rows change") {
+  const json each = json::parse(golden("held_out.json"))[0];
+  Columns columns(each["arrays"]);
+  const auto source = columns.source();
+  const auto reads_of = [&](bool held_out) {
+    columns.reads = 0;
+    fit_rows(*source, manifest_of(each, held_out), {});
+    return columns.reads;
+  };
+  const int first = reads_of(true), second = reads_of(false);
+  CHECK(second < first);
+  CHECK(reads_of(true) == second);
+
+  Column& x = columns.all[columns.all[0].name == "x" ? 0 : 1];
+  const size_t width = x.bytes.size() / columns.rows, half = columns.rows / 2 * width;
+  x.bytes = x.bytes.substr(half) + x.bytes.substr(0, half);
+  for (const bool held_out : {true, false}) {
+    const Indices fresh = rows_of(*fit_rows(*columns.source(), manifest_of(each, held_out), {}));
+    CHECK(rows_of(*fit_rows(*source, manifest_of(each, held_out), {})) == fresh);
+  }
+  CHECK(rows_of(*fit_rows(*source, manifest_of(each, true), {})) != each["held_out"].get<Indices>());
+}
+
+TEST_CASE("a file that was replaced is divided anew") {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::temp_directory_path() / ("edgefl-split-" + std::to_string(getpid()));
+  const auto write = [&](int file, float value) {
+    std::string head = "{'descr': '<f4', 'fortran_order': False, 'shape': (1,), }";
+    head.resize(117, ' ');
+    const fs::path path = folder / "0" / ("a" + std::to_string(100 + file) + ".npy");
+    fs::create_directories(path.parent_path());
+    fs::remove(path);
+    std::ofstream out(path, std::ios::binary);
+    out << std::string("\x93NUMPY\x01\x00\x76\x00", 10) << head << '\n' << std::string(reinterpret_cast<const char*>(&value), sizeof value);
+  };
+  for (int file = 0; file < 40; ++file) write(file, static_cast<float>(file));
+  Manifest manifest = manifest_of({{"data", {{"shape", {1}}, {"dtype", "float32"}, {"classes", 1}}}, {"share", 0.5}, {"seed", "7"}}, true);
+  const auto values_of = [&](const DataSource& source) {
+    const auto data = fit_rows(source, manifest, {});
+    Indices every(static_cast<size_t>(data->size()));
+    std::iota(every.begin(), every.end(), 0);
+    const Tensor rows = data->rows(every);
+    return std::vector<float>(rows.as<float>(), rows.as<float>() + rows.count());
+  };
+  const auto source = open_source(folder.string(), BadRows::refuse);
+  const auto before = values_of(*source);
+  CHECK(before == values_of(*source));
+  for (int file = 0; file < 40; ++file) write(file, static_cast<float>(file + 1000));
+  const auto after = values_of(*source);
+  CHECK(after == values_of(*open_source(folder.string(), BadRows::refuse)));
+  CHECK(after.size() != 40);
+  for (const float value : after) CHECK(value >= 1000.0F);
+  fs::remove_all(folder);
 }
 
 TEST_CASE("a device whose rows are all in the other part is refused") {

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import struct
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
+from zlib import crc32
 
 import msgspec
 import numpy as np
@@ -19,6 +23,7 @@ from numpy.random import Generator, Philox, SeedSequence  # numpy itself would l
 from edgefl.errors import BundleError, DataError
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.manifest import DataSpec, Draws, Input, Manifest
+from edgefl.wire.bundle.readers import SoundSpec
 from edgefl.wire.tensors import Array
 from edgefl_device.config import Policy
 from edgefl_device.data.problems import (
@@ -194,8 +199,13 @@ class LocalSource(Protocol):
             DataError: They do not fit; the text names the difference.
         """
 
+    def state(self) -> Hashable:
+        """Return a value that changes when rows of the data are added, removed or replaced. It costs far less than to
+        read all rows as the model does.
+        """
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class LocalData:
     """Data in arrays as they are stored.
 
@@ -256,6 +266,11 @@ class LocalData:
         read = {each.name: others[each.name].astype(each.dtype, copy=False) for each in spec.others}
         y = label.fitted(self.y, spec.classes, self.source)
         return FittedData(x, y, spec, read, label, unread=self._unread(spec))
+
+    def state(self) -> Hashable:
+        """Return a checksum of each array in memory, and size and time of each mapped file."""
+        arrays = {**self.others, "x": self.x, "y": self.y}
+        return tuple((name, array.shape, array.dtype.str, _content(array)) for name, array in arrays.items())
 
     def _unread(self, spec: DataSpec) -> tuple[str, ...]:
         wanted = {each.name for each in spec.others}
@@ -330,6 +345,32 @@ class LocalData:
         if not wanted.below and wanted.dtype != "bool":
             check_range(wanted.name, found, wanted.dtype, self.source)
         return found
+
+
+def _content(array: Array) -> Hashable:
+    """Return the state of the file that ``array`` maps read-only, or a checksum of the numbers in memory."""
+    if isinstance(array, np.memmap) and array.mode == "r" and array.filename is not None:
+        return files_state([Path(array.filename)])
+    checksum = 0
+    if array.dtype.kind in "biuf":  # no model reads others
+        for rows in blocks(np.atleast_1d(array)):
+            checksum = crc32(np.ascontiguousarray(rows).data, checksum)
+    return checksum
+
+
+def files_state(paths: Iterable[Path]) -> bytes:
+    """Return a digest of inode, size and time of the last change of files, in their order. A missing file counts as
+    empty.
+    """
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            found = path.stat()
+        except OSError:
+            digest.update(bytes(24))
+        else:
+            digest.update(struct.pack("<QQq", found.st_ino, found.st_size, found.st_mtime_ns))
+    return digest.digest()
 
 
 @dataclass(frozen=True)
@@ -430,8 +471,14 @@ class ChosenRows(FittedData):
         return replace(self, y=self.y[:samples], at=self.at[:samples]) if samples else self
 
 
+_held_out: WeakKeyDictionary[LocalSource, tuple[str, Hashable, Array]] = WeakKeyDictionary()
+"""Flags of the held-out rows of each source, with what describes rows and split, and the state of the data."""
+
+
 def fit_rows(source: LocalSource, manifest: Manifest, parts: BundleParts = NO_BUNDLE) -> FittedData:
     """Return the rows of ``source`` that a bundle uses: those of its part, if its manifest divides them.
+
+    The division is computed once for equal data: a later round with the same source, spec and split hashes no row.
 
     Args:
         source: The device's data.
@@ -441,11 +488,17 @@ def fit_rows(source: LocalSource, manifest: Manifest, parts: BundleParts = NO_BU
     Raises:
         DataError: The data do not fit the model, or no row is in the part.
     """
-    data = source.fitted(manifest.data, LabelSpec.of(manifest), parts)
     split = manifest.split
+    # Before the rows are read, so that the next round notices a change in between.
+    state = None if split is msgspec.UNSET else source.state()
+    data = source.fitted(manifest.data, LabelSpec.of(manifest), parts)
     if split is msgspec.UNSET:
         return data
-    held_out = is_held_out(data, split.share, split.seed)
+    key = repr((manifest.data, data.label, _features_blob(manifest), split.share, split.seed))
+    known = _held_out.get(source)
+    if known is None or known[:2] != (key, state):
+        known = _held_out[source] = key, state, is_held_out(data, split.share, split.seed)
+    held_out = known[2]
     at = np.flatnonzero(held_out if split.part == "held-out" else ~held_out)
     if not len(at):
         raise DataError(
@@ -454,6 +507,13 @@ def fit_rows(source: LocalSource, manifest: Manifest, parts: BundleParts = NO_BU
             rows=len(data),
         )
     return ChosenRows.of(data, at)
+
+
+def _features_blob(manifest: Manifest) -> str:
+    """Return the SHA-256 of the graph that computes the samples of sound files; "" if there is none."""
+    reader = manifest.data.reader
+    name = reader.features if isinstance(reader, SoundSpec) else ""
+    return manifest.graph(name).blob.sha256 if name else ""
 
 
 def is_held_out(data: FittedData, share: float, seed: int) -> Array:

@@ -33,6 +33,7 @@ from edgefl_device.data.samples import (
     LabelSpec,
     LocalSource,
     check_some,
+    files_state,
 )
 from edgefl_device.data.tables import read_series, read_tables
 from edgefl_device.data.texts import read_texts
@@ -148,6 +149,10 @@ class SampleFiles:
                 return fitted  # its rows hold a graph of this round
             self._last[key] = fitted
         return self._last[key]
+
+    def state(self) -> bytes:
+        """Return a digest of size and time of all files."""
+        return files_state(each.path for each in self.entries)
 
     def _read(self, spec: DataSpec, label: LabelSpec, parts: BundleParts) -> FittedData:
         reading = Reading(self.source, spec, label, parts, Problems(self.policy))

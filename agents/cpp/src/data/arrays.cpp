@@ -16,6 +16,11 @@ class Arrays : public DataSource {
 
   std::string name() const override { return name_; }
   int64_t size() const override { return y_->count; }
+  std::string state() const override {
+    std::string sums = std::to_string(checksum(*x_)) + " " + std::to_string(checksum(*y_));
+    for (const auto& [name, rows] : others_) sums += " " + std::to_string(checksum(*rows));
+    return sums;
+  }
 
   void check() const {
     if (!x_->whole || !y_->whole) throw DataError(name_ + " should hold arrays of samples and labels, found single values");

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <type_traits>
 #include <vector>
@@ -87,6 +88,22 @@ bool all_finite(const Rows& rows, DType as) {
     return finite;
   });
   return finite;
+}
+
+uint64_t checksum(const Rows& rows) {
+  constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
+  const size_t bytes = rows.row_bytes();
+  uint64_t sum = static_cast<uint64_t>(rows.count);
+  each_row(rows, [&](int64_t, const std::byte* data) {
+    for (size_t at = 0; at < bytes; at += sizeof(uint64_t)) {
+      uint64_t word = 0;
+      std::memcpy(&word, data + at, std::min(sizeof word, bytes - at));
+      sum = (sum ^ word) * kOdd;
+      sum ^= sum >> 32;
+    }
+    return true;
+  });
+  return sum;
 }
 
 std::string whole_numbers(DType dtype) {

@@ -19,6 +19,7 @@ struct Range {
 
 Range range_of(const Rows& rows, std::optional<int64_t> but = std::nullopt);  // integers or bool
 bool all_finite(const Rows& rows, DType as);                                  // once they are floats of this type
+uint64_t checksum(const Rows& rows);                                          // of their bytes
 std::string whole_numbers(DType dtype);                                       // "-128 to 127"
 bool holds(DType dtype, const Range& range);
 

@@ -39,6 +39,12 @@ struct DataParts {
   std::function<void()> between = nullptr;                                       // before each file: throws if the round is over
 };
 
+// Flags of the held-out rows of a source, and all that they depend on.
+struct HeldOutRows {
+  std::string key;
+  std::vector<bool> flags;
+};
+
 class DataSource {
  public:
   virtual ~DataSource() = default;
@@ -46,6 +52,10 @@ class DataSource {
   virtual int64_t size() const = 0;      // samples, as far as that is known before a bundle says how they are read
   // DataError says what differs.
   virtual std::shared_ptr<FittedData> fitted(const Manifest& manifest, const DataParts& parts) const = 0;
+  // Changes when rows are added, removed or replaced; costs far less than to read all rows as the model does.
+  virtual std::string state() const = 0;
+
+  mutable HeldOutRows held_out;  // those that fit_rows computed last
 };
 
 enum class BadRows { refuse, skip };

@@ -1,11 +1,16 @@
 #include "data/split.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <numeric>
+#include <string>
+#include <variant>
 #include <vector>
 
+#include "data/fitted.h"
+#include "data/readers/files.h"
 #include "wire/digest.h"
 
 namespace edgefl {
@@ -18,10 +23,9 @@ void add_row(Sha256& hash, const Tensor& rows, int64_t row) {
   hash.add({reinterpret_cast<const char*>(rows.data.data()) + static_cast<size_t>(row) * bytes, bytes});
 }
 
-// Numbers of the rows in the split's part.
-Indices rows_of_part(const FittedData& data, const DataSpec& spec, const Split& split) {
+std::vector<bool> held_out_rows(const FittedData& data, const DataSpec& spec, const Split& split) {
   const auto most = static_cast<uint64_t>(std::ldexp(split.share, 64));
-  Indices chosen;
+  std::vector<bool> flags(static_cast<size_t>(data.size()));
   for (int64_t first = 0; first < data.size(); first += kBlock) {
     Indices block(static_cast<size_t>(std::min(kBlock, data.size() - first)));
     std::iota(block.begin(), block.end(), first);
@@ -35,18 +39,38 @@ Indices rows_of_part(const FittedData& data, const DataSpec& spec, const Split& 
       const Bytes digest = hash.done();
       uint64_t drawn = 0;
       std::memcpy(&drawn, digest.data(), sizeof drawn);
-      if ((drawn < most) == split.held_out) chosen.push_back(block[place]);
+      flags[static_cast<size_t>(block[place])] = drawn < most;
     }
   }
-  return chosen;
+  return flags;
+}
+
+// What the division depends on: the data, how they become samples, and the split.
+std::string division_key(const DataSource& source, const Manifest& manifest) {
+  const Split& split = *manifest.split;
+  std::array<char, sizeof split.share> share{};
+  std::memcpy(share.data(), &split.share, share.size());
+  const auto* sound = std::get_if<SoundSpec>(&manifest.data.reader);
+  const bool features = sound != nullptr && !sound->features.empty();
+  return source.state() + " " + key_of(manifest.data, LabelSpec::of(manifest)) + (features ? manifest.graph(sound->features).blob.sha256 : "") + " " +
+         std::to_string(split.seed) + " " + std::string(share.data(), share.size());
 }
 
 }  // namespace
 
 std::shared_ptr<FittedData> fit_rows(const DataSource& source, const Manifest& manifest, const DataParts& parts) {
+  // The key before the rows are read, so that the next round notices a change in between.
+  const std::string key = manifest.split ? division_key(source, manifest) : "";
   const std::shared_ptr<FittedData> data = source.fitted(manifest, parts);
   if (!manifest.split) return data;
-  const Indices at = rows_of_part(*data, manifest.data, *manifest.split);
+  HeldOutRows& known = source.held_out;
+  if (known.key != key || known.flags.size() != static_cast<size_t>(data->size())) {
+    known.flags = held_out_rows(*data, manifest.data, *manifest.split);
+    known.key = key;
+  }
+  Indices at;
+  for (int64_t row = 0; row < data->size(); ++row)
+    if (known.flags[static_cast<size_t>(row)] == manifest.split->held_out) at.push_back(row);
   if (at.empty())
     throw DataError(source.name() + ": none of its " + std::to_string(data->size()) + " rows is in the " +
                     (manifest.split->held_out ? "held-out" : "train") + " part: it needs more rows");

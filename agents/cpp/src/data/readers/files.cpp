@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <optional>
+#include <sys/stat.h>
+#include <system_error>
 #include <utility>
 
 #include "data/fitted.h"
@@ -10,9 +13,12 @@
 #include "data/readers/find_files.h"
 #include "data/readers/sounds.h"
 #include "data/readers/tables.h"
+#include "wire/digest.h"
 
 namespace edgefl {
 namespace {
+
+namespace fs = std::filesystem;
 
 std::string text_of(const std::vector<double>& numbers) {
   std::string text;
@@ -41,17 +47,6 @@ std::string text_of(const Reader& reader) {
   return text;
 }
 
-// What decides how files become samples, as a key.
-std::string text_of(const DataSpec& spec, const LabelSpec& label) {
-  std::string text = shown(spec.shape) + std::string(dtype_name(spec.dtype)) + shown(label.shape) + std::string(dtype_name(label.dtype));
-  text += text_of(std::vector{spec.scale, spec.shift});
-  for (const int64_t each : {spec.classes, spec.below, label.ignored.value_or(-1)}) text += " " + std::to_string(each);
-  for (const Input& each : spec.others) {
-    text += text_of(std::vector{each.name, shown(each.shape), std::string(dtype_name(each.dtype)), std::to_string(each.below)});
-  }
-  return text + text_of(spec.names) + text_of(spec.reader);
-}
-
 Endings all_images() {
   Endings all = kImages;
   all.insert(kOtherImages.begin(), kOtherImages.end());
@@ -74,10 +69,21 @@ class Files : public DataSource {
 
   std::string name() const override { return path_; }
   int64_t size() const override { return rows_; }
+  std::string state() const override {
+    Sha256 hash;
+    for (const FoundFile& file : found_.files) {
+      struct stat facts {};
+      std::error_code missing;
+      if (stat(file.path.c_str(), &facts) != 0) facts = {};
+      const auto changed = fs::last_write_time(file.path, missing).time_since_epoch().count();
+      hash.add(std::to_string(facts.st_ino) + " " + std::to_string(facts.st_size) + " " + std::to_string(changed) + "\n");
+    }
+    return hash.done();
+  }
 
   std::shared_ptr<FittedData> fitted(const Manifest& manifest, const DataParts& parts) const override {
     const LabelSpec label = LabelSpec::of(manifest);
-    const std::string key = text_of(manifest.data, label);
+    const std::string key = key_of(manifest.data, label);
     if (last_ && key == last_key_) return last_;
     std::shared_ptr<FittedData> fitted = read(manifest, label, parts);
     const auto* sound = std::get_if<SoundSpec>(&manifest.data.reader);
@@ -161,6 +167,16 @@ class Files : public DataSource {
 };
 
 }  // namespace
+
+std::string key_of(const DataSpec& spec, const LabelSpec& label) {
+  std::string text = shown(spec.shape) + std::string(dtype_name(spec.dtype)) + shown(label.shape) + std::string(dtype_name(label.dtype));
+  text += text_of(std::vector{spec.scale, spec.shift});
+  for (const int64_t each : {spec.classes, spec.below, label.ignored.value_or(-1)}) text += " " + std::to_string(each);
+  for (const Input& each : spec.others) {
+    text += text_of(std::vector{each.name, shown(each.shape), std::string(dtype_name(each.dtype)), std::to_string(each.below)});
+  }
+  return text + text_of(spec.names) + text_of(spec.reader);
+}
 
 std::shared_ptr<DataSource> file_source(const std::string& path, BadRows bad) { return std::make_shared<Files>(path, bad); }
 
