@@ -182,14 +182,20 @@ def curves_of(history: Iterable[Any], names: Iterable[str]) -> dict[str, Array]:
 
     Args:
         history: Finished rounds, in order.
-        names: Fields of a round to return. All metrics of the rounds are returned too, by their names.
+        names: Fields of a round to return. All metrics of the rounds are returned too, by their names, and the results of
+            evaluation rounds as ``devices.accuracy``, ``devices.accuracy.median``, ``tier.NAME.accuracy`` and the like.
     """
     import numpy as np  # many commands end before they need it
 
-    rows = [msgspec.to_builtins(row) for row in history]
-    metrics = dict.fromkeys(name for row in rows for name in row["metrics"])
-    values = {name: [row[name] for row in rows] for name in names}
-    values |= {name: [row["metrics"].get(name) for row in rows] for name in metrics}
+    from edgefl_server.device_evaluation import flat_evaluation
+
+    rows = list(history)
+    metrics = [{**row.metrics, **(flat_evaluation(row.evaluation) if row.evaluation else {})} for row in rows]
+    values = {name: [getattr(row, name) for row in rows] for name in names}
+    values |= {
+        name: [own.get(name) for own in metrics]
+        for name in dict.fromkeys(name for own in metrics for name in own)
+    }
     return {
         name: np.array([np.nan if each is None else each for each in column], np.float64)
         for name, column in values.items()

@@ -117,7 +117,9 @@ class Run:
         """The history as arrays, float64 (rounds,), with NaN for missing values.
 
         Names are ``round``, ``accuracy``, ``loss``, ``train_loss``, ``seconds``, ``up_bytes``, ``down_bytes``, ``reports``,
-        and those of the run's metrics. ``seconds`` include pauses in which the run was stopped.
+        and those of the run's metrics. Evaluation rounds add ``devices.accuracy``, ``devices.accuracy.median``,
+        ``devices.accuracy.worst_decile``, ``tier.NAME.accuracy``, and the same of other metrics. ``seconds`` include pauses
+        in which the run was stopped.
         """
         return curves_of(self.history, ("round", *_CURVES))
 

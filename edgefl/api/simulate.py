@@ -79,7 +79,9 @@ class Simulation:
         """The history as arrays, float64 (rounds,), with NaN for missing values.
 
         Names are ``round``, ``accuracy``, ``loss``, ``train_loss``, ``reports``, ``up_bytes``, ``down_bytes``,
-        ``seconds``, ``simulated_s``, ``energy_j``, and those of the metrics.
+        ``seconds``, ``simulated_s``, ``energy_j``, and those of the metrics. Evaluation rounds add
+        ``devices.accuracy``, ``devices.accuracy.median``, ``devices.accuracy.worst_decile``, ``tier.NAME.accuracy``, and
+        the same of other metrics.
         """
         return curves_of(self.history, _CURVES)
 

@@ -334,6 +334,7 @@ class RoundEnded(Event, frozen=True, kw_only=True):
         missing: Devices of the round without an accepted update, with reasons.
         seconds: Duration of the round.
         text: Reason of an abandoned round, or empty.
+        evaluates: True if the devices evaluated the model instead of training it.
     """
 
     round: int
@@ -342,6 +343,7 @@ class RoundEnded(Event, frozen=True, kw_only=True):
     missing: dict[str, str]
     seconds: float
     text: str = ""
+    evaluates: bool = False
 
 
 class RolloutStarted(Event, frozen=True, kw_only=True):

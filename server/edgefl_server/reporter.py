@@ -307,6 +307,7 @@ class EventReporter:
             missing=attendance.find_missing(self._spec.rules, state, ended, now),
             seconds=now - ended.opened,
             text=text,
+            evaluates=ended.evaluates,
         )
         self.emit(event)
 

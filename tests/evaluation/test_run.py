@@ -8,6 +8,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import edgefl
@@ -98,6 +99,22 @@ def test_journal_and_events_show_the_same_results_on_the_dashboard(ran: Run, tmp
         shown = {number: row.evaluation for number, row in found.rounds.items() if row.evaluates}
         assert shown == evaluations_of(ran), names
         assert len(summary.evaluation_rows(found)) == 2 * 3 * 3, "rounds, groups, metrics"
+
+
+@pytest.mark.e2e
+def test_curves_of_a_run_hold_its_evaluations(ran: Run) -> None:
+    tier = np.full(4, np.nan)
+    tier[2:] = [evaluations_of(ran)[number].tiers["weak"].metrics["accuracy"] for number in EVALUATIONS]
+    np.testing.assert_array_equal(ran.curves["tier.weak.accuracy"], tier)
+    assert np.isfinite(ran.curves["devices.loss.worst_decile"]).tolist() == [False, False, True, True]
+
+
+def test_curves_of_a_simulation_hold_its_evaluations(simulated: edgefl.Simulation) -> None:
+    *_, last = simulated.history
+    numbers = {name: value for name, value in scalars(last).items() if name.startswith(("devices.", "tier."))}
+    assert len(numbers) > 8
+    for name, value in numbers.items():
+        np.testing.assert_array_equal(simulated.curves[name], [np.nan, np.nan, value])
 
 
 def test_a_simulation_tracks_charts_and_prints_its_evaluations(simulated: edgefl.Simulation) -> None:

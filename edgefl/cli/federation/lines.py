@@ -138,7 +138,7 @@ def text_of(event: events.Event) -> str | None:  # noqa: PLR0911 - a case for ea
         case events.RoundEnded():
             missing = ", ".join(f"{name} ({why})" for name, why in event.missing.items())
             tail = f": {event.text}" if event.text else f", without {missing}" if missing else ""
-            reports = count_text(event.reports, "update")
+            reports = count_text(event.reports, "report" if event.evaluates else "update")
             return f"round {event.round} {event.outcome} after {event.seconds:.1f} s with {reports}{tail}"
         case events.RolledBack():
             return None  # the round's end says the same

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 from benchmarks.browser import Browser
 from benchmarks.dashboard import SyntheticRun
+from edgefl_server.dashboard import ALERTS, GRAFANA
 from edgefl_server.dashboard.state import fold
 from edgefl_server.dashboard.state.fleet import Fleet
 from edgefl_server.dashboard.state.source import FolderSource
@@ -90,6 +94,18 @@ def test_prometheus_reads_the_newest_evaluation(page: PageProcess) -> None:
     assert found["edgefl_devices_metric", ("loss", "worst_decile")] == 0.9
     assert found["edgefl_tier_metric", ("accuracy", "weak")] == 0.7
     assert ("edgefl_tier_metric", ("accuracy", "strong")) not in found
+
+
+def test_grafanas_dashboard_and_the_alerts_ask_for_metrics_that_exist(page: PageProcess) -> None:
+    there = {name for name, _ in samples(page)}
+    panels = json.loads(GRAFANA.read_text())["panels"]
+    rules = yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]
+    asked = [target["expr"] for panel in panels for target in panel["targets"]] + [
+        rule["expr"] for rule in rules
+    ]
+
+    assert len(panels) > 10 and len(rules) > 5
+    assert {name for text in asked for name in re.findall(r"\bedgefl_\w+", text)} <= there
 
 
 def test_evaluations_are_a_table(page: PageProcess) -> None:

@@ -9,7 +9,7 @@ from statistics import median
 
 import msgspec
 
-from edgefl.wire.text import device_result
+from edgefl.wire.text import count_text, device_result
 from edgefl_server import events
 from edgefl_server.dashboard.state.fleet import (
     MOST_PARTS,
@@ -250,7 +250,8 @@ def _(event: events.RoundEnded, fleet: Fleet, at: float) -> None:
         if part.status in ("open", "missing"):
             part.status, part.reason = "missing", why
     fleet.phase, fleet.next_round, fleet.text = "waiting", event.round + 1, ""
-    text = f"round {event.round} {event.outcome} with {event.reports} updates"
+    reports = count_text(event.reports, "report" if event.evaluates else "update")
+    text = f"round {event.round} {event.outcome} with {reports}"
     fleet.entry(at, "round", text + (f": {event.text}" if event.text else ""), number=event.round)
 
 
