@@ -119,7 +119,7 @@ def train(
         server = RunningServer.start(plan, broker, folder, hear=hear, device="cpu")
         stack.callback(server.service.stop)
         devices = [
-            _Device.start(
+            RunningDevice.start(
                 AgentConfig(
                     federation=federation,
                     device=name,
@@ -144,13 +144,15 @@ def train(
 
 
 @dataclass
-class _Device:
+class RunningDevice:
+    """An agent in a thread of its own, and the events that it logged."""
+
     agent: DeviceAgent
     events: queue.SimpleQueue[AgentEvent]
     thread: threading.Thread
 
     @classmethod
-    def start(cls, config: AgentConfig, engine: Engine) -> _Device:
+    def start(cls, config: AgentConfig, engine: Engine) -> RunningDevice:
         events: queue.SimpleQueue[AgentEvent] = queue.SimpleQueue()
         agent = DeviceAgent(config, engine, DeviceLog(events.put))
         thread = threading.Thread(target=agent.run, daemon=True)

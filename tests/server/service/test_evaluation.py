@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
 
 from edgefl.errors import ConfigError
-from edgefl.wire import tensors
-from edgefl.wire.bundle.graphs import Port
-from edgefl.wire.mqtt.messages import Ack, Decline, Round, Task, encode
-from edgefl_server.aggregate.integer_sums import SCALE
+from edgefl.wire.limits import Limits
+from edgefl.wire.mqtt.messages import Ack, Decline, Round, Task
 from edgefl_server.coordinator.states import EvaluationSchedule
 from edgefl_server.events import (
     REPORTED,
@@ -24,69 +24,24 @@ from edgefl_server.events import (
     RoundClosed,
     RoundOpened,
     Started,
+    UpdateAccepted,
 )
-from edgefl_server.run_spec import ExchangeSpec, RunSpec, TierSpec
-from tests.device_runtime import tiny
+from edgefl_server.shards.messages import worker_of
+from edgefl_server.shards.pool import WorkerOptions
+from tests.conftest import Mosquitto
+from tests.server.evaluations import honest, report_sums, take_part, total_of, with_evaluation
 from tests.server.fleet import (
     PATIENCE_S,
     UNITS,
     MakeDevice,
     MakePlan,
+    RunningServer,
     ScriptedDevice,
     Serve,
-    bundle,
-    placed,
-    progress,
+    plan_for,
     silent,
-    update_for,
 )
-
-Sums = dict[str, int]
-
-
-def with_evaluation(plan: RunSpec) -> RunSpec:
-    """Return the plan with an exchange in which the strong tier reports loss_sum, correct and count."""
-    made = bundle("strong")
-    ports = tuple(
-        Port(name=f"update.{name}", role="update", dtype="int64", shape=())
-        for name in ("loss_sum", "correct", "count")
-    )
-    batch = Port(name="batch.0.y", role="batch", dtype="int64", shape=(4,))
-    data = b"evaluates"
-    graph = tiny.graph_of("g", data, (batch,), ports)
-    graph = msgspec.structs.replace(graph, metrics=("accuracy", "loss"))
-    manifest = msgspec.structs.replace(made.manifest, graphs=(graph,))
-    tier = TierSpec(
-        replace(made, manifest=manifest, blobs={graph.blob.sha256: data}), placed("strong"), sends=()
-    )
-    weak = TierSpec(
-        replace(made, manifest=manifest, blobs={graph.blob.sha256: data}), placed("weak"), sends=()
-    )
-    return replace(plan, evaluation=ExchangeSpec({"strong": tier, "weak": weak}, {}))
-
-
-def report_sums(device: ScriptedDevice, task: Task, opened: Round, sums: Sums, **changes: Any) -> bytes:
-    """Send the report of an evaluation, and return its bytes."""
-    arrays = {name: np.array(round(value * SCALE), np.int64) for name, value in sums.items()}
-    data = encode(
-        update_for(device.name, task, opened.model_version, {}, tensors=tensors.dump(arrays), **changes)
-    )
-    device.send(data, task)
-    return data
-
-
-def honest(name: str) -> Sums:
-    number = int(name.rpartition("-")[2])
-    return {"loss_sum": 1.5 * (number + 1), "correct": number + 1, "count": 8}  # type: ignore[dict-item]
-
-
-def take_part(device: ScriptedDevice, task: Task, opened: Round) -> None:
-    """Train in odd rounds, evaluate in even ones."""
-    device.say(device.mine.progress, progress("train", round=task.round))
-    if task.round % 2:
-        device.report(task, opened)
-    else:
-        report_sums(device, task, opened, honest(device.name))
+from tests.server.shards.fleets import KnownWorkers
 
 
 def evaluation_of(closed: RoundClosed) -> DeviceEvaluation:
@@ -127,8 +82,7 @@ def test_exact_sums_with_copies_lies_and_a_device_that_leaves(
     assert [closed[number].evaluation is None for number in (1, 2, 3, 4)] == [True, False, True, False]
     assert [closed[number].accuracy for number in (1, 2, 3, 4)] == [0.5, None, 0.5, None]
     found = evaluation_of(closed[2])
-    wanted = [honest(name) for name in ("strong-0", "strong-1")]
-    assert found.sums == {name: sum(round(each[name] * SCALE) for each in wanted) for name in wanted[0]}
+    assert found.sums == total_of("strong-0", "strong-1")
     assert found.devices is not None and found.devices.devices == 2
     assert (found.devices.metrics["accuracy"], found.trained_rounds) == (3 / 16, 1)
     assert closed[1].weights_sha256 == closed[2].weights_sha256 != closed[3].weights_sha256
@@ -167,8 +121,50 @@ def test_a_server_that_is_stopped_in_an_evaluation_resumes_it(
     found = evaluation_of(second.wait_for(RoundClosed, lambda event: event.round == 2))
     second.join()
 
-    both = [honest("strong-0"), honest("strong-1")]
-    assert found.sums == {name: sum(round(each[name] * SCALE) for each in both) for name in both[0]}
+    assert found.sums == total_of("strong-0", "strong-1")
+
+
+WORKED = tuple(f"strong-{number}" for number in range(5)) + tuple(f"weak-{number}" for number in range(5, 8))
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_workers_report_what_a_server_alone_reports(
+    killed: bool, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
+) -> None:
+    go_on, found = threading.Event(), dict[int, DeviceEvaluation]()
+    known: Any = KnownWorkers()
+
+    def answer(own: ScriptedDevice, task: Task, opened: Round) -> None:
+        if task.round == 2 and own.name == WORKED[-1]:
+            assert go_on.wait(PATIENCE_S)
+        take_part(own, task, opened)
+
+    for workers in (0, 2):
+        with ExitStack() as until:
+            name = f"{federation}-{workers}"
+            for each in WORKED:
+                until.callback(ScriptedDevice(mosquitto.address, name, each, limits, answer).stop)
+            plan = plan_for(
+                name, limits, rounds=1, min_devices=len(WORKED), evaluation=EvaluationSchedule(every=1)
+            )
+            running = RunningServer.start(
+                with_evaluation(plan),
+                mosquitto.address,
+                tmp_path / name,
+                workers=WorkerOptions(workers, known),
+            )
+            until.callback(running.service.stop)
+            if workers and killed:
+                first = running.wait_for(UpdateAccepted, lambda event: event.round == 2).device
+                os.kill(known.pid(worker_of(first, workers)), signal.SIGKILL)
+            go_on.set()
+            found[workers] = evaluation_of(running.wait_for(RoundClosed, lambda event: event.round == 2))
+            running.join()
+            go_on.clear()
+
+    assert found[2] == found[0]
+    assert found[2].sums == total_of(*WORKED)
+    assert {tier: group.devices for tier, group in found[2].tiers.items()} == {"strong": 5, "weak": 3}
 
 
 def test_an_evaluation_draws_its_devices_and_publishes_its_own_bundle(
