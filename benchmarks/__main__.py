@@ -23,6 +23,7 @@ COMMANDS = {
     "encode": "encode:encode",
     "aggregate": "aggregate:aggregate",
     "round": "round:round_time",
+    "evaluation": "evaluation:evaluation_round",
     "fleet": "fleet.command:fleet",
     "load": "load.command:load",
     "coordinator": "coordinator:coordinator",

@@ -1,0 +1,148 @@
+"""``python -m benchmarks evaluation``: an evaluation round on a device beside the forward passes of the same rows."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import typer
+
+from benchmarks.options import Json, check_choice
+from benchmarks.repetition import median, run_blocks, running, worker_of
+from benchmarks.results import bench
+from edgefl.algorithms.evaluation import EVALUATE, evaluation
+from edgefl.cli.options import Engines
+from edgefl.config import parse
+from edgefl.setup.bundles import bundle_of
+from edgefl.setup.data import open_data
+from edgefl.setup.model import federation_model
+from edgefl.setup.training import tier_of
+from edgefl.wire import tensors
+from edgefl.wire.bundle.archive import write_bundle
+from edgefl_device.data.samples import LocalData, is_held_out
+from edgefl_export.compiler.request import Exchange
+
+_BATCH, _SPLIT = 32, 0.2
+_WORK = ("round", "forward", "transfer")
+_MODELS = ("cnn", "resnet8", "mobilenet")
+
+
+class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Medians of processor time in three processes that take turns, one thread each.
+
+    Attributes:
+        rows: rows of the device; a fifth of them is held out.
+        forward_ms: the held-out rows in the same batches through the loaded ``evaluate`` graph.
+        transfer_ms: weights and graphs become blobs with their digests, in place of a download.
+        round_ms: a round: transfer, rows, three graphs that are loaded anew, forward passes, and the report.
+        ratio: ``round_ms`` without ``transfer_ms``, over ``forward_ms``.
+        first_ms: the first round, which divides the rows.
+    """
+
+    model: str
+    engine: str
+    rows: int
+    held_out: int
+    forward_ms: float
+    transfer_ms: float
+    round_ms: float
+    ratio: float
+    first_ms: float
+
+
+def evaluation_round(
+    model: Annotated[
+        list[str] | None, typer.Option(help="a model, may be repeated; default: cnn, resnet8 and mobilenet")
+    ] = None,
+    engine: Engines = None,
+    rows: Annotated[int, typer.Option(min=100, help="rows of the device")] = 4000,
+    repeat: Annotated[int, typer.Option(min=1, help="repetitions")] = 9,
+    as_json: Json = False,
+) -> None:
+    """Time of an evaluation round on a device beside the forward passes of its rows."""
+    models = model or list(_MODELS)
+    check_choice(models)
+    names = [each.value for each in engine] if engine else ["onnx", "executorch"]
+    cases = [(each, name) for each in models for name in names]
+    bench(
+        "evaluation",
+        "an evaluation round beside its forward passes",
+        cases,
+        lambda case, say: measure(*case, rows=rows, repeat=repeat, say=say),
+        _columns,
+        as_json,
+    )
+
+
+def _columns(row: EvaluationRow) -> dict[str, Any]:
+    return {
+        "model": row.model,
+        "engine": row.engine,
+        "rows": f"{row.held_out} of {row.rows}",
+        "forward, ms": f"{row.forward_ms:.0f}",
+        "transfer, ms": f"{row.transfer_ms:.0f}",
+        "round, ms": f"{row.round_ms:.0f}",
+        "ratio": f"{row.ratio:.2f}",
+        "first round, ms": f"{row.first_ms:.0f}",
+    }
+
+
+def measure(model: str, engine: str, *, rows: int, repeat: int, say: Callable[[str], None]) -> EvaluationRow:
+    """Compile the evaluation bundle of ``model``, and time rounds, forward passes and transfers in turns.
+
+    Args:
+        model: a model of the zoo.
+        engine: ``onnx`` or ``executorch``.
+        rows: rows of the device, random numbers.
+        repeat: number of turns.
+        say: receives the progress as text.
+    """
+    federation = parse(
+        {
+            "model": {"name": model},
+            "data": {"name": "random", "train_samples": rows},
+            "algorithm": {"batch": _BATCH, "steps": 1},
+            "evaluate": {"split": _SPLIT},
+            "tiers": {"whole": {"count": 1}},
+        },
+        source="the benchmark",
+    )
+    dataset = open_data(federation)
+    tier = tier_of(federation, federation_model(federation, dataset), "whole")
+    exchange = Exchange(EVALUATE, evaluation(tier.algorithm), ())
+    bundle = bundle_of(federation, dataset, tier, exchange, format=engine).bundle
+    weights = {name: tensor.numpy() for name, tensor in tier.submodel.spec.weights.items()}
+    with tempfile.TemporaryDirectory(prefix="edgefl-bench-") as folder:
+        files = [Path(folder, name) for name in ("whole.efl", "model.safetensors", "data.npz")]
+        write_bundle(bundle, files[0])
+        files[1].write_bytes(tensors.dump(weights))
+        np.savez(files[2], x=dataset.train_x, y=dataset.train_y)
+        workers = [worker_of("benchmarks.workers.evaluation", work, *files, threads=1) for work in _WORK]
+        with running(workers, "an evaluation round"):
+            for worker in workers:  # the first round divides the rows
+                worker.run(1)
+            first = workers[0].cpu_ms.pop()
+            for worker in workers[1:]:
+                worker.cpu_ms.clear()
+            run_blocks(workers, repeat, 1, say)
+    whole, forward, transfer = (median(worker.cpu_ms) for worker in workers)
+    held_out = is_held_out(
+        LocalData(dataset.train_x, dataset.train_y, "data").fitted(bundle.manifest.data),
+        _SPLIT,
+        federation.federation.seed,
+    )
+    return EvaluationRow(
+        model=model,
+        engine=engine,
+        rows=rows,
+        held_out=int(held_out.sum()),
+        forward_ms=forward,
+        transfer_ms=transfer,
+        round_ms=whole,
+        ratio=round((whole - transfer) / forward, 3),
+        first_ms=round(first, 3),
+    )
