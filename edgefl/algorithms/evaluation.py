@@ -19,7 +19,7 @@ def evaluation(algorithm: Algorithm) -> Algorithm:
 
     ``start`` keeps the weights, each step adds the sums of one batch (``algorithm.evaluate``), and ``finish`` returns
     ``update.<name>`` int64: each sum in fixed point (:data:`~edgefl.wire.metrics.REPORT_BITS`). Rows that only fill the
-    last batch are masked. The sums of a device are float32 until then, so counts are exact up to 2^24.
+    last batch are masked. Sums are float64 until then, so counts are exact.
     Nothing is trained, and the carry of the training exchanges stays as it is. Private tensors come from the carry, so each
     device evaluates its own model.
 
@@ -93,4 +93,4 @@ def _sum_specs(evaluate: Function) -> dict[str, TensorSpec]:
             "each class: add the others up",
             sums=wide,
         )
-    return {name: TensorSpec(tuple(tensor.shape), torch.float32) for name, tensor in outputs.items()}
+    return {name: TensorSpec(tuple(tensor.shape), torch.float64) for name, tensor in outputs.items()}

@@ -109,9 +109,7 @@ class _Sums:
 
     def of(self, batch: Tensors) -> Tensors:
         """Return the sums of a batch by name, int64."""
-        # Devices pass over x, so that the graph has to read it, also for statistics of the labels alone.
-        is_low = batch["batch.0.x"].reshape(len(batch["batch.0.mask"]), -1)[:, 0] < 1
-        counts = (batch["batch.0.mask"] > 0) & (is_low | ~is_low)
+        counts = counted_rows(batch)
         found: Tensors = {"rows": counts.to(torch.int64).sum()}
         if "classes" in self._names:
             labels = batch["batch.0.y"].reshape(len(counts), -1, 1)
@@ -153,6 +151,15 @@ class _Sums:
             bins = [from_edge[place] - from_edge[place + 1] for place in range(len(lower))]
             found["histogram"] = torch.stack([_count(is_valid) - from_edge[0], *bins, from_edge[-1]], dim=1)
         return found
+
+
+def counted_rows(batch: Tensors) -> Tensor:
+    """Return True for each row of a batch that counts, bool (B,), by a graph that reads ``batch.0.x``.
+
+    Devices pass over x, so that a graph has to read it, also for statistics of the labels alone.
+    """
+    is_low = batch["batch.0.x"].reshape(len(batch["batch.0.mask"]), -1)[:, 0] < 1
+    return (batch["batch.0.mask"] > 0) & (is_low | ~is_low)
 
 
 def _count(conditions: Tensor, over: tuple[int, ...] = (0, 2)) -> Tensor:

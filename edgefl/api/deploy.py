@@ -17,7 +17,16 @@ from edgefl.contract.choice import SubmodelChoice
 from edgefl.errors import ConfigError
 from edgefl.lab.deployment import BnEval, Deployment, DeploymentBuilder, deployed_submodel
 from edgefl.lab.facts import WeightsOrigin
-from edgefl.lab.run_folder import CONFIG_NAME, MODEL_NAME, SIMULATION_CONFIG, last_round, round_of, weights_of
+from edgefl.lab.run_folder import (
+    CONFIG_NAME,
+    MODEL_NAME,
+    SIMULATION_CONFIG,
+    MeasuredStatistics,
+    last_round,
+    measured_statistics,
+    round_of,
+    weights_of,
+)
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.data import open_data
 from edgefl.setup.evaluation import STATISTICS_ROWS
@@ -81,9 +90,9 @@ def deploy(
         gamma: share of the parameters, instead of the tier's. A ``submodel`` must not have another one.
         federation: federation of the weights; by default that of the run or simulation.
         data: folder with the dataset's standard files; by default as the federation says.
-        bn_eval: statistics of batch norm: ``frozen``, estimated for this submodel from training samples, or from
-            test samples if there are none. For comparison ``batch`` uses those of each batch, ``moving`` the
-            moving averages.
+        bn_eval: statistics of batch norm: ``frozen``, those that devices measured for this submodel in an evaluation
+            of the model; or else estimated from training samples, or from test samples if there are none. For
+            comparison ``batch`` uses those of each batch, ``moving`` the moving averages.
         samples: maximum number of samples for the statistics; 0: all.
         options: format and contents of the file.
 
@@ -104,10 +113,16 @@ def deploy(
     size = own.pop("gamma", gamma)
     kind = (submodel.name or None) if submodel else None
     with reporting("reading weights and data") as report:
-        weights, settings, origin = _open(source, federation, data)
+        weights, measured, settings, origin = _open(source, federation, data)
         dataset = open_data(settings)
         builder = DeploymentBuilder.of(
-            settings, dataset, weights, bn_eval=bn_eval, batch=options.batch, samples=samples
+            settings,
+            dataset,
+            weights,
+            bn_eval=bn_eval,
+            batch=options.batch,
+            samples=samples,
+            measured=measured,
         )
         spec = builder.spec
         report("cutting the model")
@@ -125,8 +140,8 @@ def deploy(
 
 def _open(
     source: Run | Simulation | str | Path, federation: Federation | str | Path | None, data: str | Path | None
-) -> tuple[Arrays, Federation, WeightsOrigin]:
-    """Return (weights, federation, origin) for the argument ``source`` of :func:`deploy`.
+) -> tuple[Arrays, MeasuredStatistics | None, Federation, WeightsOrigin]:
+    """Return (weights, statistics of devices, federation, origin) for the argument ``source`` of :func:`deploy`.
 
     Weights are float arrays by global name, without those that only the server uses. The federation is the argument, or
     else that in the folder of the weights.
@@ -149,7 +164,8 @@ def _open(
                 weights=str(source),
             )
     settings = without_devices(federation_of(federation, data=data))
-    return weights, settings, _origin(settings.federation.name, folders, file)
+    measured = measured_statistics(file, settings)
+    return weights, measured, settings, _origin(settings.federation.name, folders, file)
 
 
 def _origin(name: str, folders: list[Path], file: Path) -> WeightsOrigin:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from edgefl.config import Federation
+    from edgefl.data.dataset import Dataset
     from edgefl.wire.tensors import Array
 
 MOST_ROUNDS = 12
@@ -64,6 +65,10 @@ class ProgressLine:
         else:
             self._progress.start()
 
+    def total(self, units: int) -> None:
+        """Set the number of units of work, which was an estimate so far."""
+        self._progress.update(self._task, total=units)
+
     def close(self) -> None:
         self._progress.stop_task(self._task)
         if self._cell is None:
@@ -101,6 +106,8 @@ class Reporter:
         ``event`` is the event as plain values; its key ``event`` names the kind.
         """
         match event.get("event"):
+            case "started" if self._line is not None:
+                self._line.total(event["rounds"])
             case "exporting":
                 self(f"exporting and checking {event['text']}")
             case "roundopened":
@@ -154,17 +161,32 @@ def _line(total: int | None, console: Console | None) -> ProgressLine | None:
     return ProgressLine(total, own) if own.is_jupyter or own.is_terminal else None
 
 
-def planned_rounds(federation: Federation) -> int:
-    """Return the number of rounds of a run, training and evaluation."""
-    from edgefl_server.coordinator.states import EvaluationSchedule  # many commands end before they need it
+def planned_rounds(federation: Federation, dataset: Dataset | None = None) -> int:
+    """Return the number of rounds of a run: of training, of evaluation, and those that measure statistics for that.
 
-    return EvaluationSchedule(federation.evaluate.every).planned(federation.federation.rounds)
+    Without the ``dataset`` the latter are not counted.
+    """
+    # Many commands end before they need these.
+    from edgefl.setup.model import federation_model
+    from edgefl.setup.norm_statistics import norm_measurement
+    from edgefl_server.coordinator.states import EvaluationSchedule
+
+    every, measures = federation.evaluate.every, False
+    if every and dataset is not None:
+        measures = norm_measurement(federation, federation_model(federation, dataset)) is not None
+    return EvaluationSchedule(every, measures=measures).planned(federation.federation.rounds)
+
+
+def purpose_of(event: Mapping[str, Any]) -> str:
+    """Return the purpose of a round without training as a relative clause, or ""; ``event`` is that of its opening."""
+    if event.get("measures"):
+        return ", which measure the statistics of batch norm"
+    return ", which evaluate the model" if event.get("evaluates") else ""
 
 
 def opened_text(event: Mapping[str, Any]) -> str:
     """Return a line about a round that opened."""
-    purpose = ", which evaluate the model" if event.get("evaluates") else ""
-    return f"round {event['round']} is open for {event['goal']} devices{purpose}"
+    return f"round {event['round']} is open for {event['goal']} devices{purpose_of(event)}"
 
 
 def round_text(finished: Any) -> str:

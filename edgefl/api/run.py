@@ -20,7 +20,7 @@ from edgefl.errors import ConfigError, ParticipationError
 from edgefl.lab.agents import deal_agents, with_agents
 from edgefl.lab.deployment import DeploymentBuilder
 from edgefl.lab.lab import Lab, Restart, ServerEvent, discard, refuse_foreign
-from edgefl.lab.run_folder import CONFIG_NAME, MODEL_NAME, weights_of
+from edgefl.lab.run_folder import CONFIG_NAME, MODEL_NAME, measured_statistics, weights_of
 from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.data import open_data, own_data, partition
 from edgefl.setup.runs import held, with_absolute_paths
@@ -92,7 +92,10 @@ class Run:
         Raises:
             DataError: the run's data, which give the shape of a sample, do not exist any more.
         """
-        builder = DeploymentBuilder.of(self.federation, open_data(self.federation), self.model)
+        measured = measured_statistics(self.weights, self.federation)
+        builder = DeploymentBuilder.of(
+            self.federation, open_data(self.federation), self.model, measured=measured
+        )
         names, weights = builder.spec.global_names, builder.whole
         unnamed = {name: name for name in self.model if name not in names.values()}
         return {own: torch.tensor(weights[name]) for own, name in (unnamed | dict(names)).items()}

@@ -351,5 +351,7 @@ def simulate(
     )
     if watch:
         return prepared.run(watch)
-    with reporting("building the functions", total=planned_rounds(prepared.federation)) as report:
+    with reporting(
+        "building the functions", total=planned_rounds(prepared.federation, prepared.dataset)
+    ) as report:
         return prepared.run(lambda row: report(round_text(row), row.round), progress=report)

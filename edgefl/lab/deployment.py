@@ -21,7 +21,7 @@ from edgefl.contract.tensors import Tensors, TensorSpec
 from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError, DataError
 from edgefl.lab.facts import WeightsOrigin, describe_file
-from edgefl.lab.run_folder import CONFIG_NAME, MODEL_NAME
+from edgefl.lab.run_folder import CONFIG_NAME, MODEL_NAME, MeasuredStatistics, measured_statistics
 from edgefl.models.inputs import call_with_inputs, first_input
 from edgefl.models.spec import ModelSpec
 from edgefl.setup.data import open_data
@@ -43,7 +43,8 @@ from edgefl.system.files import write_whole
 from edgefl.system.sizes import size
 from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import read_bundle
-from edgefl.wire.tensors import Array
+from edgefl.wire.norm_statistics import WHOLE
+from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.text import notebook_table
 from edgefl_export.deploy.export import DeployArtifact, ExportedModel, deploy
 from edgefl_export.deploy.measuring import FileMeasurement
@@ -226,8 +227,9 @@ class DeploymentBuilder:
         spec: the whole model.
         dataset: test samples, and rows to estimate statistics on.
         weights: the trained weights, by name.
-        bn_eval: source of the statistics in batch norms. ``frozen``: the submodel's own, estimated in one pass
-            over at most ``samples`` of the server's rows (:class:`~edgefl.setup.evaluation.StatisticsRows`);
+        bn_eval: source of the statistics in batch norms. ``frozen``: the submodel's own, those that devices
+            ``measured``, or else estimated in one pass over at most ``samples`` of the server's rows
+            (:class:`~edgefl.setup.evaluation.StatisticsRows`);
             moving statistics (model.bn = "global") describe the trained sizes, so the whole model keeps them
             unless narrow tiers moved them too (:func:`~edgefl.setup.evaluation.trains_narrow`). ``moving``:
             moving statistics in every size, for comparison. ``batch``: those of each batch, which depend on its
@@ -237,6 +239,7 @@ class DeploymentBuilder:
         federation: the federation that trained the model. It is needed if narrow tiers trained statistics, or if
             its algorithm runs inference with weights in another form than it exchanges; then the submodel has
             that form.
+        measured: statistics that devices measured; a submodel of their tiers gets them instead of estimated ones.
 
     Raises:
         ConfigError: if these are incompatible.
@@ -249,6 +252,7 @@ class DeploymentBuilder:
     batch: int = 1
     samples: int = STATISTICS_ROWS
     federation: Federation | None = None
+    measured: MeasuredStatistics | None = None
 
     @classmethod
     def of(
@@ -324,7 +328,7 @@ class DeploymentBuilder:
             self.spec, self.dataset, self.weights, submodel, made, origin or WeightsOrigin(), module
         ) | {
             "batch_norm": source,
-            **({"statistics": self._statistics_facts} if source == "frozen" else {}),
+            **({"statistics": self._statistics_facts(submodel)} if source == "frozen" else {}),
             metric: value,
             f"whole_{metric}": plain if is_whole else self.score(self.module(whole)),
             **({f"unquantized_{metric}": plain} if quantized else {}),
@@ -420,6 +424,9 @@ class DeploymentBuilder:
         """Return (module of the submodel, source of its batch norm statistics). The source is ``frozen``, ``batch``,
         ``moving`` or ``none``.
         """
+        measured = self._measured_for(submodel) if self.bn_eval == "frozen" else {}
+        if measured and self.measured is not None:  # the window that a rolling submodel had on the devices
+            number = self.measured.trained_rounds + 1
         made = standalone(submodel, self.weights, number)
         moving = self.bn_eval == "frozen" and (self.narrow or not self._whole(made))
         if inference := self._inference(submodel):
@@ -427,18 +434,39 @@ class DeploymentBuilder:
         if self.bn_eval == "batch":
             return use_batch(made), "batch"
         statistics = NormStatistics({}, {})
-        if estimable(made, moving=moving):
+        if measured:
+            sums = {name: torch.from_numpy(array) for name, array in measured.items()}
+            statistics = NormStatistics(dict.fromkeys(sums, 1), sums)
+        elif estimable(made, moving=moving):
             statistics = collect(made, map(self._tensors, self._rows.batches()), moving=moving)
         if statistics.sums:
             return freeze(made, statistics), "frozen"
         return made, "moving" if any(map(is_norm, made.modules())) else "none"
 
+    def _measured_for(self, submodel: Submodel) -> Arrays:
+        """Return the statistics that devices measured for ``submodel``, by name; {} if no tier evaluated it."""
+        if self.measured is None or self.federation is None:
+            return {}
+        known = self.measured.by_family
+        if isinstance(submodel, OutputSide) and WHOLE in known:
+            return known[WHOLE]
+        for name, table in self.federation.tiers.items():
+            of_tier = submodel_of(self.spec, name, table)
+            is_same = dict(of_tier.identity) == dict(submodel.identity)
+            if name in known and (is_same or (self._is_all(of_tier) and self._is_all(submodel))):
+                return known[name]
+        return {}
+
+    def _is_all(self, submodel: Submodel) -> bool:
+        return self._whole(standalone(submodel, self.weights))
+
     @property
     def _rows(self) -> StatisticsRows:
         return StatisticsRows(self.dataset, self.samples)
 
-    @property
-    def _statistics_facts(self) -> dict[str, Any]:
+    def _statistics_facts(self, submodel: Submodel) -> dict[str, Any]:
+        if self._measured_for(submodel):
+            return {"source": "devices"}
         rows = self._rows
         warning = {"warning": rows.warning} if rows.warning else {}
         return {"rows": rows.count, "source": rows.source, **warning}
@@ -520,7 +548,8 @@ def accuracy_on_test_set(run: Path) -> dict[str, float]:
     federation = federation.model_copy(update={"data": here})
     dataset = open_data(federation)
     _check_same(run, dataset, named=here.name != "auto")
-    builder = DeploymentBuilder.of(federation, dataset, weights)
+    measured = measured_statistics(run / MODEL_NAME, federation)
+    builder = DeploymentBuilder.of(federation, dataset, weights, measured=measured)
     spec = builder.spec
     if builder.metric != "accuracy":
         raise DataError(f"the run in {run} is measured by {builder.metric}, not by accuracy", path=str(run))

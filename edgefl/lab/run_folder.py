@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from edgefl.config import Federation
 from edgefl.errors import ConfigError
+from edgefl.wire import tensors
+from edgefl.wire.norm_statistics import MEASURED, NORMS
+from edgefl.wire.tensors import Arrays
 
 CONFIG_NAME = "run.toml"
 """The configuration as it was run; people's own files have other names."""
@@ -18,6 +23,19 @@ SIMULATION_CONFIG = "config.toml"
 MODEL_NAME = "model.safetensors"
 
 BROKER, PASSWORD = "EDGEFL_BROKER", "EDGEFL_BROKER_PASSWORD"
+
+
+@dataclass(frozen=True)
+class MeasuredStatistics:
+    """Statistics of batch norm that devices measured for a trained model (docs/fleets/evaluation.md).
+
+    Attributes:
+        trained_rounds: Number of training rounds of the model.
+        by_family: Statistics by their name in the model, for each family of tiers.
+    """
+
+    trained_rounds: int
+    by_family: Mapping[str, Arrays]
 
 
 def without_password(federation: Federation) -> Federation:
@@ -84,6 +102,30 @@ def weights_of(folder: Path) -> Path:
     if not checkpoints:
         raise ConfigError(f"the run in {folder} has no model yet: wait for its first round", path=str(folder))
     return checkpoints[-1]
+
+
+def measured_statistics(weights: Path, federation: Federation) -> MeasuredStatistics | None:
+    """Return the statistics of batch norm that devices measured for the model in the file ``weights``.
+
+    The newest checkpoint beside a final model has them. None: there are none, or they are of another round.
+    """
+    from edgefl_server.coordinator.states import EvaluationSchedule  # it loads the server
+
+    files = [weights]
+    if weights.name == MODEL_NAME:
+        files = sorted((weights.parent / "checkpoints").glob("round-*.safetensors"), key=round_of)
+    if not files or not federation.evaluate.split:
+        return None
+    schedule = EvaluationSchedule(federation.evaluate.every, measures=True)
+    trained = schedule.trained(round_of(files[-1]), federation.federation.rounds)
+    families: dict[str, Arrays] = {}
+    for name, array in tensors.load(files[-1].read_bytes()).items():
+        state, _, rest = name.partition("/")
+        family, _, statistic = rest.partition(".")
+        if state == NORMS:
+            families.setdefault(family, {})[statistic] = array
+    known = {family: own for family, own in families.items() if float(own.pop(MEASURED)) == trained}
+    return MeasuredStatistics(trained, known) if known else None
 
 
 def round_of(checkpoint: Path) -> int:

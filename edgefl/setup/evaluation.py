@@ -64,7 +64,8 @@ class StatisticsRows:
             return ""
         return (
             f"statistics of batch norm are estimated from the server's rows, expected at least {FEW_ROWS}, found "
-            f"{self.count}: reported and deployed accuracy may be far too low; give the server more test samples"
+            f"{self.count}: reported and deployed accuracy may be far too low; give the server more test samples, or let "
+            "devices measure them ([evaluate] split, every)"
         )
 
     def batches(self) -> Iterator[Mapping[str, Array]]:

@@ -185,7 +185,8 @@ class Functions:
         manifest = bundle.manifest
         named = {function.name: function for function in exchange.algorithm.functions}
         named |= {
-            chunk.graph: prefix.forward for chunk, prefix in zip(manifest.prefix, tier.prefix, strict=True)
+            chunk.graph: prefix.forward
+            for chunk, prefix in zip(manifest.prefix, tier.prefix_of(exchange), strict=True)
         }
         features = features_of(manifest.data)
         return cls(bundle, named if features is None else named | {FEATURES: features}, wanted, table)

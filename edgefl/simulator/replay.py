@@ -168,9 +168,9 @@ class Replay:
             update = decode(Update, stored.data)
             active.aggregator.add(active.check(update).added, stored.weight, stored.share)
             updates, late = updates + 1, late + (update.round < ended.number)
-        if ended.evaluates:
-            return model.weights, updates, late, evaluate_reports(spec, ended.number, active)
         done = conclude_round(spec, ended, active, start, devices=devices, best=BestMetrics())
+        if ended.evaluates and not ended.measures:
+            return done.weights, updates, late, evaluate_reports(spec, ended.number, active, done.weights)
         return done.weights, updates, late, None
 
     def _round_model(self, model: ModelVersion) -> RoundModel:

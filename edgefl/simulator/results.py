@@ -40,6 +40,7 @@ class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
         metric: Name of the headline metric.
         metrics: Values of all metrics but the loss, by name.
         fairness: Jain's index of the clients' numbers of reports so far, 1 if all are equal.
+        measures: True if clients measured the statistics of batch norm.
         evaluation: Results of a round in which clients evaluated the model on their held-out rows; None for a training
             round.
     """
@@ -65,6 +66,7 @@ class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
     metric: str = "accuracy"
     metrics: dict[str, float] = {}
     fairness: float | None = None
+    measures: bool = False
     evaluation: DeviceEvaluation | None = None
 
 
@@ -75,7 +77,11 @@ def scalars(row: RoundRow) -> Mapping[str, float]:
     ``devices.accuracy.median``, ``devices.accuracy.worst_decile`` and ``tier.NAME.accuracy``.
     """
     fields = {name: value for name, value in msgspec.structs.asdict(row).items() if name != "round"}
-    numbers = {name: float(value) for name, value in fields.items() if isinstance(value, int | float)}
+    numbers = {
+        name: float(value)
+        for name, value in fields.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
     return {**row.metrics, **numbers, **(flat_evaluation(row.evaluation) if row.evaluation else {})}
 
 

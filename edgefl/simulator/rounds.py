@@ -180,10 +180,7 @@ class SimulatedRounds:
         aggregation = self._open_aggregation()
         devices = len(self._state.members) if self._rules.all_needed else len(self._state.devices)
         start = RoundModel(self._model, self.downloads)
-        if ended.evaluates:
-            done = RoundConclusion(self._model.weights)
-        else:
-            done = conclude_round(self.spec, ended, aggregation, start, devices=devices, best=self._best)
+        done = conclude_round(self.spec, ended, aggregation, start, devices=devices, best=self._best)
         if done.undone:
             self.warn(done.failed)
         row = self._end(ended, done, "abandoned" if done.failed else "closed", done.failed)
@@ -376,8 +373,8 @@ class SimulatedRounds:
         aggregation, state, tally = self._open_aggregation(), self._state, self._tally
         weights = done.weights
         evaluated = None
-        if ended.evaluates and outcome == "closed":
-            evaluated = evaluate_reports(self.spec, ended.number, aggregation)
+        if ended.evaluates and not ended.measures and outcome == "closed":
+            evaluated = evaluate_reports(self.spec, ended.number, aggregation, weights)
         self._sums = aggregation.aggregator.release_sums()
         self._model = ModelVersion.of(self.spec, ended.number, weights)
         self.downloads.publish(self._model)
@@ -411,6 +408,7 @@ class SimulatedRounds:
             metric=self.spec.metric,
             metrics=metrics,
             fairness=state.record.fairness(state.devices.members),
+            measures=ended.measures and outcome == "closed",
             evaluation=evaluated,
         )
 

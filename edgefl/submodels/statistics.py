@@ -13,6 +13,7 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from edgefl.contract.tensors import Tensors
@@ -88,6 +89,65 @@ class StatisticsMode(TorchFunctionMode):
 
     def _covers(self, call: NormCall) -> bool:
         return id(call.running_mean) in self._names and id(call.running_var) in self._names
+
+
+class MomentsMode(TorchFunctionMode):
+    """Torch function mode in which norm layers normalize by the rows of a batch that count, and sum up their moments.
+
+    A graph can be traced from it, in contrast to :class:`StatisticsMode`, and rows that fill a batch count for nothing.
+
+    Args:
+        moving: Statistics that the layers pass to torch's functions for norms, by name. They must be the same tensors, not
+            copies; their values are not read.
+        mask: Above 0 for each row that counts, (B,).
+
+    Attributes:
+        variances: Name of each variance, and that of its mean.
+    """
+
+    def __init__(self, moving: Tensors, mask: Tensor) -> None:
+        super().__init__()
+        self._moving = moving  # holds the tensors, so that no other one gets the id of any
+        self._names = {id(tensor): name for name, tensor in moving.items()}
+        counts = (mask > 0).to(mask.dtype)
+        self._share = (counts / counts.sum().clamp(min=1.0)).reshape(-1, 1)
+        self._rows = counts.sum().double()
+        self.variances: dict[str, str] = {}
+        self._sums: dict[str, list[Tensor]] = {}
+
+    @property
+    def sums(self) -> Tensors:
+        """Sums over rows per channel, float64: of a row's mean by the name of a mean, of its mean square by that of a
+        variance. A layer that ran several times has the means over its calls.
+        """
+        return {name: torch.stack(found).mean(0) for name, found in self._sums.items()}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = NormCall.of(func, args, kwargs or {})
+        if (
+            call is None
+            or call.training
+            or not {id(call.running_mean), id(call.running_var)} <= self._names.keys()
+        ):
+            return func(*args, **kwargs or {})
+        mean, var = self._moments(call)
+        square = var.double() + mean.double().square()
+        mean_name, variance_name = self._names[id(call.running_mean)], self._names[id(call.running_var)]
+        self.variances[variance_name] = mean_name
+        self._sums.setdefault(mean_name, []).append(mean.double() * self._rows)
+        self._sums.setdefault(variance_name, []).append(square * self._rows)
+        if call.kind == "instance":  # normalizes each row by itself
+            return call.result(call.normalize())
+        out = F.batch_norm(call.input, mean, var, call.weight, call.bias, False, 0.0, call.eps)
+        return out if call.kind == "batch" else (out, mean, (var + call.eps).rsqrt())
+
+    def _moments(self, call: NormCall) -> tuple[Tensor, Tensor]:
+        """Return (mean, biased variance) per channel of the rows that count; for instance norm, the means of each row's."""
+        rows = call.input.reshape(len(call.input), call.input.shape[1], -1)
+        means = rows.mean(2)
+        mean = (self._share * means).sum(0)
+        around = means.unsqueeze(2) if call.kind == "instance" else mean.reshape(1, -1, 1)
+        return mean, (self._share * (rows - around).square().mean(2)).sum(0)
 
 
 def is_norm(part: nn.Module) -> TypeGuard[Norm]:

@@ -85,14 +85,20 @@ def headline_metric(event: Mapping[str, Any]) -> str:
     return "" if value is None else metric_text(name, value)
 
 
+MEASURED = "statistics of batch norm measured on devices"
+"""Result of a round in which devices measured them."""
+
+
 def round_result(event: Mapping[str, Any]) -> str:
-    """Return the headline metric of a closed round as text, the result of its evaluation on devices, or ``not evaluated``.
+    """Return the headline metric of a closed round as text, the result on devices, or ``not evaluated``.
 
     Args:
         event: Row or event of the round, as plain values.
     """
     if found := event.get("evaluation"):
         return device_result(found)
+    if event.get("measures"):
+        return MEASURED
     return headline_metric(event) or "not evaluated"
 
 

@@ -22,6 +22,7 @@ from edgefl.models.spec import ModelSpec
 from edgefl.setup.bundles import bundle_of
 from edgefl.setup.evaluation import evaluation_warning, federation_evaluation
 from edgefl.setup.model import data_spec, federation_model, submodel_warnings
+from edgefl.setup.norm_statistics import norm_measurement
 from edgefl.setup.runs import run_digest
 from edgefl.setup.training import (
     arrays_of,
@@ -37,6 +38,7 @@ from edgefl.setup.training import (
 from edgefl.system.sizes import mebibytes
 from edgefl.system.structs import digest_of
 from edgefl.wire.bundle.archive import BundleArchive, write_bundle
+from edgefl.wire.norm_statistics import NORMS
 from edgefl.wire.statistics import GATHER_S, STATISTICS, StatisticsRequest
 from edgefl.wire.tensors import Arrays
 from edgefl.wire.update.form import DENSE
@@ -53,6 +55,7 @@ from edgefl_server.coordinator.roster import CANDIDATE, TierRule
 from edgefl_server.coordinator.states import MOST_SAMPLES, EvaluationSchedule, Rules
 from edgefl_server.events import Compiled, Event, EventListener, Exporting, Noted, Warned
 from edgefl_server.hyperparameters import shared_hyperparameters
+from edgefl_server.norm_statistics import NO_NORMS, NormFamilies
 from edgefl_server.publish.downlink import check_counting
 from edgefl_server.run_spec import (
     AggregateSpec,
@@ -150,9 +153,20 @@ def compose_with(
         exchanges = _with_candidates(candidate_of(federation), exchanges, candidates, candidate_for)
         rules = replace(rules, rollout=_rollout(federation))
     main = exchanges[-1]
-    evaluated = _evaluation(federation, tiers, bundle_for) if federation.evaluate.split else None
+    evaluated = measuring = measured = None
+    if federation.evaluate.split:
+        measured = norm_measurement(federation, spec)
+        if measured is None:
+            found = {name: Exchange(EVALUATE, evaluation(each.algorithm), ()) for name, each in tiers.items()}
+            evaluated = _reporting(federation, tiers, found, bundle_for)
+        else:
+            evaluated = _reporting(federation, tiers, measured.evaluate, bundle_for)
+            measuring = _reporting(federation, tiers, measured.measure, bundle_for)
+            rules = replace(rules, evaluation=replace(rules.evaluation, measures=True))
+    norms = NO_NORMS if measured is None else NormFamilies(measured.families, measured.variances)
+    initial |= {} if measured is None else measured.initial
     for tier, table in federation.tiers.items():
-        offered = [*exchanges, evaluated] if evaluated is not None else exchanges
+        offered = [*exchanges, *(each for each in (evaluated, measuring) if each is not None)]
         for warned in _offers(tier, table.memory_bytes, [each.tiers[tier] for each in offered]):
             if listener is not None:
                 listener.emit(warned)
@@ -161,7 +175,11 @@ def compose_with(
         digest=run_digest(federation),
         rules=rules,
         tiers=main.tiers,
-        units=(*spec.units, *server_state.units_of(method.server_state, spec.units, trained)),
+        units=(
+            *spec.units,
+            *server_state.units_of(method.server_state, spec.units, trained),
+            *norms.units,
+        ),
         initial=initial,
         hyper=main.hyper,
         lr_decay_at=federation.round.lr_decay_at,
@@ -170,8 +188,10 @@ def compose_with(
         opening=tuple(exchanges[: len(method.opening)]),
         ahead=tuple(exchanges[len(method.opening) : -1]),
         evaluation=evaluated,
+        measuring=measuring,
+        norms=norms,
         least_group=federation.evaluate.least_group,
-        server_state=tuple(method.server_state),
+        server_state=(*method.server_state, *((NORMS,) if measured is not None else ())),
         count=federation.round.count,
         trained=trained,
         aggregate=aggregate,
@@ -353,13 +373,16 @@ def _exchange(
     return ExchangeSpec(specs, hyper, exchange.algorithm.schedule, exchange.algorithm.server)
 
 
-def _evaluation(
-    federation: Federation, tiers: Mapping[str, TierTraining], bundle_for: BundleFor
+def _reporting(
+    federation: Federation,
+    tiers: Mapping[str, TierTraining],
+    exchanges: Mapping[str, Exchange],
+    bundle_for: BundleFor,
 ) -> ExchangeSpec:
-    """Return the exchange in which devices evaluate the model on their held-out rows, with the bundles of all tiers."""
+    """Return an exchange in which devices report sums over their rows, with the bundles of all tiers."""
     specs = {}
     for name, tier in tiers.items():
-        exchange = Exchange(EVALUATE, evaluation(tier.algorithm), ())
+        exchange = exchanges[name]
         bundle, *further = (bundle_for(tier, exchange, format) for format in federation.formats_of(name))
         submodel = tier.submodel
         place = steady(submodel.place, arrays(submodel.spec.weights), moves=submodel.moves)

@@ -19,7 +19,12 @@ _BETTER_IF_LARGE = frozenset({"accuracy", "f1", "iou"})
 
 
 def summarize(
-    reports: Sequence[DeviceSums], metrics: Sequence[str], *, trained_rounds: int, least_group: int
+    reports: Sequence[DeviceSums],
+    metrics: Sequence[str],
+    *,
+    trained_rounds: int,
+    least_group: int,
+    unmeasured: Sequence[str] = (),
 ) -> DeviceEvaluation:
     """Return the results of an evaluation round.
 
@@ -28,6 +33,7 @@ def summarize(
         metrics: Names of the metrics that the tiers' bundles list, the main one first; unknown ones are ignored.
         trained_rounds: Number of training rounds of the model.
         least_group: Number of devices below which a group is not shown.
+        unmeasured: Tiers whose reports are missing, because no statistics of batch norm were measured for them.
     """
     names = [name for name in metrics if name in METRICS]
     by_tier: dict[str, list[DeviceSums]] = {}
@@ -44,7 +50,7 @@ def summarize(
         devices=_group(reports, names) if enough else None,
         tiers={tier: _group(own, names) for tier, own in shown.items()},
         sums={name: total.tolist() for name, total in add_reports(reports).items()} if enough else {},
-        left_out=tuple(sorted(by_tier.keys() - shown.keys())),
+        left_out=tuple(sorted({*by_tier.keys() - shown.keys(), *unmeasured})),
     )
 
 

@@ -189,7 +189,8 @@ class RoundOpened(Event, frozen=True, kw_only=True):
     """Event: a round opened. It closes once ``goal`` updates of ``devices`` are accepted, or at ``deadline`` (epoch
     seconds).
 
-    ``evaluates`` is True if the devices evaluate the model instead of training it.
+    ``evaluates`` is True if the devices evaluate the model instead of training it, or measure the statistics of batch norm
+    for that (``measures``).
     """
 
     round: int
@@ -197,6 +198,7 @@ class RoundOpened(Event, frozen=True, kw_only=True):
     devices: tuple[str, ...]
     deadline: float
     evaluates: bool = False
+    measures: bool = False
 
 
 REPORTED = "reported"
@@ -412,7 +414,8 @@ class DeviceEvaluation(msgspec.Struct, frozen=True, kw_only=True):
         devices: Result over all devices. None if fewer reported than the smallest group that is shown.
         tiers: Results by tier.
         sums: Exact integer sums over all devices by name, as Python integers or lists of them; empty with ``devices`` None.
-        left_out: Tiers with fewer reports than the smallest group that is shown.
+        left_out: Tiers with fewer reports than the smallest group that is shown, and tiers for which no device measured the
+            statistics of batch norm.
     """
 
     trained_rounds: int
@@ -527,6 +530,7 @@ class RoundClosed(Event, frozen=True, kw_only=True):
         weights_sha256: Digest of the round's checkpoint file.
         staleness: Mean number of rounds between the begin of an update and the round that counts it.
         fairness: Jain's index of the devices' reports so far: 1 if all have as many; None before the first.
+        measures: True if devices measured the statistics of batch norm.
         evaluation: Results of a round in which devices evaluated the model on their held-out rows; None for a training
             round.
         statistics: Statistics of a round in which devices summed up their data; None for other rounds.
@@ -552,6 +556,7 @@ class RoundClosed(Event, frozen=True, kw_only=True):
     metric: str = "accuracy"
     metrics: dict[str, float] = {}
     fairness: float | None = None
+    measures: bool = False
     evaluation: DeviceEvaluation | None = None
     statistics: DataStatistics | None = None
 

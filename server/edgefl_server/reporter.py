@@ -241,6 +241,7 @@ class EventReporter:
             devices=tuple(opened.assignments),
             deadline=opened.deadline,
             evaluates=opened.evaluates,
+            measures=opened.measures,
         )
         self.emit(event)
         holders = Counter(assignment.tier for assignment in opened.assignments.values())
@@ -367,7 +368,7 @@ class EventReporter:
                 "a device says by its update that it reported, and not by the stage of a Progress message"
             )
         if fields["stage"] == "train" and self._spec.rules.is_evaluation(progress.round):
-            fields["stage"] = "evaluate"  # devices run the same loop
+            fields["stage"] = "evaluate"  # devices run the same loop, also to measure statistics
         done = f" {progress.step}/{progress.steps}" if progress.steps else ""
         self.note_stage(device, f"{fields['stage']}{done}")
         self.emit(events.DeviceSeen(device=device, **fields))

@@ -19,6 +19,7 @@ from edgefl.errors import ProtocolError, UpdateRejected
 from edgefl.wire import tensors
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.mqtt.messages import Update
+from edgefl.wire.norm_statistics import NORMS
 from edgefl.wire.regions import Region
 from edgefl.wire.statistics import STATISTICS
 from edgefl.wire.tensors import Array, Arrays
@@ -190,6 +191,8 @@ class RoundAggregation:
             manifest, blocks = layout.manifest, SumBlocks.of(layout.manifest)
             if manifest.exchange == STATISTICS:
                 report = DeviceSums.check_statistics(arrays, blocks, tier, samples, manifest)
+            elif manifest.exchange == NORMS:
+                report = DeviceSums.check_norms(arrays, blocks, tier, samples)
             else:
                 report = DeviceSums.check(arrays, blocks, tier, samples, SumBlocks.labels(manifest))
             return CheckedUpdate(report, report)

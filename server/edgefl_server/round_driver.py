@@ -93,7 +93,7 @@ class RunContext:
             spec: Specification of the run.
             device: Processor that sums updates.
             clock: Epoch seconds, never set back.
-            evaluate: True to add an evaluation round to a finished run.
+            evaluate: True to add an evaluation to a finished run.
 
         Raises:
             AnotherConfiguration: If the run was begun with other settings.
@@ -111,7 +111,8 @@ class RunContext:
         planned = rules.evaluation.planned(rules.rounds)
         if evaluate:
             _check_evaluation(spec, run.number, planned)
-        extra = max(0, run.number - 1 - planned) + evaluate
+        length = rules.evaluation.length
+        extra = -(-max(0, run.number - 1 - planned) // length) * length + evaluate * length
         rules = replace(rules, evaluation=replace(rules.evaluation, extra=extra))
         spec = replace(spec, rules=rules)
         return cls(spec, run, known is not None, device, clock)
@@ -382,7 +383,7 @@ class RoundDriver:
         trial = self.state.trial
         known: dict[str, Any] = {ROLLOUT: msgspec.to_builtins(trial)} if trial is not None else {}
         if opened.evaluates:
-            known[EVALUATES] = True
+            known[EVALUATES] = -opened.position
         self._journal.open_round(self._spec.rules.run, opened, published, known)
         self.aggregation = self._begin_aggregation(opened)
         self._last_devices = frozenset(opened.assignments)
@@ -492,7 +493,7 @@ class RoundDriver:
         # The model after the round: of its updates, or the old one.
         result = RoundConclusion(self.model.weights)
         devices = self._method_devices()
-        if outcome == "closed" and not ended.evaluates:
+        if outcome == "closed":
             start = self._round_model(self.model)
             result = conclude_round(self._spec, ended, aggregation, start, devices=devices, best=self._best)
         if result.failed:
@@ -519,8 +520,10 @@ class RoundDriver:
             "fairness": record.fairness(self.state.devices.members),
         }
         if ended.evaluates:
-            facts[EVALUATES] = True
-            if outcome == "closed":
+            facts[EVALUATES] = -ended.position
+            if outcome == "closed" and ended.measures:
+                facts["measures"] = True
+            elif outcome == "closed":
                 facts |= self._reported(ended, aggregation)
         trial = None if ended.evaluates else self._count_trial(ended.number)
         if self.state.trial is not None:
@@ -548,7 +551,7 @@ class RoundDriver:
     def _reported(self, ended: OpenRound, aggregation: RoundAggregation) -> dict[str, Any]:
         """Return the results of a round in which devices reported sums, by the name of their field in the round's event."""
         if self._spec.statistics is None:
-            found = evaluate_reports(self._spec, ended.number, aggregation)
+            found = evaluate_reports(self._spec, ended.number, aggregation, self.model.weights)
             return {"evaluation": msgspec.to_builtins(found)}
         names = [each.device for each in ended.with_status("accepted")]
         announced = sum(self.state.devices[name].samples for name in names if name in self.state.devices)

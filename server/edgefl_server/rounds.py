@@ -10,8 +10,9 @@ from typing import Protocol
 import numpy as np
 
 from edgefl.contract.server import MEAN
-from edgefl.contract.server_state import apply_server_step
+from edgefl.contract.server_state import apply_server_step, state_in
 from edgefl.errors import ServerStepError
+from edgefl.wire.norm_statistics import NORMS
 from edgefl.wire.regions import EntryRegion
 from edgefl.wire.tensors import Arrays
 from edgefl_server.aggregate.accumulator import Accumulator
@@ -25,6 +26,7 @@ from edgefl_server.device_evaluation import summarize
 from edgefl_server.device_statistics import sum_up
 from edgefl_server.events import DataStatistics, DeviceEvaluation
 from edgefl_server.hyperparameters import round_hyperparameters
+from edgefl_server.norm_statistics import measured_statistics
 from edgefl_server.publish.model import ModelVersion
 from edgefl_server.round_aggregation import RoundAggregation, RoundAggregationSpec, UpdateLayout
 from edgefl_server.run_spec import ExchangeSpec, RunSpec
@@ -196,10 +198,13 @@ def conclude_round(
         best: Best metrics of the rounds before it.
 
     Returns:
-        The new model, or the old one if the server's step fails or the rollback rule rejects the new one.
+        The new model, or the old one if the server's step fails or the rollback rule rejects the new one. An evaluation
+        leaves it as it is, and a measuring round changes the statistics of batch norm only.
     """
     unchanged = f"round {ended.number} is abandoned and the model unchanged"
     old = start.model.weights
+    if ended.evaluates:
+        return RoundConclusion(_measured(spec, ended, aggregation, old) if ended.measures else old)
     try:
         weights = _server_step(spec, ended, aggregation, start, devices)
     except ServerStepError as error:
@@ -218,17 +223,31 @@ def conclude_round(
     return RoundConclusion(weights, metrics)
 
 
-def evaluate_reports(spec: RunSpec, number: int, aggregation: RoundAggregation) -> DeviceEvaluation:
-    """Return the results of evaluation round ``number``, whose reports ``aggregation`` has."""
+def _measured(spec: RunSpec, ended: OpenRound, aggregation: RoundAggregation, weights: Arrays) -> Arrays:
+    sums, trained = aggregation.aggregator, spec.rules.trained_rounds(ended.number)
+    assert isinstance(sums, IntegerSums), "devices report sums"
+    return {**weights, **measured_statistics(spec.norms, sums.reports, weights, trained)}
+
+
+def evaluate_reports(
+    spec: RunSpec, number: int, aggregation: RoundAggregation, weights: Arrays
+) -> DeviceEvaluation:
+    """Return the results of evaluation round ``number``, whose reports ``aggregation`` has.
+
+    Tiers without statistics of batch norm for the model ``weights`` are left out.
+    """
     sums, exchange = aggregation.aggregator, spec.evaluation
     assert isinstance(sums, IntegerSums) and exchange is not None, "the round is an evaluation round"
+    trained = spec.rules.trained_rounds(number)
+    unmeasured = {tier for tier in exchange.tiers if not spec.norms.covers(tier, weights, trained)}
     manifests = [tier.bundle.manifest for tier in exchange.tiers.values()]
     listed = [manifest.graph(manifest.evaluate).metrics for manifest in manifests]
     return summarize(
-        sums.reports,
+        [report for report in sums.reports if report.tier not in unmeasured],
         [name for name in listed[0] if all(name in names for names in listed)],
-        trained_rounds=spec.rules.trained_rounds(number),
+        trained_rounds=trained,
         least_group=spec.least_group,
+        unmeasured=sorted(unmeasured & {report.tier for report in sums.reports}),
     )
 
 
@@ -255,22 +274,24 @@ def _server_step(
         **round_hyperparameters(spec, ended.number, ended.position),
         "share": reports / max(reports, devices),
     }
-    weights, exchange = start.model.weights, spec.exchange(ended.position)
+    exchange = spec.exchange(ended.position)
+    kept = {name: array for name, array in start.model.weights.items() if state_in(name, (NORMS,)) == NORMS}
+    weights = {name: array for name, array in start.model.weights.items() if name not in kept}
 
     # A server optimizer measures how far updates moved, so it has to begin where the devices began: with the rounded
     # weights. The plain mean needs no begin, and changes are relative to it anyway.
     is_rounded = spec.downlink.encoding != "float32"
     sends_changes = any(tier.form.change for tier in exchange.tiers.values())
     is_exact = not is_rounded or exchange.server is MEAN or sends_changes
-    began = weights if aggregation.began or is_exact else start.received
+    began = weights if aggregation.began or is_exact else {name: start.received[name] for name in weights}
     mean = {**began, **aggregation.aggregator.result(began)}
     after = apply_server_step(exchange.server, began, mean, hyper)
     # A server optimizer may move what no device sent; the tensors that devices keep must stay as they are.
     after |= {name: began[name] for name in spec.private}
-    if began is weights:
-        return after
-    # Entries that did not move keep the digits that rounding cut off; otherwise each round would lose some more.
-    return {name: np.where(array == began[name], weights[name], array) for name, array in after.items()}
+    if began is not weights:
+        # Entries that did not move keep the digits that rounding cut off; otherwise each round would lose some more.
+        after = {name: np.where(array == began[name], weights[name], array) for name, array in after.items()}
+    return after | kept  # measured statistics, which no training changes
 
 
 def _layouts(spec: RunSpec, exchange: ExchangeSpec, model: ModelVersion) -> dict[str, UpdateLayout]:

@@ -20,7 +20,8 @@ from edgefl.wire.update.form import DENSE, Form
 from edgefl_server.aggregate.robust import MEAN as MEAN_RULE
 from edgefl_server.aggregate.robust import RobustRule
 from edgefl_server.coordinator.collapse import NEVER, RollbackRule
-from edgefl_server.coordinator.states import EVALUATION, Outcome, Rules
+from edgefl_server.coordinator.states import EVALUATION, MEASURING, Outcome, Rules
+from edgefl_server.norm_statistics import NO_NORMS, NormFamilies
 from edgefl_server.round_aggregation import UpdateLayout
 
 Evaluate = Callable[[Arrays], Mapping[str, float]]
@@ -209,6 +210,8 @@ class RunSpec:
         opening: Exchanges that happen once, before all others.
         ahead: Exchanges that alternate with the main one, before it.
         evaluation: Exchange in which devices evaluate the model on their held-out rows. None: there is none.
+        measuring: Exchange in which devices measure the statistics of batch norm before that. None: training has them.
+        norms: Statistics that the server keeps of it.
         least_group: Number of devices below which a group is left out of the results of an evaluation round.
         statistics: What the exchange ``evaluation`` sums up of the devices' data, instead of an evaluation of the model;
             or None.
@@ -238,6 +241,8 @@ class RunSpec:
     opening: tuple[ExchangeSpec, ...] = ()
     ahead: tuple[ExchangeSpec, ...] = ()
     evaluation: ExchangeSpec | None = None
+    measuring: ExchangeSpec | None = None
+    norms: NormFamilies = NO_NORMS
     least_group: int = 1
     statistics: StatisticsRequest | None = None
     server_state: tuple[str, ...] = ()
@@ -277,8 +282,8 @@ class RunSpec:
 
     @property
     def offered(self) -> tuple[ExchangeSpec, ...]:
-        """Exchanges whose bundles devices download: those of training, then that of evaluation."""
-        return self.exchanges if self.evaluation is None else (*self.exchanges, self.evaluation)
+        """Exchanges whose bundles devices download: those of training, then those of evaluation and of measuring."""
+        return (*self.exchanges, *(each for each in (self.evaluation, self.measuring) if each is not None))
 
     @property
     def planned_bytes(self) -> dict[str, int]:
@@ -303,15 +308,15 @@ class RunSpec:
         return position
 
     def exchange(self, position: int) -> ExchangeSpec:
-        """Return the exchange that happens after ``position`` completed exchanges; that of evaluation for
-        :data:`~edgefl_server.coordinator.states.EVALUATION`.
+        """Return the exchange that happens after ``position`` completed exchanges; that of evaluation or of measuring for
+        :data:`~edgefl_server.coordinator.states.EVALUATION` or ``MEASURING``.
         """
         return self.offered[self.index(position)]
 
     def index(self, position: int) -> int:
         """Return the index in :attr:`offered` of the exchange at ``position``."""
-        if position == EVALUATION:
-            return len(self.exchanges)
+        if position in (EVALUATION, MEASURING):
+            return len(self.exchanges) + (position == MEASURING)
         first = len(self.opening)
         return position if position < first else first + (position - first) % (1 + len(self.ahead))
 

@@ -192,8 +192,11 @@ def _by_unit(manifest: Manifest, weights: Mapping[str, Array]) -> dict[str, Arra
     by_unit = {
         name: {key: array for key, array in weights.items() if key.startswith(f"{name}.")} for name in names
     }
-    if weights and not any(by_unit.values()):
-        by_unit[manifest.suffix[0]] = dict(weights)  # a payload, whose tensors are not named after it
+    if (
+        weights and manifest.suffix and not by_unit[manifest.suffix[0]]
+    ):  # a payload: its tensors are not named after it
+        named = {key for part in by_unit.values() for key in part}
+        by_unit[manifest.suffix[0]] = {key: array for key, array in weights.items() if key not in named}
     return by_unit
 
 

@@ -10,7 +10,7 @@ import msgspec
 from edgefl.system.clock import clock
 from edgefl.system.sizes import size
 from edgefl.wire.mqtt.neighbours import list_devices
-from edgefl.wire.text import count_text, device_result, headline_metric
+from edgefl.wire.text import MEASURED, count_text, device_result, headline_metric
 from edgefl_export.compiler import cache
 from edgefl_server import events
 
@@ -102,6 +102,7 @@ def text_of(event: events.Event) -> str | None:  # noqa: PLR0911 - a case for ea
         case events.RoundOpened():
             devices = count_text(len(event.devices), "device")
             purpose = " to evaluate the model" if event.evaluates else ""
+            purpose = " to measure the statistics of batch norm" if event.measures else purpose
             until = clock(event.deadline)
             return f"round {event.round} opened for {devices}{purpose} until {until}: {list_devices(event.devices)}"
         case events.DeviceSeen():
@@ -152,6 +153,8 @@ def text_of(event: events.Event) -> str | None:  # noqa: PLR0911 - a case for ea
                 shown = event.statistics.devices
                 rows = count_text(shown.rows, "row") if shown else "too few devices to be shown"
                 return f"round {event.round} summed up {rows}, up {size(event.up_bytes)}"
+            if event.measures:
+                return f"round {event.round} {MEASURED}, up {size(event.up_bytes)}"
             scores = _scores(event)
             if event.outcome != "closed" and not scores:
                 return None  # its end said all there is

@@ -18,6 +18,7 @@ from edgefl.cli.output import console, errors
 from edgefl.config import Federation
 from edgefl.lab.lab import Restart, ServerEvent
 from edgefl.system.sizes import KIB, MIB, size
+from edgefl.wire.norm_statistics import NORMS
 from edgefl.wire.text import device_result, headline_metric, round_result
 from edgefl_export.compiler import cache
 
@@ -177,17 +178,18 @@ class RunView:
         console.print(f"trained model   {self._final.get('model', folder / 'model.safetensors')}")
         # The last by name is the weakest of the usual tiers.
         bundles = sorted((folder / "bundles").glob("*.efl"))
-        for path in [path for path in bundles if not path.stem.endswith(".evaluate")][-1:]:
+        apart = (".evaluate", f".{NORMS}")
+        for path in [path for path in bundles if not path.stem.endswith(apart)][-1:]:
             tier = path.name.partition(".")[0]
             console.print(f"what a {tier} device downloads:  edgefl inspect {path}")
         console.print(f"what each process said:        {folder}/logs")
         console.print(f"a file for inference:          edgefl deploy --weights {folder} --out model.onnx")
 
     def _uplink(self) -> list[str]:
-        """Return lines about the bytes of updates, headers included, and the share of moving statistics. Evaluation
-        rounds are left out.
+        """Return lines about the bytes of updates, headers included, and the share of moving statistics. Rounds
+        without training are left out.
         """
-        trained = [row for row in self._rounds if not row.get("evaluation")]
+        trained = [row for row in self._rounds if not (row.get("evaluation") or row.get("measures"))]
         rounds = len(trained)
         up = sum(row["up_bytes"] for row in trained)
         if not rounds or not up:

@@ -122,7 +122,9 @@ def _watch(simulated: PreparedSimulation) -> None:
         f"{len(simulated.clients.samples):,} clients",
         markup=True,
     )
-    with reporting("building the functions", total=planned_rounds(made), console=errors) as report:
+    with reporting(
+        "building the functions", total=planned_rounds(made, simulated.dataset), console=errors
+    ) as report:
         ended = simulated.run(
             lambda row: report(round_text(row), row.round), progress=report, warn=errors.print
         )

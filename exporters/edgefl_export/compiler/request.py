@@ -52,11 +52,15 @@ class Exchange:
         name: name of the exchange in files and messages; empty for the main one.
         algorithm: functions of the exchange.
         reads: names of the server states, such as control variates, that devices download for it.
+        fetched: names of further blobs that devices download for it.
+        prefix: chunks of frozen units before the trained units; None for those of the tier.
     """
 
     name: str
     algorithm: Algorithm
     reads: tuple[str, ...]
+    fetched: tuple[str, ...] = ()
+    prefix: tuple[ChunkForward, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,13 @@ class TierTraining:
             for chunk in self.submodel.prefix
         )
 
+    def prefix_of(self, exchange: Exchange) -> tuple[ChunkForward, ...]:
+        """Return the chunks of frozen units that run before ``exchange``, in order."""
+        return self.prefix if exchange.prefix is None else exchange.prefix
+
     def blobs_to_fetch(self, exchange: Exchange) -> tuple[str, ...]:
         """Return the names of the blobs that devices of this tier download for ``exchange`` (:func:`blobs_to_fetch`)."""
-        return blobs_to_fetch(self.submodel, self.name, exchange.reads)
+        return (*blobs_to_fetch(self.submodel, self.name, exchange.reads), *exchange.fetched)
 
     def request(
         self,
@@ -136,7 +144,7 @@ class TierTraining:
             algorithm=exchange.algorithm,
             units=self.blobs_to_fetch(exchange),
             data=data,
-            prefix=self.prefix,
+            prefix=self.prefix_of(exchange),
             exchange=exchange.name,
             chunk_bytes=chunk_bytes,
             memory_budget=memory_budget,

@@ -13,6 +13,7 @@ import numpy as np
 from edgefl.errors import UpdateRejected
 from edgefl.wire.bundle.manifest import Manifest
 from edgefl.wire.metrics import REPORT_BITS, REPORT_LIMIT
+from edgefl.wire.norm_statistics import NORM_BITS, NORM_LIMIT, ROWS
 from edgefl.wire.statistics import LIMB_BITS, ValueGroups
 from edgefl.wire.tensors import Array
 from edgefl.wire.update.form import DENSE
@@ -108,6 +109,25 @@ class DeviceSums(CheckedArrays):
             # Each limb adds numbers from 0 to 2^30 - 1; the last one of a sum of values has their sign.
             most = found["count"] << LIMB_BITS
             _check_range(name, found[name], 0, most, signed_last=name == "sum")
+        return cls(pieces, tuple(readable(arrays[name]) for name in pieces.sources), tier=tier)
+
+    @classmethod
+    def check_norms(cls, arrays: Mapping[str, Array], pieces: SumBlocks, tier: str, rows: int) -> DeviceSums:
+        """Return the moments ``arrays`` of norm layers, from a device of ``tier`` with ``rows`` rows.
+
+        Raises:
+            UpdateRejected: If a name, dtype or shape is wrong, a value is not finite, or the number of rows is not ``rows``.
+        """
+        check_names_and_types(arrays, pieces)
+        _check_range(ROWS, arrays[ROWS].astype(object).reshape(1), rows, rows)
+        for name, array in arrays.items():
+            if array.size and not -NORM_LIMIT < int(array.min()) <= int(array.max()) < NORM_LIMIT:
+                raise UpdateRejected(
+                    "not-finite",
+                    f"the moments of {name} should be finite, found {int(array.max()) / 2.0**NORM_BITS:g}; the model is no "
+                    "use on this device",
+                    name=name,
+                )
         return cls(pieces, tuple(readable(arrays[name]) for name in pieces.sources), tier=tier)
 
 

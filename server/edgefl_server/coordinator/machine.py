@@ -354,7 +354,8 @@ def _refuse_run(
 
 def _complete_round(state: State, current: OpenRound, model_version: str, now: float) -> State:
     if current.evaluates:
-        return replace(_between_rounds(state, current, now), refused=state.refused, declined=state.declined)
+        ended = replace(_between_rounds(state, current, now), model_version=model_version)
+        return replace(ended, refused=state.refused, declined=state.declined)
     ended = replace(_between_rounds(state, current, now), model_version=model_version, base=current.number)
     return replace(ended, position=state.position + 1)
 
@@ -437,11 +438,20 @@ def _new_round(rules: Rules, state: State, names: list[str], now: float) -> Open
 
 
 def _new_evaluation(rules: Rules, state: State, names: list[str], now: float) -> OpenRound:
-    """Return a round in which a random sample of ``names`` evaluates the model; candidates of a rollout have no part."""
+    """Return a round in which a random sample of ``names`` evaluates the model, or measures statistics for that.
+
+    Candidates of a rollout have no part.
+    """
     number = state.next_round
+    position = rules.evaluation.position(number, rules.rounds)
     goal = min(rules.evaluation.devices or len(names), len(names))
     count = min(len(names), math.ceil(goal * rules.over_selection - 1e-9))
     selected = roster.sample(rules.seed, number, names, count)
+    if position == states.MEASURING:  # each tier evaluates with statistics of its own
+        drawn = {state.devices[name].tier for name in selected}
+        for tier in sorted({state.devices[name].tier for name in names} - drawn):
+            own = [name for name in names if state.devices[name].tier == tier]
+            selected, goal = sorted([*selected, *roster.sample(rules.seed, number, own, 1)]), goal + 1
     plain, counted = replace(state, trial=None), replace(rules, weighted=True)
     return OpenRound(
         number,
@@ -452,5 +462,5 @@ def _new_evaluation(rules: Rules, state: State, names: list[str], now: float) ->
         Assignments(
             {name: selection.assign(counted, plain, number, state.devices[name]) for name in selected}
         ),
-        states.EVALUATION,
+        position,
     )

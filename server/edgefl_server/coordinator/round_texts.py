@@ -50,7 +50,8 @@ def explain_too_few(rules: Rules, current: OpenRound) -> str:
             {each.device: each.reason for each in current.with_status("declined")}
         )
         answers = f"; declined: {declined}" if declined else ""
-        return f"evaluation round {current.number} has no result: no device sent a report that can be used{answers}"
+        purpose = "measuring" if current.measures else "evaluation"
+        return f"{purpose} round {current.number} has no result: no device sent a report that can be used{answers}"
     accepted, pending = current.count("accepted"), current.count("open")
     why = "the deadline passed" if pending else "every device has answered"
     refused, declined = (

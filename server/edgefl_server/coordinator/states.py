@@ -74,41 +74,63 @@ MOST_SAMPLES = 1 << 24
 EVALUATION = -1
 """Position of a round in which devices evaluate the model instead of training it. No exchange is completed by it."""
 
+MEASURING = -2
+"""Position of a round in which devices measure the statistics of batch norm for the evaluation round behind it."""
+
 
 @dataclass(frozen=True)
 class EvaluationSchedule:
     """Evaluation rounds of a run, and their devices.
 
     Evaluation rounds have numbers of their own. With ``every`` = 5 the rounds 6, 12, 18, ... are evaluation rounds, and one
-    follows the last training round.
+    follows the last training round. If devices measure the statistics of batch norm, these are the rounds 7, 14, 21, ...,
+    and each has a measuring round before it.
 
     Attributes:
         every: Training rounds between two evaluation rounds; 0 for none.
         devices: Accepted reports that close an evaluation round; 0 for those of all devices that are present.
-        extra: Evaluation rounds after the end of the run, which an operator requested.
+        extra: Rounds after the end of the run, for evaluations that an operator requested.
+        measures: True if devices measure the statistics of batch norm before each evaluation.
     """
 
     every: int = 0
     devices: int = 0
     extra: int = 0
+    measures: bool = False
+
+    @property
+    def length(self) -> int:
+        """Number of rounds of an evaluation: the measuring round, if there is one, and the evaluation round."""
+        return 1 + self.measures
 
     def planned(self, rounds: int) -> int:
         """Return the number of all rounds without ``extra``, for ``rounds`` training rounds."""
-        return rounds + (-(-rounds // self.every) if self.every else 0)
+        return rounds + (-(-rounds // self.every) * self.length if self.every else 0)
 
     def last(self, rounds: int) -> int:
         """Return the number of the last round of a run with ``rounds`` training rounds."""
         return self.planned(rounds) + self.extra
 
     def includes(self, number: int, rounds: int) -> bool:
-        """Return True if round ``number`` is an evaluation round."""
-        if number >= self.planned(rounds):
-            return number > self.planned(rounds) or self.every > 0
-        return self.every > 0 and number % (self.every + 1) == 0
+        """Return True if no device trains in round ``number``: it is an evaluation round or a measuring round."""
+        planned = self.planned(rounds)
+        if not self.every:
+            return number > planned
+        return number > planned - self.length or (number - 1) % (self.every + self.length) >= self.every
+
+    def position(self, number: int, rounds: int) -> int:
+        """Return the position of round ``number``, which does not train: :data:`EVALUATION` or :data:`MEASURING`."""
+        planned, cycle = self.planned(rounds), self.every + self.length
+        is_cycle_over = number > planned - self.length  # the last ones, and those that an operator requested
+        place = (number - planned - 1) % self.length if is_cycle_over else (number - 1) % cycle - self.every
+        return EVALUATION if place == self.length - 1 else MEASURING
 
     def trained(self, number: int, rounds: int) -> int:
         """Return the number of training rounds among the first ``number`` rounds, at most ``rounds``."""
-        return min(rounds, number - number // (self.every + 1)) if self.every else min(rounds, number)
+        if not self.every:
+            return min(rounds, number)
+        cycles, rest = divmod(number, self.every + self.length)
+        return min(rounds, cycles * self.every + min(rest, self.every))
 
 
 @dataclass(frozen=True)
@@ -183,13 +205,15 @@ class Rules:
         return self.evaluation.last(self.rounds)
 
     def is_evaluation(self, number: int) -> bool:
-        """Return True if devices evaluate the model in round ``number`` instead of training it."""
+        """Return True if devices evaluate the model in round ``number``, or measure statistics for that, instead of
+        training it.
+        """
         return self.evaluation.includes(number, self.rounds)
 
     @property
     def last_training(self) -> int:
         """Number of the last training round."""
-        return self.evaluation.planned(self.rounds) - (self.evaluation.every > 0)
+        return self.evaluation.planned(self.rounds) - (self.evaluation.length if self.evaluation.every else 0)
 
     def of_round(self, number: int) -> Rules:
         """Return the rules by which round ``number`` opens and closes: an evaluation takes the devices that are present."""
@@ -244,7 +268,7 @@ class OpenRound:
         goal: Number of accepted updates that closes it.
         assignments: Its tasks by device.
         position: Number of the algorithm's completed exchanges (round trips) before it; :data:`EVALUATION` if devices
-            evaluate the model.
+            evaluate the model, :data:`MEASURING` if they measure the statistics of batch norm.
         whole: True if all of its devices must report.
         older: In asynchronous rounds, the earlier rounds whose tasks are still open, by number.
         drawn: In asynchronous rounds, the number of tasks that begin from its own model.
@@ -265,8 +289,15 @@ class OpenRound:
 
     @property
     def evaluates(self) -> bool:
-        """True if devices evaluate the model in this round instead of training it."""
-        return self.position == EVALUATION
+        """True if devices report sums over their rows in this round instead of training: of an evaluation, or the
+        statistics of batch norm.
+        """
+        return self.position in (EVALUATION, MEASURING)
+
+    @property
+    def measures(self) -> bool:
+        """True if devices measure the statistics of batch norm in this round."""
+        return self.position == MEASURING
 
     @property
     def buffered(self) -> bool:

@@ -56,7 +56,7 @@ class ModelVersion:
         number: Number of the round; 0 for the initial model.
         weights: Tensors of the model and of the server's state.
         version: Digest of the weights.
-        placements: Share of each tier in the next round.
+        placements: Share of each tier in the next training round.
     """
 
     number: int
@@ -68,9 +68,10 @@ class ModelVersion:
     def of(cls, spec: RunSpec, number: int, weights: Arrays) -> ModelVersion:
         """Return the model version with ``weights`` after round ``number``.
 
-        It contains the placements (the share of each tier) for the next round.
+        It contains the placements (the share of each tier) for the next training round, and for evaluations before it.
         """
-        placements = {name: tier.place(weights, number + 1) for name, tier in spec.tiers.items()}
+        following = spec.rules.trained_rounds(number) + 1
+        placements = {name: tier.place(weights, following) for name, tier in spec.tiers.items()}
         return cls(number, weights, version_of(unit_blobs(weights, spec.units)), placements)
 
     def parts(self, spec: RunSpec) -> dict[str, PublishedPart]:
@@ -83,7 +84,7 @@ class ModelVersion:
         for exchange in spec.exchanges:
             for tier, placement in self.placements.items():
                 parts |= self._parts_of(exchange.tiers[tier], placement, units, spec.trained)
-        return parts
+        return parts | {unit: PublishedPart(units[unit], frozenset()) for unit in spec.norms.units}
 
     def _parts_of(
         self, tier: TierSpec, placement: Placement, units: Mapping[str, Arrays], trained: frozenset[str]

@@ -15,7 +15,7 @@ from edgefl.errors import StoreError
 from edgefl_server.coordinator.fleet import Assignment, Assignments
 from edgefl_server.coordinator.record import Participation, ParticipationRecord, Turnout
 from edgefl_server.coordinator.rollout import ReportMedians, Trial
-from edgefl_server.coordinator.states import EVALUATION, OpenRound, Version
+from edgefl_server.coordinator.states import OpenRound, Version
 from edgefl_server.storage import tables
 
 
@@ -76,8 +76,13 @@ def open_round(connection: Connection, run: str) -> OpenRound | None:
     if row["weight_cap"]:
         return _read_buffered(connection, run, row, open_tasks(connection, run))
     tasks = Assignments(_tasks_of(connection, run, row["round"]))
-    position = EVALUATION if row["outcome"].get(EVALUATES) else progress(connection, run).position
+    position = _apart(row["outcome"]) or progress(connection, run).position
     return _round(row, tasks, position)
+
+
+def _apart(outcome: Mapping[str, Any]) -> int:
+    """Return the position of a round that does not train, such as :data:`EVALUATION`; 0 for a training round."""
+    return -int(outcome.get(EVALUATES, 0))
 
 
 def _round(row: Mapping[Any, Any], tasks: Assignments, position: int, **more: Any) -> OpenRound:
@@ -139,8 +144,8 @@ def versions(connection: Connection, run: str) -> dict[int, Version]:
     query = sa.select(columns.round, columns.state, columns.model_version, columns.restart, columns.outcome)
     position, found = 0, {}
     for row in connection.execute(query.where(columns.run == run).order_by(columns.round)):
-        if row.outcome.get(EVALUATES):
-            found[row.round] = Version(row.model_version, EVALUATION)
+        if apart := _apart(row.outcome):
+            found[row.round] = Version(row.model_version, apart)
             continue
         found[row.round] = Version(row.model_version, position)
         position = 0 if row.restart else position + (row.state == "closed")
@@ -161,7 +166,7 @@ def progress(connection: Connection, run: str) -> MethodProgress:
     columns = tables.rounds.c
     query = sa.select(columns.round, columns.state, columns.whole, columns.restart, columns.outcome)
     found = connection.execute(query.where(columns.run == run).order_by(columns.round)).all()
-    rows = [row for row in found if not row.outcome.get(EVALUATES)]
+    rows = [row for row in found if not _apart(row.outcome)]
     if not rows:
         return MethodProgress()
     began = max((row.round for row in rows if row.restart and row.state not in ("open", CLOSING)), default=0)

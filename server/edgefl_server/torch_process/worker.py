@@ -14,6 +14,7 @@ from edgefl.setup.data import open_data
 from edgefl.setup.processor import processor
 from edgefl.setup.runs import run_digest
 from edgefl.wire.bundle.archive import read_bundle
+from edgefl.wire.norm_statistics import NORMS
 from edgefl_export.compiler.cache import bundle_name
 from edgefl_export.compiler.request import exchange_names
 from edgefl_server.compose import BUNDLES, CANDIDATES, BundleFor, compose, compose_with
@@ -125,6 +126,7 @@ def _names(spec: RunSpec) -> Iterator[tuple[int, messages.Placeholder]]:
         yield id(spec.evaluate), messages.EvaluationRef()
     called = exchange_names(len(spec.opening), len(spec.ahead))
     called += () if spec.evaluation is None else (EVALUATE,)
+    called += () if spec.measuring is None else (NORMS,)
     for number, (own, exchange) in enumerate(zip(called, spec.offered, strict=True)):
         server, schedule = exchange.server, exchange.schedule
         if server is not MEAN:

@@ -225,6 +225,7 @@ def _(event: events.RoundOpened, fleet: Fleet, at: float) -> None:
             fleet.part(event.round, name)
         device.round, device.stage, device.step, device.steps, device.loss = event.round, "", 0, 0, None
     purpose = ", which evaluate the model" if event.evaluates else ""
+    purpose = ", which measure the statistics of batch norm" if event.measures else purpose
     text = f"round {event.round} opened for {len(event.devices)} devices{purpose}"
     fleet.entry(at, "round", text, number=event.round)
     _forget(fleet)
@@ -289,7 +290,7 @@ def record_result(fleet: Fleet, event: events.RoundClosed) -> None:
         "evaluation",
     ):
         setattr(row, name, getattr(event, name))
-    row.evaluates = event.evaluation is not None or row.evaluates
+    row.evaluates = event.evaluation is not None or event.measures or row.evaluates
     row.down_bytes, row.up_bytes = event.down_bytes, event.up_bytes
     row.server_down_bytes, row.text = event.server_down_bytes, event.text or row.text
 

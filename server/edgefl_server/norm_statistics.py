@@ -1,0 +1,92 @@
+"""Statistics of batch norm that devices measured: kept by the server for each submodel size, beside the model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edgefl.wire.norm_statistics import MEASURED, NORM_BITS, ROWS, unit_of
+from edgefl.wire.tensors import Array, Arrays
+from edgefl_server.aggregate.integer_sums import DeviceSums
+
+_MOST_SQUARE = 16.0
+"""A device's mean square of a channel counts at most as this multiple of the median over the devices."""
+_FEWEST_BOUNDED = 3
+"""Devices from which on there is a median that one of them cannot move at will."""
+
+
+@dataclass(frozen=True)
+class NormFamilies:
+    """Families of tiers that share the statistics of batch norm. Without a family nothing is measured.
+
+    Attributes:
+        by_tier: Name of a tier's family.
+        variances: Name of each variance, and that of its mean.
+    """
+
+    by_tier: Mapping[str, str] = field(default_factory=dict)
+    variances: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Names under which the statistics are published."""
+        return tuple(dict.fromkeys(unit_of(family) for family in self.by_tier.values()))
+
+    def covers(self, tier: str, weights: Mapping[str, Array], trained: int) -> bool:
+        """Return True if devices of ``tier`` can evaluate the model ``weights`` after ``trained`` training rounds."""
+        if tier not in self.by_tier:
+            return True
+        return float(weights[f"{unit_of(self.by_tier[tier])}.{MEASURED}"]) == trained
+
+
+NO_NORMS = NormFamilies()
+
+
+def measured_statistics(
+    norms: NormFamilies, reports: Sequence[DeviceSums], weights: Mapping[str, Array], trained: int
+) -> Arrays:
+    """Return the statistics that ``reports`` give, by their name on the server.
+
+    A family is left out if a statistic of it was measured by no device. The order of the reports does not matter.
+
+    Args:
+        norms: The families.
+        reports: Reports of a measuring round.
+        weights: Model and statistics so far, by name.
+        trained: Number of training rounds of the model.
+    """
+    found: Arrays = {}
+    for family in sorted(set(norms.by_tier.values())):
+        own = [each.named for each in reports if norms.by_tier[each.tier] == family]
+        unit = unit_of(family)
+        kept = {name.removeprefix(f"{unit}.") for name in weights if name.startswith(f"{unit}.")} - {MEASURED}
+        new: Arrays = {}
+        for variance, mean in norms.variances.items():
+            holders = [each for each in own if variance in each and int(each[ROWS])]
+            if holders:
+                new[mean], new[variance] = _moments(holders, mean, variance)
+        if kept and kept == new.keys():
+            found |= {f"{unit}.{name}": array for name, array in new.items()}
+            found[f"{unit}.{MEASURED}"] = np.array(trained, np.float32)
+    return found
+
+
+def _moments(reports: Sequence[Mapping[str, Array]], mean: str, variance: str) -> tuple[Array, Array]:
+    """Return (mean, variance) per channel, float32, of the rows of all ``reports``.
+
+    One device cannot move them at will: its mean square is bounded by the others'.
+    """
+    rows = np.array([[int(each[ROWS])] for each in reports], np.float64)
+    scale = rows * 2.0**NORM_BITS
+    means = np.stack([each[mean].astype(np.float64) for each in reports]) / scale
+    squares = np.stack([each[variance].astype(np.float64) for each in reports]) / scale
+    squares = np.maximum(squares, 0.0)
+    if len(reports) >= _FEWEST_BOUNDED:
+        squares = np.minimum(squares, _MOST_SQUARE * np.median(squares, axis=0))
+    means = np.clip(means, -np.sqrt(squares), np.sqrt(squares))
+    share = rows / rows.sum()
+    # Sorted, so that the order of arrival does not change the last bits.
+    total, square = (np.sort(share * each, axis=0).sum(axis=0) for each in (means, squares))
+    return total.astype(np.float32), np.maximum(square - total**2, 0.0).astype(np.float32)
