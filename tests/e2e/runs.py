@@ -68,7 +68,10 @@ class Run:
         file = folder.parent / f"{folder.name}.toml"
         file.write_text(config)
         command = [*EDGEFL, "run", str(file), "--out", str(folder), "--json", *arguments]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        with (folder.parent / f"{folder.name}.err").open(
+            "wb"
+        ) as errors:  # a pipe that nobody reads would fill up
+            process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
         run = cls(process, folder)
         run._thread = threading.Thread(target=run._read, daemon=True)
         run._thread.start()
@@ -119,7 +122,7 @@ class Run:
         return self.rounds
 
     def errors(self) -> str:
-        return self.process.stderr.read().decode() if self.process.stderr else ""
+        return (self.folder.parent / f"{self.folder.name}.err").read_text()
 
     def logs(self) -> str:
         return "\n".join(
