@@ -29,6 +29,7 @@ COMMANDS = {
     "coordinator": "coordinator:coordinator",
     "simulate": "simulate:simulate",
     "buffered": "buffered:buffered",
+    "personal-layers": "personal_layers:personal_layers",
     "mirror": "mirror:mirror",
     "dashboard": "dashboard:dashboard",
     "models": "models.command:models",
