@@ -74,7 +74,8 @@ def measure_signs(
 
 def _cannot_measure(missing: str) -> ConfigError:
     return ConfigError(
-        f"measuring a GPU needs CUDA and triton, found no {missing}; run it where there are both, or choose device cpu"
+        f"measuring a GPU needs CUDA and triton, found no {missing}; run it where there are both, or choose device cpu",
+        missing=missing,
     )
 
 

@@ -66,7 +66,9 @@ class FleetCase(LoadSettings):
             )
         if self.selected > self.devices:
             raise ConfigError(
-                f"--selected expects at most {self.devices} devices, found {self.selected}; connect more devices"
+                f"--selected expects at most {self.devices} devices, found {self.selected}; connect more devices",
+                selected=self.selected,
+                devices=self.devices,
             )
 
     @property

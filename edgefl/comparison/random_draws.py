@@ -87,6 +87,7 @@ class RandomStream:
                 "samples share (randomness='same'), or draws outside of it; draw them for all samples before, and map over "
                 "them by in_dims",
                 refused=True,
+                vmap=True,
             )
         self.drawn.append(numbers)
         return numbers
@@ -143,6 +144,7 @@ class GeneratorStates:
                 "for each draw. Draw them once in __init__ and keep them by register_buffer, or use one result twice; for "
                 "new numbers in each step leave the generator alone in forward",
                 refused=True,
+                repeated=True,
             )
         self.is_seeded |= self._next.get(generator, state if self._step <= 1 else None) != state
         self._seen.add(state)

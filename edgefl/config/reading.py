@@ -127,7 +127,8 @@ def parse(
             own = any(f"{line.partition(':')[0]}.".startswith(f"{key}.") for key in given)
             blamed.setdefault("the command line" if own else source, []).append(f"\n  - {line}")
         raise ConfigError(
-            "\n".join(f"{each} cannot be used:{''.join(found)}" for each, found in blamed.items())
+            "\n".join(f"{each} cannot be used:{''.join(found)}" for each, found in blamed.items()),
+            keys=[line.partition(":")[0] for line in lines],
         ) from cause
     return federation
 

@@ -115,7 +115,9 @@ class ServerOpt:
         if not (np.abs(array) <= VALUE_LIMIT).all():  # false for NaN too
             raise ServerStepError(
                 f"the server's step {self.name!r} made {name} NaN, infinite or larger than {VALUE_LIMIT:.0f}; lower the "
-                "learning rates"
+                "learning rates",
+                step=self.name,
+                name=name,
             )
 
     def unfolded(self, update: Mapping[str, Array]) -> Arrays:

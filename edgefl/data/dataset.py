@@ -159,7 +159,8 @@ class Dataset:
         train_x, train_y, test_x, test_y = map(np.asarray, (train_x, train_y, test_x, test_y))
         if len(test_x) == 0 or len(test_y) == 0:
             raise DataError(
-                f"{name}: there is one sample at least to test on; found test_x {test_x.shape} and test_y {test_y.shape}"
+                f"{name}: there is one sample at least to test on; found test_x {test_x.shape} and test_y {test_y.shape}",
+                found=(test_x.shape, test_y.shape),
             )
         y = [_labels(each, name) for each in (train_y, test_y)]
         count = _classes(y, more.get("ignored")) if classes is None else classes
@@ -399,7 +400,9 @@ def write_client(path: Path, x: Array, y: Array, **others: Array) -> None:
     """
     if len(x) != len(y) or len(y) == 0:
         raise DataError(
-            f"{path}: a device needs as many samples as labels and at least one, found {len(x)}, {len(y)}"
+            f"{path}: a device needs as many samples as labels and at least one, found {len(x)}, {len(y)}",
+            samples=len(x),
+            labels=len(y),
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:

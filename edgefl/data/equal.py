@@ -168,6 +168,7 @@ def dirichlet_equal(labels: Array, clients: int, *, alpha: float, seed: int) -> 
             f"partition dirichlet_equal gives each of {clients} devices samples of all {len(known)} classes, found "
             f"{len(labels)} samples, the rarest class with {counts.min()}: take fewer devices, or more samples",
             clients=clients,
+            samples=len(labels),
         )
     rng = np.random.default_rng(seed)
     shares = np.maximum(rng.dirichlet(np.full(len(known), alpha), clients), LEAST_SHARE)
@@ -245,6 +246,7 @@ def paired(labels: Array, clients: int, *, seed: int) -> list[Array]:
             f"{len(known)} classes, the rarest with {counts.min()} samples: take an even number of both, and at most twice "
             "as many devices as the rarest class has samples",
             clients=clients,
+            classes=len(known),
         )
     rng = np.random.default_rng(seed)
     holdings = np.zeros((clients, len(known)))

@@ -65,6 +65,7 @@ def _by_class(folder: Path) -> dict[str, list[Path]]:
                     f"{nested[0]} is a folder of photos inside of {child}: expected one folder for each class; move its "
                     "photos up, or name the folder whose folders are the classes",
                     path=str(nested[0]),
+                    folder=str(child),
                 )
             photos = [path for path in inside if _is_photo(path)]
             if not photos and folder.name not in _TESTS:
@@ -76,6 +77,7 @@ def _by_class(folder: Path) -> dict[str, list[Path]]:
             f"{folder} is no dataset: expected folders of photos ({', '.join(SUFFIXES)}), one for each of at least 2 "
             f"classes, found {len(found)}; name an .npz of `Dataset.save`, or such a folder",
             path=str(folder),
+            found=len(found),
         )
     return found
 

@@ -102,6 +102,7 @@ def _web() -> list[str]:
             f"the browser agent is not built: there is no {missing[0]}. Run `make agents-web` in a checkout, or name its "
             f"program by {WEB_VARIABLE}",
             kind=WEB,
+            missing=str(missing[0]),
         )
     node, browser = shutil.which("node"), find_chromium()
     if node is None or browser is None:
@@ -109,6 +110,7 @@ def _web() -> list[str]:
             f"a browser agent runs in Chromium, started by Node, and there is no {'node' if node is None else 'chromium'}: "
             "install it (Debian: apt-get install nodejs chromium)",
             kind=WEB,
+            program="node" if node is None else "chromium",
         )
     return [node, str(program)]
 

@@ -271,11 +271,13 @@ class DeploymentBuilder:
             raise ConfigError(
                 f"{self.spec.name} has no batch norm that follows its batches: take bn-eval frozen",
                 model=self.spec.name,
+                bn_eval="batch",
             )
         if self.bn_eval == "moving" and static == every:
             raise ConfigError(
                 f"{self.spec.name} has no moving statistics (model.bn): take bn-eval frozen",
                 model=self.spec.name,
+                bn_eval="moving",
             )
         if self.bn_eval == "batch" and self.batch < 2:
             raise ConfigError(

@@ -146,7 +146,9 @@ def partition(
     if len(labels) == 0:
         raise DataError(
             f"{dataset.name} has no training samples to spread over {devices} devices: add train_x and train_y, name the "
-            "folder with what each device holds (data.devices_dir), or run `edgefl server` with devices that have their own"
+            "folder with what each device holds (data.devices_dir), or run `edgefl server` with devices that have their own",
+            data=dataset.name,
+            devices=devices,
         )
     if how == "dirichlet":
         return _dirichlet(table, labels, devices, seed, warn)
@@ -179,7 +181,9 @@ def how_spread(table: DataTable, dataset: Dataset) -> str:
     if table.partition not in ("iid", "owners") and not classed:
         raise ConfigError(
             f"data.partition {table.partition!r} goes by the class of a sample, and those of {dataset.name} have none: "
-            'choose "owners" or "iid"'
+            'choose "owners" or "iid"',
+            data=dataset.name,
+            partition=table.partition,
         )
     return table.partition
 

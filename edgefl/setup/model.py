@@ -100,6 +100,7 @@ def fitted_model(
             f"model.bn is {bn!r}, and model {name!r} has no batch norm mode: remove model.bn, or choose "
             "a model that has one (a factory of your own takes what it needs from model.options)",
             model=name,
+            bn=bn,
         )
     spec = model_trained_on(name, {**offered, "seed": seed, **(options or {})}, loss, labels_of(dataset))
     check_fits(spec, name, dataset)
@@ -159,6 +160,7 @@ def check_fits(spec: ModelSpec, model: str, dataset: Dataset) -> None:
             f"model {model!r} takes samples of shape {spec.sample.shape} ({dtype}) in {spec.classes} classes, "
             f"{dataset.name} has {dataset.shape} ({dataset.dtype}) in {dataset.classes}: {_remedy(dataset)}",
             model=model,
+            data=dataset.name,
         )
     if dataset.below > (spec.sample.below or dataset.below):
         raise ConfigError(

@@ -178,5 +178,9 @@ def _size_options(kind: str, size: str) -> dict[str, Any]:
     except (ValueError, ZeroDivisionError) as error:
         raise ConfigError(f"the size of {kind} is a share such as 0.25 or 1/4, found {size!r}") from error
     if not 0 < gamma <= 1:
-        raise ConfigError(f"the size of {kind} is a share above 0 and at most 1, like 1/4; found {size!r}")
+        raise ConfigError(
+            f"the size of {kind} is a share above 0 and at most 1, like 1/4; found {size!r}",
+            kind=kind,
+            size=size,
+        )
     return {"kind": kind, "gamma": gamma}

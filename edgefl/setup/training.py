@@ -261,12 +261,14 @@ def arrays_of(spec: ModelSpec, *, rounded: bool) -> Arrays:
                 f"tensor {name} of {spec.name} is {tensor.dtype}, and only floats can be averaged: "
                 "register it as a buffer with persistent=False",
                 name=name,
+                dtype=str(tensor.dtype),
             )
         if rounded and tensor.dtype != torch.float32:
             raise ModelError(
                 f"tensor {name} of {spec.name} is {tensor.dtype}, and only float32 can be rounded on its way to devices: "
                 "make the model float32, or set downlink.encoding to 'float32'",
                 name=name,
+                encoding="float32",
             )
         if "~" in name or "/" in name:
             raise ModelError(

@@ -121,6 +121,7 @@ def refuse_foreign(folder: Path) -> None:
         raise ConfigError(
             f"{folder} is not the folder of a simulation (no {CONFIG_NAME}); it is left alone, use another `out`",
             path=str(folder),
+            missing=CONFIG_NAME,
         )
 
 
@@ -154,6 +155,7 @@ def check(path: Path, federation: Federation, *, resume: bool) -> None:
             f"{path} holds a simulation with another configuration ({'; '.join(differ)}): restore that, use `fresh`, "
             "or another `out`",
             path=str(path),
+            changes=differ,
         )
 
 

@@ -354,7 +354,9 @@ def _for_many(
         return graph_of(mapped, example, _AS_THEY_RAN, fake=True)
     except Exception as error:  # vmap knows not every op, and says so by many classes
         raise ConfigError(
-            f"function {function.name!r} cannot run for {clients} clients together: {error}; set simulation.together = 1"
+            f"function {function.name!r} cannot run for {clients} clients together: {error}; set simulation.together = 1",
+            function=function.name,
+            clients=clients,
         ) from error
 
 

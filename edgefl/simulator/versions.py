@@ -235,7 +235,9 @@ class ModelVersions:
                 return window
         raise ParticipationError(
             f"round {opened.number} has no {opened.goal} updates after {_MOST_TICKS} times: no client is ready before its "
-            "time is over; raise limits.round_deadline_s, or lower simulation.dropout"
+            "time is over; raise limits.round_deadline_s, or lower simulation.dropout",
+            round=opened.number,
+            goal=opened.goal,
         )
 
     def _answer(self, window: VersionWindow, task: Assignment, refused: str) -> None:

@@ -284,7 +284,8 @@ def freeze(module: nn.Sequential, statistics: NormStatistics) -> nn.Sequential:
     for path in norms(module):
         if f"{path}.running_mean" not in averages:
             raise DataError(
-                f"there are no statistics for batch norm {path!r}; collect them with this very model"
+                f"there are no statistics for batch norm {path!r}; collect them with this very model",
+                norm=path,
             )
     made = with_buffers(module)
     buffers = moving_buffers(made)

@@ -117,7 +117,8 @@ def browsers_broker(text: str, *, secure: bool) -> str:
         )
     if secure and not address.secure:
         raise ConfigError(
-            f"a page over https opens no WebSocket without TLS, and `web_broker` is {text}: write wss://, or leave it out"
+            f"a page over https opens no WebSocket without TLS, and `web_broker` is {text}: write wss://, or leave it out",
+            web_broker=text,
         )
     if address.username or address.password:
         raise ConfigError("`web_broker` is shown to every browser: leave user and password out of it")

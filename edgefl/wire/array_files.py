@@ -30,7 +30,7 @@ def read_npz(path: Path, remedy: str) -> dict[str, Array]:
     try:
         if not is_zipfile(path):
             path.open("rb").close()
-            raise DataError(f"{path} is no .npz archive; {remedy}", path=str(path))
+            raise DataError(f"{path} is no .npz archive; {remedy}", path=str(path), expected=".npz")
         with np.load(path, allow_pickle=False) as archive:
             for name in archive.files:
                 arrays[name] = to_native_order(archive[name])
@@ -39,7 +39,9 @@ def read_npz(path: Path, remedy: str) -> dict[str, Array]:
     except DataError:
         raise
     except Exception as error:  # numpy, zipfile and zlib raise unrelated types for damaged files
-        raise DataError(f"{path} cannot be read: {read_error_text(error, name)}", path=str(path)) from error
+        raise DataError(
+            f"{path} cannot be read: {read_error_text(error, name)}", path=str(path), error=str(error)
+        ) from error
     return arrays
 
 
@@ -73,15 +75,20 @@ def read_idx(path: Path) -> Array:
     try:
         data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}; fetch it again", path=str(path)) from error
+        raise DataError(
+            f"{path} cannot be read: {error}; fetch it again", path=str(path), error=str(error)
+        ) from error
     if len(data) < 4 or data[:2] != b"\0\0" or data[2] not in _TYPES:
-        raise DataError(f"{path} is not an idx file (magic {data[:4].hex()})", path=str(path))
+        raise DataError(
+            f"{path} is not an idx file (magic {data[:4].hex()})", path=str(path), magic=data[:4].hex()
+        )
     stored, header = np.dtype(_TYPES[data[2]]), 4 + 4 * data[3]
     shape = tuple(np.frombuffer(data[4:header], ">u4").tolist())
     if len(shape) != data[3] or len(data) != header + stored.itemsize * int(np.prod(shape, dtype=np.int64)):
         raise DataError(
             f"{path} announces shape {shape} and holds {len(data) - header} bytes; fetch it again",
             path=str(path),
+            shape=shape,
         )
     array = np.frombuffer(data, stored, offset=header).reshape(shape)
     return array.astype(stored.newbyteorder("="), copy=False)

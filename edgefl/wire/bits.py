@@ -48,6 +48,7 @@ def check(packed: npt.NDArray[np.generic], count: int) -> None:
             f"a packed mask of {count} entries is uint8 [{size}], not {packed.dtype} {list(packed.shape)}; "
             f"pack it with edgefl.wire.bits.pack and give its count of entries",
             count=count,
+            shape=packed.shape,
         )
     if count % 8 and int(packed[-1]) >> count % 8:
         raise ProtocolError(

@@ -96,5 +96,6 @@ def check_library() -> None:
 def _missing_error() -> ConfigError:
     """Return the error for a missing Pillow."""
     return ConfigError(
-        "images are read by Pillow, which is not installed: pip install 'edgefl-tiers[images]'"
+        "images are read by Pillow, which is not installed: pip install 'edgefl-tiers[images]'",
+        package="pillow",
     )

@@ -236,7 +236,8 @@ def _read_chain(path: Path) -> tuple[Succession, ...]:
         )
     except (ConfigError, ValueError) as error:
         raise ConfigError(
-            f"{path} is damaged: {error}; restore it, or move it away and give the new key to all who know the old one"
+            f"{path} is damaged: {error}; restore it, or move it away and give the new key to all who know the old one",
+            chain=str(path),
         ) from error
 
 
@@ -253,7 +254,9 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
         return Ed25519PrivateKey.from_private_bytes(parse_key(path.read_text(encoding="ascii").strip()))
     except (ConfigError, ValueError) as error:
         raise ConfigError(
-            f"{path} holds no signing key: {error}; move it away and a new one is made"
+            f"{path} holds no signing key: {error}; move it away and a new one is made",
+            path=str(path),
+            error=str(error),
         ) from error
 
 

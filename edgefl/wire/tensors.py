@@ -65,6 +65,7 @@ def pieces(arrays: Mapping[str, Array], masks: Mapping[str, int] | None = None) 
         raise ProtocolError(
             f"a tensor cannot be called {reserved[0]!r}: {_RESERVED!r} is reserved in blobs; rename it",
             name=reserved[0],
+            reserved=_RESERVED,
         )
     for name, count in (masks or {}).items():
         if name not in arrays:

@@ -14,10 +14,10 @@ from edgefl.api import serve
 from edgefl.config import Federation
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
-from edgefl.errors import ConfigError, StoreError
 from edgefl.lab.run_folder import CONFIG_NAME
 from edgefl.setup import runs as folders
 from edgefl.system.files import FolderLock
+from tests.support.errors import ConfigError, StoreError, refuses
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def test_a_second_server_in_the_same_folder_is_refused(federation: Federation, t
 def test_a_fresh_run_leaves_the_folder_of_a_server_alone(federation: Federation, tmp_path: Path) -> None:
     runs.prepare(federation, tmp_path).lock.release()
     lock = FolderLock(tmp_path, "serve.lock")
-    with pytest.raises(StoreError, match="a server runs in"):
+    with refuses(StoreError, folder=str(tmp_path), pid=...):
         runs.prepare(federation, tmp_path, fresh=True)
     lock.release()
     assert (tmp_path / CONFIG_NAME).exists()

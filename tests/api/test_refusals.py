@@ -17,7 +17,6 @@ from edgefl.api.run import Run
 from edgefl.api.serve import reached_at
 from edgefl.config import parse
 from edgefl.config.text import dump
-from edgefl.errors import ConfigError, DataError, EdgeflError, ModelError
 from edgefl.models.zoo.catalog import build_model
 from edgefl.wire import tensors
 from edgefl.wire.mqtt.address import Address
@@ -25,6 +24,7 @@ from edgefl_server.events import Warned
 from edgefl_server.storage import journal
 from edgefl_server.storage.audit import HistoryWriter, rounds_of
 from edgefl_server.storage.update_storage import journal_at, store_at
+from tests.support.errors import ConfigError, DataError, EdgeflError, ModelError, refuses
 from tests.support.events import round_closed
 
 
@@ -171,7 +171,7 @@ def test_a_script_that_would_start_itself_again_says_how_not_to(tmp_path: Path) 
         "def make():\n    return nn.Sequential(nn.Flatten(), nn.Linear(64, 10))\n\n"
         f"edgefl.run(edgefl.federation(make, data='digits'), {str(tmp_path / 'out')!r})\n"
     )
-    with pytest.raises(ConfigError, match='below `if __name__ == "__main__":`'):
+    with refuses(ConfigError, path=str(script)):
         edgefl.run(edgefl.federation(f"{script}:make", data="digits"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -8,9 +8,9 @@ import pytest
 
 import edgefl
 from edgefl.cli.commands import app
-from edgefl.errors import ConfigError
 from edgefl.wire.limits import SEED_MAX, check_seed
 from tests.cli.runner import runner
+from tests.support.errors import ConfigError, refuses
 
 WORDS = r"seed: expected a number from 0 to 9223372036854775807 \(2\*\*63 - 1\), found"
 
@@ -28,7 +28,7 @@ WORDS = r"seed: expected a number from 0 to 9223372036854775807 \(2\*\*63 - 1\),
     ids=["checked", "compile", "check", "spread", "personalize"],
 )
 def test_entries_refuse_a_seed_out_of_range(take: Callable[[int], object], seed: int) -> None:
-    with pytest.raises(ConfigError, match=WORDS):
+    with refuses(ConfigError, seed=seed):
         take(seed)
 
 

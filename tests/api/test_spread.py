@@ -13,9 +13,9 @@ from edgefl.analysis.heterogeneity.labels import frequencies_of, label_report, m
 from edgefl.analysis.spread import DataSpread, picture, table
 from edgefl.config import parse
 from edgefl.data.datasets import digits
-from edgefl.errors import DataError
 from edgefl.setup.data import partition
 from tests.cli.runner import runner
+from tests.support.errors import DataError, refuses
 
 FILE = """
 [model]
@@ -57,7 +57,7 @@ def test_alike_devices_are_close_and_what_cannot_be_had_is_refused() -> None:
     found = edgefl.spread(parse(tables, source="a test"), devices=3)
     assert found.distance_between is not None and found.distance_between < 0.1
     shards = parse({"data": {"name": "digits", "partition": "shards"}}, source="a test")
-    with pytest.raises(DataError, match="1437 samples cannot give 1000 clients 2 each"):
+    with refuses(DataError, samples=1437, clients=1000):
         edgefl.spread(shards, devices=1000)
 
 

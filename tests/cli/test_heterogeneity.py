@@ -13,9 +13,9 @@ from safetensors.numpy import save_file
 
 from edgefl.config import load
 from edgefl.config.text import dump
-from edgefl.errors import ConfigError, DataError, EdgeflError
 from edgefl.models.zoo.catalog import build_model
 from tests.cli.runner import edgefl as run_command
+from tests.support.errors import ConfigError, DataError, EdgeflError, refuses
 
 CONFIG = """
 [model]
@@ -117,7 +117,7 @@ def test_a_run_s_folder_gives_its_trained_model(config: Path, tmp_path: Path) ->
 def test_what_cannot_be_measured_is_told(config: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="not the folder of a run"):
         edgefl(tmp_path)
-    with pytest.raises(DataError, match="there is no file"):
+    with refuses(DataError, path=str(tmp_path / "none.safetensors")):
         edgefl(config, "--weights", tmp_path / "none.safetensors")
     save_file(
         {name: tensor.numpy() for name, tensor in build_model("elu_mlp", size=8, hidden=[7]).weights.items()},
@@ -125,5 +125,5 @@ def test_what_cannot_be_measured_is_told(config: Path, tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match=r"another model.*dense1"):
         edgefl(config, "--weights", tmp_path / "other.safetensors")
-    with pytest.raises(EdgeflError, match="multiple of ten"):
+    with refuses(EdgeflError, clients=25):
         edgefl(config, "--devices", "25")

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from edgefl.config import parse
-from edgefl.errors import ConfigError, EdgeflError
 from edgefl.lab import agents, broker
 from edgefl.lab.agents import command_of, deal_agents, parse_agents, with_agents
 from edgefl.lab.broker import free_port
 from edgefl.lab.lab import Lab, ServerEvent
 from edgefl.lab.processes import Supervisor
 from edgefl.setup.tiers import completed, device_names
+from tests.support.errors import ConfigError, EdgeflError, refuses
 from tests.wire.mqtt.events import wait_until
 
 THREE = {
@@ -33,7 +33,7 @@ def test_kinds_and_counts_are_read() -> None:
     "text", ["", "python:", "python:0", "python:-1", "java:1", "web:1,web:2", "web:99999", "web:2.5"]
 )
 def test_what_is_no_agent_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="kinds are python, cpp, web"):
+    with refuses(ConfigError, agents=text):
         parse_agents(text)
 
 
@@ -61,16 +61,18 @@ def test_each_tier_has_several_kinds() -> None:
 def test_an_agent_that_is_not_built_says_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agents, "ROOT", tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="make agents-cpp"):
+    with refuses(ConfigError, kind="cpp"):
         command_of("cpp")
-    with pytest.raises(ConfigError, match="make agents-web"):
+    with refuses(
+        ConfigError, kind="web", missing=str(tmp_path / "agents" / "web" / "bin" / "edgefl-web-device.mjs")
+    ):
         command_of("web")
     monkeypatch.setenv(agents.CPP_VARIABLE, str(tmp_path / "mine"))
     with pytest.raises(ConfigError, match=f"EDGEFL_AGENT_CPP names {tmp_path / 'mine'}"):
         command_of("cpp")
     (tmp_path / "agent.mjs").touch()
     monkeypatch.setenv(agents.WEB_VARIABLE, str(tmp_path / "agent.mjs"))
-    with pytest.raises(ConfigError, match="there is no node"):
+    with refuses(ConfigError, kind="web", program="node"):
         command_of("web")
 
 
@@ -104,7 +106,7 @@ def test_a_port_that_is_in_use_is_not_given(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(broker, "_PORTS", range(port, port + 1))
         monkeypatch.setattr(broker, "_TRIES", 1)
 
-        with pytest.raises(ConfigError, match="is free"):
+        with refuses(ConfigError, host="127.0.0.1"):
             free_port()
 
     assert free_port() == port

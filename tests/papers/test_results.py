@@ -16,7 +16,6 @@ import typer
 
 from benchmarks.device_table import EMBRACING, TIERS, WIDTH, DeviceTimes
 from edgefl.api.federation import load_federation
-from edgefl.errors import ConfigError
 from reproduce.__main__ import app
 from reproduce.campaign import ENTRIES, campaign, reproduce, selected, tasks
 from reproduce.catalog import NAMES
@@ -29,6 +28,7 @@ from reproduce.record import ClaimSummary, Record, Summary, read_record, run_arm
 from reproduce.results import Judged, Results, above, ahead_of_each, not_below, ordered
 from reproduce.withdrawn import _TABLE, ERRORS, withdrawn
 from tests.cli.runner import runner
+from tests.support.errors import ConfigError, refuses
 
 RESULTS = Results(
     [0, 1, 2],
@@ -71,7 +71,7 @@ def test_lines_are_means_where_every_seed_has_a_point() -> None:
 
 
 def test_a_figure_that_no_run_told_is_named() -> None:
-    with pytest.raises(ConfigError, match="no figure 'y' of arm 'a'"):
+    with refuses(ConfigError, arm="a", figure="y"):
         RESULTS.of("a", "y")
 
 
@@ -160,7 +160,7 @@ def test_a_campaign_runs_what_is_not_there_and_keeps_what_is(tmp_path: Path) -> 
 def test_a_papers_name_stands_for_all_of_its_own() -> None:
     own = [name for name in ENTRIES if name.startswith("fafed/")]
     assert [entry.name for entry in selected(["fafed"])] == own
-    with pytest.raises(ConfigError, match="no reproduction 'nothing'; there are: "):
+    with refuses(ConfigError, name="nothing"):
         selected(["nothing"])
 
 

@@ -15,11 +15,11 @@ from benchmarks.workers.simulation import pfl_cnn
 from edgefl.config import Federation, parse
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of
-from edgefl.errors import ConfigError
 from edgefl.setup.data import open_data
 from edgefl.setup.tiers import completed
 from edgefl.simulator.functions import Functions, SimulationPlan, record_function
 from tests.rings.rows import mostly_slow
+from tests.support.errors import ConfigError, refuses
 
 
 def federation(model: str, hidden: int = 8, **changes: dict[str, object]) -> Federation:
@@ -164,5 +164,5 @@ def test_on_another_device_nothing_is_left_on_the_processor(model: str) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_is_refused_where_there_is_none(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"simulation\.device is cuda, which needs an NVIDIA GPU"):
+    with refuses(ConfigError, device="cuda"):
         edgefl.simulate(federation("mlp", simulation={"device": "cuda"}), tmp_path)

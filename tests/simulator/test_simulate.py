@@ -15,12 +15,12 @@ from edgefl.config import parse
 from edgefl.config.rounds import SimulationTable
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.errors import ConfigError, ParticipationError, StoreError
 from edgefl.simulator.functions import record_function
 from edgefl.simulator.results import RoundRow
 from tests.e2e.inside import edgefl as command
 from tests.rings.rows import mostly_slow
 from tests.simulator.small import Stopped, federation, in_halves
+from tests.support.errors import ConfigError, ParticipationError, StoreError, refuses
 
 
 def test_its_folder_has_the_rounds_as_lines_and_as_a_table_and_the_model(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_who_is_late_is_not_waited_for_where_more_were_selected(tmp_path: Path) 
 
 def test_a_resume_with_another_configuration_says_which_key(tmp_path: Path) -> None:
     edgefl.simulate(federation(federation={"rounds": 1}), tmp_path)
-    with pytest.raises(ConfigError, match=r"federation.seed was 0, is 5"):
+    with refuses(ConfigError, path=str(tmp_path), changes=["federation.seed was 0, is 5"]):
         edgefl.simulate(federation(federation={"rounds": 1, "seed": 5}), tmp_path, resume=True)
     with pytest.raises(ConfigError, match="`resume` continues it"):
         edgefl.simulate(federation(federation={"rounds": 1}), tmp_path)
@@ -159,19 +159,19 @@ def test_a_run_killed_at_its_start_is_restarted(tmp_path: Path, monkeypatch: pyt
 def test_a_state_that_is_damaged_is_named(tmp_path: Path) -> None:
     edgefl.simulate(federation(federation={"rounds": 1}), tmp_path)
     (tmp_path / "state.sqlite").write_bytes(b"no database, but long enough for a header" * 99)
-    with pytest.raises(StoreError, match=r"state\.sqlite cannot be read \(.*\): restore it, use `fresh`"):
+    with refuses(StoreError, path=str(tmp_path / "state.sqlite")):
         edgefl.simulate(federation(federation={"rounds": 1}), tmp_path, resume=True)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(ConfigError, match="not the folder of a simulation"):
+    with refuses(ConfigError, path=str(tmp_path), missing="config.toml"):
         edgefl.simulate(federation(), tmp_path, fresh=True)
     assert (tmp_path / "thesis.txt").exists()
 
 
 def test_fewer_clients_than_a_round_needs_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ParticipationError, match="needs 9 clients, and the tiers have 6"):
+    with refuses(ParticipationError, needed=9):
         edgefl.simulate(federation(round={"min_reports": 9}), tmp_path)
 
 
@@ -197,9 +197,7 @@ def test_a_function_for_one_client_says_what_to_set(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(torch.func, "vmap", refuse)
     function = Function("own", fn, {"batch.0.x": TensorSpec((3,), torch.float32)})
-    with pytest.raises(
-        ConfigError, match=r"'own' cannot run for 4 clients together.*simulation\.together = 1"
-    ):
+    with refuses(ConfigError, function="own", clients=4):
         record_function(function, 4)
 
 

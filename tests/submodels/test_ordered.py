@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.contract.tensors import Tensors, select
-from edgefl.errors import ModelError
 from edgefl.models.losses import SquaredError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.zoo.catalog import build_model
@@ -33,6 +32,7 @@ from edgefl_export.onnx.model import to_onnx
 from edgefl_export.verify.graphs import verify
 from tests.rings.rows import mostly_slow
 from tests.submodels.nets import model, rows
+from tests.support.errors import ModelError, refuses
 
 WIDTHS = (0.25, 0.5, 0.75)
 
@@ -235,9 +235,7 @@ def test_a_step_exports_and_agrees_with_torch(name: str, options: dict[str, floa
 
 @pytest.mark.parametrize("name", mostly_slow(["vit", "convnext"], ["vit"]))
 def test_a_model_whose_parts_are_not_its_slices_is_refused(name: str) -> None:
-    with pytest.raises(
-        ModelError, match=rf"{name} without the channels above width 0.5 is not the model of that"
-    ):
+    with refuses(ModelError, model="vit", ratio=0.5, apart=...):
         width(model(name), ratio=1.0, ordered=True, widths=(0.5,))
 
 
@@ -246,31 +244,33 @@ def test_recurrent_layers_can_be_dropped_in_part() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "details"),
     [
-        ({"rolling": True}, "does not go with rolling"),
-        ({"scaler": True}, "does not go with scaler"),
-        ({"widths": [0.0, 0.5]}, r"draws from widths in \(0, 1\]"),
-        ({"widths": []}, r"draws from widths in \(0, 1\]"),
+        ({"rolling": True}, {"other": "rolling"}),
+        ({"scaler": True}, {"other": "scaler"}),
+        ({"widths": [0.0, 0.5]}, {"widths": ...}),
+        ({"widths": []}, {"widths": ...}),
     ],
 )
-def test_what_does_not_fit_is_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ModelError, match=message):
+def test_what_does_not_fit_is_refused(options: dict[str, object], details: dict[str, object]) -> None:
+    with refuses(ModelError, **details):
         catalog.build(small(), "width", ratio=0.5, ordered=True, **options)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "details"),
     [
-        ({"self_distillation": 1.5}, r"the weight of distillation lies in \[0, 1\], found 1.5"),
+        ({"self_distillation": 1.5}, {"weight": 1.5}),
         (
             {"self_distillation": 1.0, "temperature": 0.0},
-            "the temperature of distillation is above 0, found 0.0",
+            {"temperature": 0.0},
         ),
     ],
 )
-def test_distillation_by_impossible_numbers_is_refused(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ModelError, match=message):
+def test_distillation_by_impossible_numbers_is_refused(
+    options: dict[str, float], details: dict[str, object]
+) -> None:
+    with refuses(ModelError, **details):
         sgd(Objective.of(model_and_whole("mlp")[1]), **options)
 
 

@@ -11,7 +11,6 @@ from torch import nn
 
 from edgefl.config import TierTable, parse
 from edgefl.contract.tensors import TensorSpec
-from edgefl.errors import ModelError
 from edgefl.models.spec import ModelSpec
 from edgefl.models.split import split
 from edgefl.models.zoo.basic import cnn, mlp
@@ -28,6 +27,7 @@ from edgefl.wire.regions import BlockRegion, EntryRegion
 from reproduce.embracingfl import accounting
 from tests.invariants.embracingfl.tiny import chunkings, tiny
 from tests.rings.rows import mostly_slow
+from tests.support.errors import ModelError, refuses
 
 
 @given(sizes=st.lists(st.integers(0, 50), min_size=1, max_size=7), data=st.data())
@@ -125,7 +125,7 @@ def test_a_file_says_the_lstm_weak_tier_and_its_preset_is_that_one() -> None:
         submodel_of(spec.shortened(4), "weak", table)
     text = parse_tiers("weak", "bilstm")["weak"]
     assert TierTable(**text).submodel == table.submodel
-    with pytest.raises(ModelError, match="a share of the tokens, from 0 to below 1; found 4"):
+    with refuses(ModelError, skip=4):
         output_side(spec, cut=1, skip=4)
 
 
@@ -164,15 +164,15 @@ def test_a_dense_layer_frozen_in_one_chunk_may_need_more_than_training() -> None
 
 def test_wrong_cuts_chunks_and_presets_are_refused() -> None:
     spec = resnet8()
-    with pytest.raises(ModelError, match=r"0\.\.4.*found 5"):
+    with refuses(ModelError, cut=5, units=("stem", "block1", "block2", "block3", "head")):
         OutputSide(spec, 5)
-    with pytest.raises(ModelError, match=r"1\.\.2 chunks, found 3"):
+    with refuses(ModelError, chunks=3, units=("stem", "block1")):
         OutputSide(spec, 2, 3)
-    with pytest.raises(ModelError, match="in order"):
+    with refuses(ModelError, chunks=(("block1", "stem"),), units=("stem", "block1"), cut=2):
         OutputSide(spec, 2, [("block1", "stem")])
     with pytest.raises(ModelError, match="give cuts"):
         tiers("mlp")
-    with pytest.raises(ModelError, match="skip"):
+    with refuses(ModelError, skip=3, unit="Block"):
         OutputSide(spec, 1, 1, skip=3)
 
 

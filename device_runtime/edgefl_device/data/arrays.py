@@ -35,14 +35,20 @@ def load(path: Path, policy: Policy) -> LocalData | None:
     if (path / "x.npy").is_file():
         if not (path / "y.npy").is_file():
             raise DataError(
-                f"{path} has x.npy and no y.npy: save the labels of the samples there", path=str(path)
+                f"{path} has x.npy and no y.npy: save the labels of the samples there",
+                path=str(path),
+                missing="y.npy",
             )
         arrays = {file.stem: _map_npy(file) for file in sorted(path.glob("*.npy"))}
         return LocalData(arrays.pop("x"), np.asarray(arrays.pop("y")), str(path), arrays, policy)
     if path.is_dir() and (images := _idx_file(path, "images-idx3-ubyte")):
         labels = _idx_file(path, "labels-idx1-ubyte")
         if labels is None:
-            raise DataError(f"{path} has {images.name} but no labels-idx1-ubyte file")
+            raise DataError(
+                f"{path} has {images.name} but no labels-idx1-ubyte file",
+                path=str(path),
+                missing="labels-idx1-ubyte",
+            )
         return LocalData(read_idx(images), read_idx(labels), str(path), policy=policy)
     return None
 
@@ -83,7 +89,9 @@ def load_function(source: Source, policy: Policy) -> LocalData:
     if len(parts) != 2 or any(part is None for part in parts):
         raise DataError(
             f"{name}() gives {type(found).__name__}: it has to give (x, y), (x, y, others) or a mapping with x and y, where "
-            "others are the inputs beside x by name"
+            "others are the inputs beside x by name",
+            function=name,
+            found=type(found).__name__,
         )
     x, y = (_array(part, key, name) for part, key in zip(parts, ("x", "y"), strict=True))
     return LocalData(
@@ -95,7 +103,9 @@ def _array(part: object, key: str, name: str) -> Array:
     try:
         return to_native_order(np.asarray(part))
     except ValueError as error:  # lists of unequal lengths
-        raise DataError(f"{name}() gives {key} that is no array: {error}") from error
+        raise DataError(
+            f"{name}() gives {key} that is no array: {error}", function=name, array=key
+        ) from error
 
 
 def archive(path: Path, policy: Policy = "refuse") -> LocalData:

@@ -159,6 +159,7 @@ class LabelSpec:
                 f"{source}: labels have shape {y.shape}, the model takes {wanted} per sample",
                 found=y.shape,
                 expected=self.shape,
+                array="y",
             )
         if y.dtype.kind not in "biuf":
             wanted = "finite numbers" if self.floats else f"integers from 0 to {classes - 1}"
@@ -308,6 +309,7 @@ class LocalData:
                 "convert the data, or join a federation that trains on it",
                 found=x.shape[1:],
                 expected=spec.shape,
+                array="x",
             )
         if x.dtype != np.dtype(spec.dtype) and not np.issubdtype(x.dtype, np.integer):
             raise DataError(
@@ -315,6 +317,7 @@ class LocalData:
                 f"convert them (astype({spec.dtype!r}))",
                 found=str(x.dtype),
                 expected=spec.dtype,
+                array="x",
             )
         if np.issubdtype(spec.dtype, np.integer) and not spec.below:
             check_range("samples", x, spec.dtype, self.source)

@@ -90,7 +90,9 @@ def load(data: Path | Source, policy: Policy = "refuse") -> LocalSource:
     except (
         Exception
     ) as error:  # numpy, zipfile, zlib and gzip raise a dozen unrelated types for damaged files
-        raise DataError(f"{data} cannot be read as training data: {error}", path=str(data)) from error
+        raise DataError(
+            f"{data} cannot be read as training data: {error}", path=str(data), error=str(error)
+        ) from error
     if found_or_none is not None:
         found_or_none.check()
         return found_or_none
@@ -164,6 +166,7 @@ class SampleFiles:
                 f"{self.source} has {self._found}, and the federation's samples are read of {', '.join(suffixes)}: convert "
                 "the files, or give arrays",
                 found=self._found,
+                suffixes=suffixes,
             )
         for folder in self.nested:
             files = sum(map(_is_data, folder.iterdir()))

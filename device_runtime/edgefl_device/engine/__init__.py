@@ -45,7 +45,8 @@ def open_engine(name: str, threads: int = 1, pages: Path | None = None, most_thr
         except ImportError as error:
             raise ConfigError(
                 f"this engine needs the package onnxruntime, which cannot be used here ({error}): install it by "
-                "`pip install onnxruntime`, or use `engine` executorch"
+                "`pip install onnxruntime`, or use `engine` executorch",
+                package="onnxruntime",
             ) from error
         return OnnxEngine(threads, pages, most_threads)
     if name == "executorch":

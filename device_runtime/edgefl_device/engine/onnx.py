@@ -158,6 +158,7 @@ def load_segments(
             f"graph {graph.name!r} has {len(graph.segments)} segments in its manifest and {len(artifacts)} in its blob; "
             "export the bundle again",
             graph=graph.name,
+            segments=len(artifacts),
         )
     parts = []
     for segment, model in zip(graph.segments, artifacts, strict=True):
@@ -231,6 +232,7 @@ class OnnxEngine:
             raise BundleError(
                 f"onnxruntime {self.version} cannot load graph {graph.name!r}: {error}; export the bundle for this version",
                 graph=graph.name,
+                error=str(error),
             ) from error
         return OnnxGraph(graph, session, shrinks=shrinks)
 
@@ -420,7 +422,8 @@ def _place(
     if found != tuple(port.shape) or _dtype_name(value.data_type()) != port.dtype:
         raise BundleError(
             f"state {port.name!r} should be {port.dtype} {tuple(port.shape)}, found {value.data_type()} {found}; begin the "
-            "round again"
+            "round again",
+            port=port.name,
         )
     _, address = rows.place(value.data_ptr(), found, dtype.itemsize)
     return _DEVICE, 0, dtype.type, list(shape), address

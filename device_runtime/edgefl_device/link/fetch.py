@@ -151,6 +151,8 @@ class Fetcher:
                     LARGE_CHUNKS,
                     f"expected chunks of {most} bytes at most (limits.max_message_bytes), found {largest} in blob "
                     f"{ref.sha256[:12]}; raise it, or set limits.chunk_bytes of the federation lower",
+                    limit=most,
+                    largest=largest,
                 )
 
     def _whole(self, ref: BlobRef, beside: Sequence[BlobRef]) -> bytes:
@@ -192,7 +194,10 @@ class Fetcher:
                         f"{LOST_CHUNK}: chunk {index} of blob {ref.sha256[:12]} did not arrive in {silences} attempts of "
                         f"{self._limits.fetch_timeout_s:g} s: is the server up, and does the broker take messages of "
                         f"{self._largest} bytes? With MQTT 3.1.1, Mosquitto drops larger ones than its message_size_limit "
-                        "without an error; raise that, or set limits.chunk_bytes of the federation lower"
+                        "without an error; raise that, or set limits.chunk_bytes of the federation lower",
+                        blob=ref.sha256,
+                        chunk=index,
+                        attempts=silences,
                     )
         finally:
             self._largest = -1

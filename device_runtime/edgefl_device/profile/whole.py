@@ -170,7 +170,9 @@ def _run_process(
             process.wait(timeout=settings.limit_s)
         except subprocess.TimeoutExpired as error:
             raise BundleError(
-                f"{part} was not measured within {settings.limit_s:g} s; choose a smaller `repeat`"
+                f"{part} was not measured within {settings.limit_s:g} s; choose a smaller `repeat`",
+                part=part,
+                limit_s=settings.limit_s,
             ) from error
         finally:
             process.kill()

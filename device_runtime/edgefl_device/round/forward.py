@@ -318,7 +318,9 @@ def _bytes_of(array: Array) -> memoryview:
 
 
 def _not_whole(path: Path) -> StaleRecordError:
-    return StaleRecordError(f"there is no whole record at {path.name}; run the forward pass again")
+    return StaleRecordError(
+        f"there is no whole record at {path.name}; run the forward pass again", record=path.name
+    )
 
 
 def _meta_path(path: Path) -> Path:

@@ -171,7 +171,9 @@ class GraphLoader:
         missing = [unit for unit, line in lines.items() if not line]
         if missing:
             raise BundleError(
-                f"round {job.round} announces no weights for units {missing}; export the bundle again"
+                f"round {job.round} announces no weights for units {missing}; export the bundle again",
+                round=job.round,
+                units=missing,
             )
         # One request for all of it: a store that is nearly full must not drop one part to make room for another.
         blobs = iter(self._blobs.get_all([ref for line in lines.values() for ref in line]))
@@ -195,7 +197,9 @@ class GraphLoader:
         for port in spec.inputs_of("weights"):
             if port.label not in weights:
                 raise BundleError(
-                    f"graph {spec.name!r} wants {port.label!r}, which the round's weights do not hold"
+                    f"graph {spec.name!r} wants {port.label!r}, which the round's weights do not hold",
+                    graph=spec.name,
+                    weight=port.label,
                 )
             check_port(port, weights[port.label])
             feeds[port.name] = weights[port.label]

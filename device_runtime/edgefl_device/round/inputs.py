@@ -174,6 +174,7 @@ class RoundInputs:
                 f"graph {spec.name!r} asks for {port.name!r} of the local data, this device knows: {known}; export "
                 "the bundle for data like these, or install a newer edgefl",
                 port=port.name,
+                known=known,
             )
         check_port(port, self._facts[port.label])
         return self._facts[port.label]

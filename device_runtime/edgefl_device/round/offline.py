@@ -181,10 +181,14 @@ def read_weights(path: Path) -> Arrays:
         ) from error
     except OSError as error:
         raise DataError(
-            f"{path} cannot be read: {error.strerror or error}; name a file of weights", path=str(path)
+            f"{path} cannot be read: {error.strerror or error}; name a file of weights",
+            path=str(path),
+            errno=error.errno,
         ) from error
     except ProtocolError as error:
-        raise DataError(f"{path} holds no weights: {error.message}", path=str(path)) from error
+        raise DataError(
+            f"{path} holds no weights: {error.message}", path=str(path), error=error.message
+        ) from error
 
 
 def _by_unit(manifest: Manifest, weights: Mapping[str, Array]) -> dict[str, Arrays]:

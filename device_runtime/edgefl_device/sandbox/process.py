@@ -512,7 +512,9 @@ def open_sandboxed(
     """
     if name not in ENGINES or not 1 <= threads <= MOST_THREADS:
         raise ConfigError(
-            f"an engine is one of {', '.join(ENGINES)} with 1 to {MOST_THREADS} threads, found {name!r} with {threads}"
+            f"an engine is one of {', '.join(ENGINES)} with 1 to {MOST_THREADS} threads, found {name!r} with {threads}",
+            engine=name,
+            threads=threads,
         )
     return SandboxedEngine(
         SandboxSettings(

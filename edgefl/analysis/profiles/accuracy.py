@@ -142,13 +142,16 @@ def tier_accuracy(run: Path) -> dict[str, float]:
         raise DataError(
             f"{run} is no folder of a run: it holds no {_JOURNAL}; name what `edgefl run --out` was given",
             path=str(run),
+            missing=_JOURNAL,
         )
     try:
         with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as journal:
             rows = journal.execute(_METRICS).fetchall()
         reports = [(tier, number, json.loads(metrics).get("correct")) for tier, number, metrics in rows]
     except (sqlite3.Error, ValueError, AttributeError) as error:
-        raise DataError(f"the journal of {run} cannot be read: {error}", path=str(path)) from error
+        raise DataError(
+            f"the journal of {run} cannot be read: {error}", path=str(path), error=str(error)
+        ) from error
     accuracies: dict[str, float] = {}
     for tier in {tier for tier, _, correct in reports if correct is not None}:
         last = max(number for other, number, correct in reports if other == tier and correct is not None)
@@ -178,4 +181,5 @@ def _batch(run: Path) -> int:
         f"{run} holds no bundle ({_BUNDLES}), which would say how many samples a step had: name the folder that "
         "`edgefl run` made",
         path=str(run),
+        missing=_BUNDLES,
     )

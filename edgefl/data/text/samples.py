@@ -34,7 +34,9 @@ def text_samples(
         ConfigError: The texts have no classes.
     """
     if not corpus.classes:
-        raise ConfigError(f"{corpus.name} has no classes: train a model that says what comes next on it")
+        raise ConfigError(
+            f"{corpus.name} has no classes: train a model that says what comes next on it", data=corpus.name
+        )
     (train_x, train_mask), (test_x, test_mask) = (
         _pad(encode(part.texts), length) for part in (corpus.train, corpus.test)
     )

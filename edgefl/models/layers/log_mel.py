@@ -38,7 +38,12 @@ class LogMel(nn.Module):
         if not 0 < window <= length or step < 1 or mels < 1 or rate < 1:
             raise ConfigError(
                 f"log-mel features need a window within the sound and positive numbers, found window {window} of {length} "
-                f"samples, step {step}, mels {mels}, rate {rate}"
+                f"samples, step {step}, mels {mels}, rate {rate}",
+                rate=rate,
+                length=length,
+                mels=mels,
+                window=window,
+                step=step,
             )
         self.step, self.bins = step, window // 2 + 1
         time, bins = torch.arange(window, dtype=torch.float64), torch.arange(self.bins, dtype=torch.float64)

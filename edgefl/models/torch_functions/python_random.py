@@ -62,6 +62,7 @@ def _seed_error() -> ModelError:
         "step. Draw them once in __init__ and keep them by register_buffer, or draw new ones with torch, such as torch.rand",
         chance=True,
         refused=True,
+        seeded=True,
     )
 
 

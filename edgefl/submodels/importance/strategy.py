@@ -88,7 +88,9 @@ class GroupingStrategy:
             )
         if self.shards is not None and self.kind != "shard":
             raise ModelError(
-                f"shards belong to the strategy 'shard', found {self.kind!r}", strategy=self.kind
+                f"shards belong to the strategy 'shard', found {self.kind!r}",
+                strategy=self.kind,
+                shards=self.shards,
             )
 
     def groups(self, spec: ModelSpec) -> Groups:

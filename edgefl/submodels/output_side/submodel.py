@@ -60,12 +60,15 @@ class OutputSide(Submodel):
     def _check_skip(self) -> None:
         first, length = self._first_trained, self.spec.sample.shape[0]
         if not isinstance(first, BiLstm):
-            raise ModelError("only a BiLstm right behind the cut can skip words", skip=self.skip)
+            raise ModelError(
+                "only a BiLstm right behind the cut can skip words", skip=self.skip, unit=type(first).__name__
+            )
         if first.length != length:
             raise ModelError(
                 f"a tier with skip records states of {first.length} tokens, and this input has {length}: leave out "
                 "data.lengths, or skip",
                 skip=self.skip,
+                length=length,
             )
 
     @cached_property
@@ -84,6 +87,7 @@ class OutputSide(Submodel):
                 f"the chunks of cut {self.cut} must list the units {list(frozen)} in order, found {groups}",
                 chunks=groups,
                 units=frozen,
+                cut=self.cut,
             )
         return groups
 
@@ -151,7 +155,9 @@ class OutputSide(Submodel):
     def _truncated(self) -> tuple[nn.Module, nn.Module]:
         whole = self._first_trained
         if not isinstance(whole, BiLstm) or not 0 < self.skip < whole.length or self.cut == 0:
-            raise ModelError(f"cannot skip {self.skip} words behind cut {self.cut}", skip=self.skip)
+            raise ModelError(
+                f"cannot skip {self.skip} words behind cut {self.cut}", skip=self.skip, cut=self.cut
+            )
         return truncate(whole, self.skip)
 
     def _sizes(self, units: Names) -> list[int]:

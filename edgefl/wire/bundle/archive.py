@@ -111,6 +111,7 @@ def _open_archive(path: Path) -> Iterator[zipfile.ZipFile]:
         raise BundleError(
             f"{path} is not a whole bundle ({error}): it is corrupt or truncated; export or fetch it again",
             path=str(path),
+            error=str(error),
         ) from error
 
 

@@ -262,7 +262,10 @@ def read_secret(path: str | Path) -> str:
         raise BrokerError(
             f"the password file {path} cannot be read ({error}): give a text file whose first line is the password",
             path=str(path),
+            error=str(error),
         ) from error
     if not secret:
-        raise BrokerError(f"the first line of the password file {path} is empty: write the password there")
+        raise BrokerError(
+            f"the first line of the password file {path} is empty: write the password there", path=str(path)
+        )
     return secret

@@ -136,7 +136,9 @@ def unwrap(payload: bytes, kind: type[Message] = Message) -> Envelope | None:
     try:
         return _decoder.decode(payload)
     except MALFORMED as error:
-        raise ProtocolError(f"the envelope of a {kind.__name__} is malformed: {error}") from error
+        raise ProtocolError(
+            f"the envelope of a {kind.__name__} is malformed: {error}", kind=kind.__name__
+        ) from error
 
 
 def verify_envelope(kind: type[AnyMessage], topic: str, envelope: Envelope) -> AnyMessage:

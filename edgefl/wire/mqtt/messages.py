@@ -189,7 +189,7 @@ class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
             read = _page.decode(page)
         except MALFORMED as error:
             raise ProtocolError(
-                f"the page of the announcement of round {self.round} is malformed: {error}"
+                f"the page of the announcement of round {self.round} is malformed: {error}", round=self.round
             ) from error
         live = {
             number: msgspec.structs.replace(each, units=read.live.get(number, {}))

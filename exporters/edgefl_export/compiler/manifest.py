@@ -296,6 +296,7 @@ def _check_fed(place: _RunStage, graph: Graph, others: Collection[str]) -> None:
                 f"{_list_ports(place, others)}; {place.remedy}",
                 function=graph.name,
                 port=port.name,
+                stage=place.what,
             )
 
 
@@ -311,6 +312,7 @@ def _check_in_place(graph: Graph) -> None:
                 "as it is in type and shape",
                 function=graph.name,
                 port=name,
+                format=graph.format,
             )
 
 
@@ -345,6 +347,8 @@ def _check_others(graph: Graph, data: DataSpec) -> None:
                 f"{list(listed[part].shape)}; describe the data as the model reads them",
                 function=graph.name,
                 port=port.name,
+                found=list(port.shape),
+                expected=list(listed[part].shape),
             )
 
 

@@ -140,6 +140,7 @@ class MirrorFolder:
             f"the mirror's folder {self.folder} cannot be written ({reason}): free some space there, or name another one "
             "(downlink.mirror_folder)",
             folder=str(self.folder),
+            error=reason,
         )
 
     def _gone(self, sha256: str, error: OSError) -> StoreError:
@@ -147,6 +148,7 @@ class MirrorFolder:
             f"blob {sha256[:12]} is gone from the mirror's folder {self.folder} ({error.strerror or error}): start the "
             "server again, which writes it anew, and let nobody else clean up there",
             folder=str(self.folder),
+            sha256=sha256,
         )
 
 

@@ -177,6 +177,7 @@ class Publisher:
                 "message (`[broker] profile`): use fewer units or tiers, or another broker",
                 size=len(payload),
                 limit=self.message_limit,
+                key="broker.profile",
             )
         self._page = self.offer(page, plain=True) if page else None
         self.current, self._delivery = message, None

@@ -108,7 +108,9 @@ class UpdateFiles:
         if len(data) != place.size:
             raise StoreError(
                 f"{path} ends in the midst of an update that was accepted: restore the file, or start over in "
-                "another folder"
+                "another folder",
+                path=str(path),
+                size=place.size,
             )
         return data
 

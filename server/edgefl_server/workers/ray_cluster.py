@@ -160,7 +160,8 @@ class RayLauncher:
         except ImportError as error:
             what = "workers are to run" if table == "server" else "clients train"
             raise ConfigError(
-                f"{what} on Ray, which is not installed: `pip install edgefl-tiers[ray]`, or leave out {table}.ray"
+                f"{what} on Ray, which is not installed: `pip install edgefl-tiers[ray]`, or leave out {table}.ray",
+                package="ray",
             ) from error
         self._ray: ModuleType = ray
         self._address = address

@@ -18,13 +18,13 @@ import pytest
 from edgefl.cli.federation import web as options
 from edgefl.cli.federation.web import WebOptions, with_place
 from edgefl.config import load
-from edgefl.errors import ConfigError
 from edgefl.lab.broker import free_port
 from edgefl.setup.tiers import completed, with_guests
 from edgefl.web import page
 from tests.agents.web.served import page_of_files
 from tests.e2e.runs import TINY
 from tests.support.commands import run_command
+from tests.support.errors import ConfigError, refuses
 
 EDGEFL = [sys.executable, "-m", "edgefl"]
 
@@ -104,7 +104,7 @@ def test_what_cannot_be_served_is_refused(given: WebOptions, reason: str, built_
 
 
 def test_a_page_over_https_opens_no_socket_without_tls() -> None:
-    with pytest.raises(ConfigError, match="opens no WebSocket without TLS"):
+    with refuses(ConfigError, web_broker="ws://broker.lan/mqtt"):
         page.browsers_broker("ws://broker.lan/mqtt", secure=True)
     assert page.browsers_broker("ws://broker.lan:8083", secure=False) == "ws://broker.lan:8083/mqtt"
     assert page.browsers_broker("wss://broker.lan/x?mqtt=5", secure=True) == "wss://broker.lan:443/x"
@@ -174,5 +174,5 @@ def _answers(port: int) -> bool:
 def test_what_the_environment_names_is_found(built_page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert page.built_page() == built_page
     os.remove(built_page / "worker.js")
-    with pytest.raises(ConfigError, match=r"worker\.js is missing"):
+    with refuses(ConfigError, missing=("worker.js",)):
         page.built_page()

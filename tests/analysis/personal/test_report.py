@@ -30,7 +30,6 @@ from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors, prefixed, select
 from edgefl.data.dataset import Dataset, OtherInput
 from edgefl.data.groups import groups
-from edgefl.errors import ConfigError, DataError
 from edgefl.models.split import split
 from edgefl.models.zoo.basic import bilstm
 from edgefl.objective.derivatives import count_derivatives
@@ -43,6 +42,7 @@ from tests.analysis.personal.users import BATCH, evaluate_users, personal, users
 from tests.invariants.embracingfl.tiny import samples, tiny
 from tests.models.test_inputs import CLASSES, LENGTH, TEXT, WORDS, batch, objective_of, reader
 from tests.support.arrays import as_tensors, weights_of
+from tests.support.errors import ConfigError, DataError, refuses
 from tests.support.reference import run_round
 
 
@@ -195,7 +195,7 @@ def test_settings_out_of_range_are_refused(wrong: dict[str, object]) -> None:
 
 
 def test_shards_that_share_a_sample_are_refused() -> None:
-    with pytest.raises(DataError, match="different rows"):
+    with refuses(DataError, user=0):
         User(0, torch.zeros(5, 2), torch.zeros(5), SampleShards(np.arange(3), np.arange(2, 5)))
 
 
@@ -209,7 +209,7 @@ def test_an_algorithm_that_cannot_personalize_is_named() -> None:
 def test_no_user_is_no_report() -> None:
     spec, algorithm = whole()
 
-    with pytest.raises(DataError, match="no user to evaluate"):
+    with refuses(DataError, left_out=None):
         evaluate_users(algorithm, spec.weights, [], alpha=0.1)
 
 

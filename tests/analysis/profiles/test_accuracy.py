@@ -10,13 +10,13 @@ import torch
 
 from edgefl.analysis.profiles.accuracy import accuracy_of, check_same_model, tier_accuracy
 from edgefl.config import load, without_devices
-from edgefl.errors import ConfigError, DataError
 from edgefl.setup.data import open_data
 from edgefl.setup.model import federation_model
 from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import write_bundle
 from tests.device_runtime import tiny
 from tests.device_runtime.profile import made
+from tests.support.errors import ConfigError, DataError, refuses
 
 
 def test_accuracy_of_a_tier_is_that_of_its_last_round(tmp_path: Path) -> None:
@@ -96,23 +96,23 @@ def test_a_run_without_bundles_is_known_by_its_file(tmp_path: Path) -> None:
     manifest = tiny.make_bundle(prefix=()).manifest
     check_same_model(tmp_path, manifest)  # nothing is known: taken at its word
     (tmp_path / "run.toml").write_text('[model]\nname = "resnet8"\n')
-    with pytest.raises(ConfigError, match="trained resnet8"):
+    with refuses(ConfigError, run=str(tmp_path), trained="resnet8", found="tiny"):
         check_same_model(tmp_path, manifest)
     (tmp_path / "run.toml").write_text(f'[model]\nname = "{manifest.model}"\n')
     check_same_model(tmp_path, manifest)
 
 
 def test_a_folder_without_journal_or_answers_is_a_data_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no folder of a run"):
+    with refuses(DataError, path=str(tmp_path), missing="journal.sqlite"):
         tier_accuracy(tmp_path)
     empty = made.journal(tmp_path / "empty", [("weak", 1, '{"correct": 3}', "")], bundle=False)
-    with pytest.raises(DataError, match="holds no bundle"):
+    with refuses(DataError, path=str(empty), missing="bundles/*.efl"):
         tier_accuracy(empty)
-    with pytest.raises(DataError, match="no device"):
+    with refuses(DataError, path=str(tmp_path / "run" / "journal.sqlite")):
         tier_accuracy(made.journal(tmp_path / "run", [("weak", 1, "{}", "")]))
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "journal.sqlite").write_bytes(
         b"not a database, but long enough to be read as one" * 50
     )
-    with pytest.raises(DataError, match="cannot be read"):
+    with refuses(DataError, path=str(tmp_path / "bad" / "journal.sqlite"), error="file is not a database"):
         tier_accuracy(tmp_path / "bad")

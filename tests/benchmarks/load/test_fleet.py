@@ -14,7 +14,6 @@ import pytest
 from benchmarks.load.command import LoadGenerator
 from benchmarks.load.settings import BehaviourShares, LoadSettings
 from benchmarks.load.updates import values_of
-from edgefl.errors import BrokerError, ConfigError
 from edgefl.wire import tensors
 from edgefl.wire.bundle.graphs import Port
 from edgefl.wire.limits import Limits
@@ -23,6 +22,7 @@ from edgefl_server.events import RoundClosed, UpdateAccepted
 from edgefl_server.run_spec import RunSpec
 from tests.conftest import BrokerProcess, Mosquitto
 from tests.server.fleet import WEIGHTS, RunningServer, names_of, plan_for
+from tests.support.errors import BrokerError, ConfigError, refuses
 
 Serve = Callable[..., RunningServer]
 
@@ -186,5 +186,5 @@ def test_a_format_that_is_not_offered_is_refused(
     mosquitto: BrokerProcess, federation: str, limits: Limits, serve: Serve
 ) -> None:
     serve(mosquitto, 2)
-    with pytest.raises(ConfigError, match="in onnx, and these devices expect executorch"):
+    with refuses(ConfigError, tier="strong", format="executorch"):
         fleet_of(federation, mosquitto, limits, 2, format="executorch").run(60.0)

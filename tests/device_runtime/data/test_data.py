@@ -13,7 +13,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgefl.errors import DataError
 from edgefl.wire.array_files import read_idx
 from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import SeriesSpec, SoundSpec, TableSpec, TextSpec
@@ -21,6 +20,7 @@ from edgefl.wire.tensors import Array
 from edgefl_device.data.samples import LocalData, LocalSource
 from edgefl_device.data.sources import load as load_any
 from tests.device_runtime.data.files import every, fitted, image, sound, written
+from tests.support.errors import DataError, refuses
 
 X = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)
 Y = np.array([0, 2, 1, 2, 0])
@@ -206,14 +206,14 @@ def test_text_with_an_archive_s_name_is_no_archive(tmp_path: Path) -> None:
 def test_x_without_y_is_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", X)
 
-    with pytest.raises(DataError, match=r"y\.npy"):
+    with refuses(DataError, path=str(tmp_path), missing="y.npy"):
         load(tmp_path)
 
 
 def test_images_without_labels_are_refused(tmp_path: Path) -> None:
     (tmp_path / "train-images-idx3-ubyte").write_bytes(idx(X))
 
-    with pytest.raises(DataError, match="no labels-idx1-ubyte"):
+    with refuses(DataError, path=str(tmp_path), missing="labels-idx1-ubyte"):
         load(tmp_path)
 
 

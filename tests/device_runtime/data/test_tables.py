@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgefl.errors import DataError
 from edgefl.wire.bundle.manifest import DataSpec, Input
 from edgefl.wire.bundle.readers import SeriesSpec, TableSpec
 from edgefl_device.data.samples import ONE_CLASS, LabelSpec
 from tests.device_runtime.data.files import every, fitted, written
+from tests.support.errors import DataError, refuses
 
 TABLE = DataSpec(
     shape=(2,),
@@ -283,7 +283,7 @@ def test_numbers_of_a_label_are_those_of_its_type(
 def test_a_reader_of_other_samples_than_the_models_is_refused(tmp_path: Path) -> None:
     reader = TableSpec(columns=("age",), label="buys")
 
-    with pytest.raises(DataError, match=r"takes samples of shape \(2,\), and its reader makes \(1,\)"):
+    with refuses(DataError, found=((1,),), expected=(2,)):
         fitted(written(tmp_path / "d.csv", CSV), spec(reader, (2,)))
 
 
@@ -363,5 +363,5 @@ def test_no_window_holds_a_bad_row(tmp_path: Path) -> None:
 
 
 def test_recordings_that_are_too_short_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no recording has the 3 rows of a window"):
+    with refuses(DataError, window=3):
         fitted(written(tmp_path / "a.csv", recording("sit sit")), SERIES)

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from edgefl.cli import app
-from edgefl.errors import ConfigError
 from edgefl_device.engine import ENGINES, open_engine
 from edgefl_device.engine.executorch import build
 from edgefl_device.engine.executorch.build import ExecuTorchWheel
 from edgefl_device.engine.executorch.program import load
 from tests.cli.runner import runner
+from tests.support.errors import ConfigError, refuses
 
 WHEEL = build.find_wheel()
 
@@ -180,7 +180,7 @@ def test_what_does_not_compile_is_told_by_its_first_error(cache: Path) -> None:
 def test_a_cache_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("")
 
-    with pytest.raises(ConfigError, match=r"cannot write the ExecuTorch binding to .*XDG_CACHE_HOME"):
+    with refuses(ConfigError, folder=str(tmp_path / "cache" / "edgefl")):
         build.binding(WHEEL, lambda _: None)
 
 
@@ -205,19 +205,19 @@ def test_without_onnxruntime_the_engine_says_what_to_install(monkeypatch: pytest
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     monkeypatch.delitem(sys.modules, "edgefl_device.engine.onnx", raising=False)
 
-    with pytest.raises(ConfigError, match=r"pip install onnxruntime.*`engine` executorch"):
+    with refuses(ConfigError, package="onnxruntime"):
         open_engine("onnx")
 
 
 def test_an_engine_that_does_not_exist_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="there is no engine 'tflite': use one of onnx, executorch"):
+    with refuses(ConfigError, engine="tflite"):
         open_engine("tflite")
 
 
 @pytest.mark.parametrize("threads", [-1, 0, 100_000])
 @pytest.mark.parametrize("name", ENGINES)
 def test_threads_that_no_device_has_are_refused(name: str, threads: int) -> None:
-    with pytest.raises(ConfigError, match=f"{threads} threads: choose 1 to 1024"):
+    with refuses(ConfigError, threads=threads):
         open_engine(name, threads)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from edgefl.wire.tensors import Array
-from edgefl_device.store.database import Checkpoint, Store
+from edgefl_device.store.database import FILE, Checkpoint, Store
 
 TENSORS = {
     "state.weights.w": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -21,6 +24,12 @@ TENSORS = {
 
 def open_store(folder: Path, *, limit: int = 1000, history: int = 5) -> Store:
     return Store(folder, limit_bytes=limit, history_rounds=history)
+
+
+def run_sql(store: Store, statement: str) -> list[tuple[Any, ...]]:
+    """Run a statement on the file of an open store, and return its rows."""
+    with closing(sqlite3.connect(store.folder / FILE)) as db, db:
+        return db.execute(statement).fetchall()
 
 
 def carry_of(store: Store, name: str) -> bytes | None:

@@ -13,7 +13,7 @@ from edgefl_device.store.database import Outgoing, PastRound, Store
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent, store_of
 from tests.device_runtime.agent.scripted import ScriptedServer, weights_of
-from tests.device_runtime.store.stores import carry_of, open_store
+from tests.device_runtime.store.stores import carry_of, open_store, run_sql
 from tests.device_runtime.tiny import World
 
 NAME = "run/ef/weak"
@@ -46,7 +46,7 @@ def begun(store: Store) -> Store:
 
 def kept(store: Store) -> list[bytes]:
     """Every carry in the file, oldest first."""
-    return [data for (data,) in store._all("SELECT data FROM carries ORDER BY id")]
+    return [data for (data,) in run_sql(store, "SELECT data FROM carries ORDER BY id")]
 
 
 def test_an_accepted_carry_and_the_one_before_stay(begun: Store) -> None:
@@ -164,7 +164,7 @@ def test_the_word_may_come_to_the_next_process(tmp_path: Path, outcome: str, lef
 
 def test_carry_and_outbox_hear_the_word_together_or_not_at_all(begun: Store) -> None:
     compute(begun, "n1", b"e1")
-    begun._db.execute("CREATE TRIGGER fail BEFORE INSERT ON history BEGIN SELECT RAISE(ABORT, 'full'); END")
+    run_sql(begun, "CREATE TRIGGER fail BEFORE INSERT ON history BEGIN SELECT RAISE(ABORT, 'full'); END")
 
     with pytest.raises(StoreError, match="full"):
         hear(begun, "n1", "rejected")

@@ -14,7 +14,7 @@ import pytest
 from edgefl.errors import StoreError
 from edgefl.wire.tensors import Array
 from edgefl_device.store.database import Checkpoint, Store
-from tests.device_runtime.store.stores import TENSORS, checkpoint, open_store, step_of
+from tests.device_runtime.store.stores import TENSORS, checkpoint, open_store, run_sql, step_of
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_newer_checkpoint_takes_the_place_of_the_older_whole(store: Store) -> 
     store.save_checkpoint("n1", checkpoint(4))
 
     assert step_of(store) == 4
-    assert store._all("SELECT COUNT(*) FROM checkpoint_tensors") == [(len(TENSORS),)]
+    assert run_sql(store, "SELECT COUNT(*) FROM checkpoint_tensors") == [(len(TENSORS),)]
 
 
 def test_a_checkpoint_that_fails_half_way_leaves_the_older_one(store: Store) -> None:

@@ -14,12 +14,12 @@ from typing import cast
 import numpy as np
 import pytest
 
-from edgefl.errors import StoreError
 from edgefl.wire.blobs import BlobRef, describe, split
 from edgefl_device.round.carry import RoundToBegin, StoredCarry, abandoned, choose
 from edgefl_device.store import database
 from edgefl_device.store.database import DECLINED, Checkpoint, Outgoing, PastRound, Store
-from tests.device_runtime.store.stores import carry_of, checkpoint, open_store, step_of
+from tests.device_runtime.store.stores import carry_of, checkpoint, open_store, run_sql, step_of
+from tests.support.errors import StoreError, refuses
 
 CHUNK = 100
 
@@ -132,7 +132,7 @@ def test_a_closed_job_takes_its_checkpoint_along(store: Store) -> None:
     store.close_job()
 
     assert (store.job(), store.checkpoint("n1")) == (None, None)
-    assert store._all("SELECT * FROM checkpoint_tensors") == []
+    assert run_sql(store, "SELECT * FROM checkpoint_tensors") == []
 
 
 def test_job_and_checkpoint_survive_a_process_that_did_not_close(tmp_path: Path) -> None:
@@ -202,9 +202,7 @@ def test_finishing_a_job_happens_whole_or_not_at_all(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     store.open_job(b"job")
     store.save_checkpoint("n1", checkpoint(3))
-    store._db.execute(
-        "CREATE TRIGGER fail BEFORE DELETE ON checkpoint BEGIN SELECT RAISE(ABORT, 'full'); END"
-    )
+    run_sql(store, "CREATE TRIGGER fail BEFORE DELETE ON checkpoint BEGIN SELECT RAISE(ABORT, 'full'); END")
 
     with pytest.raises(StoreError, match="full"):
         store.finish_job(outgoing("n1"), b"carry", "c")
@@ -331,7 +329,7 @@ def test_a_store_of_another_federation_or_device_is_refused(tmp_path: Path) -> N
 
     Store(tmp_path, federation="demo", device="phone", **owned).close()  # type: ignore[arg-type]
     for federation, device in (("other", "phone"), ("demo", "tablet")):
-        with pytest.raises(StoreError, match="belongs to device phone of federation demo"):
+        with refuses(StoreError, federation="demo", device="phone"):
             Store(tmp_path, federation=federation, device=device, **owned)  # type: ignore[arg-type]
     Store(tmp_path, federation="demo", device="phone", **owned).close()  # type: ignore[arg-type]
 
@@ -578,7 +576,7 @@ def test_a_store_opened_without_a_name_belongs_to_who_names_it_first(tmp_path: P
     Store(tmp_path, device="phone", **sizes).close()
     Store(tmp_path, federation="demo", **sizes).close()
 
-    with pytest.raises(StoreError, match="belongs to device phone of federation demo, not to tablet of demo"):
+    with refuses(StoreError, device="phone", federation="demo"):
         Store(tmp_path, federation="demo", device="tablet", **sizes)
     Store(tmp_path, **sizes).close()
 

@@ -17,7 +17,6 @@ from edgefl.codecs.binarize import StepSize, draw, is_inside, slope
 from edgefl.codecs.growth import runaway_warning
 from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, prefixed, select
-from edgefl.errors import ConfigError, ModelError
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.importance.submodel import importance
@@ -41,6 +40,7 @@ from tests.invariants.fedbat.tiny import (
 )
 from tests.invariants.fiarse.training import small_net
 from tests.rings.rows import mostly_slow
+from tests.support.errors import ConfigError, ModelError, refuses
 from tests.support.reference import partial_average, run_round
 
 SPEC = tiny("cnn")
@@ -417,7 +417,7 @@ def test_rho_is_announced_with_the_round_and_needs_no_new_graph() -> None:
 
 @pytest.mark.parametrize("bits", [1, 9, 16])
 def test_statistics_of_other_widths_are_refused(bits: int) -> None:
-    with pytest.raises(ConfigError, match="2 to 8 bits each, or in 32 as float32"):
+    with refuses(ConfigError, bits=bits):
         algorithm_of(SPEC, statistics=bits)
 
 

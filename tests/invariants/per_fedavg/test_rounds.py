@@ -17,7 +17,6 @@ from edgefl.algorithms.baselines.fedavg import fedavg
 from edgefl.algorithms.personal.per_fedavg import per_fedavg
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors, TensorSpec
-from edgefl.errors import ConfigError
 from edgefl.models.spec import sequential
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
@@ -36,6 +35,7 @@ from tests.invariants.fafed.quadratic import (
     user,
 )
 from tests.rings.rows import mostly_slow
+from tests.support.errors import ConfigError, refuses
 from tests.support.reference import (
     Client,
     Completed,
@@ -286,27 +286,27 @@ def test_23_first_order_ascends_where_the_inner_step_overshoots(method: str, exp
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "details"),
     [
-        ({"alpha": -0.1}, "alpha is -0.1"),
-        ({"alpha": float("nan")}, "alpha is nan"),
-        ({"lr": -1.0}, "lr is -1.0"),
-        ({"delta": 0.0}, "delta is 0.0"),
-        ({"delta0": -1e-2}, "delta0 is -0.01"),
-        ({"delta": 1e-3, "delta0": 1e-2}, "not both"),
-        ({"mode": "maml"}, "mode is 'maml'; set it to one of hf, fo, exact"),
-        ({"hessian_batch": "outer"}, "hessian_batch is 'outer'; set it to one of independent, inner"),
-        ({"inner_steps": 0}, "inner_steps is 0"),
-        ({"schedule": "cosine"}, "schedule is 'cosine'; set it to one of constant, diminishing"),
-        ({"steps": -1}, "steps is -1"),
-        ({"batch": 0}, "batch is 0"),
-        ({"inner_batch": -2}, "inner_batch is -2"),
-        ({"inner_batch": 0}, "inner_batch is 0"),
-        ({"hessian_batch_size": 0}, "hessian_batch_size is 0"),
+        ({"alpha": -0.1}, {"option": "alpha", "value": -0.1}),
+        ({"alpha": float("nan")}, {"option": "alpha", "value": ...}),
+        ({"lr": -1.0}, {"option": "lr", "value": -1.0}),
+        ({"delta": 0.0}, {"option": "delta", "value": 0.0}),
+        ({"delta0": -1e-2}, {"option": "delta0", "value": -0.01}),
+        ({"delta": 1e-3, "delta0": 1e-2}, {"delta": 0.001, "delta0": 0.01}),
+        ({"mode": "maml"}, {"option": "mode", "value": "maml"}),
+        ({"hessian_batch": "outer"}, {"option": "hessian_batch", "value": "outer"}),
+        ({"inner_steps": 0}, {"option": "inner_steps", "value": 0}),
+        ({"schedule": "cosine"}, {"option": "schedule", "value": "cosine"}),
+        ({"steps": -1}, {"option": "steps", "value": -1}),
+        ({"batch": 0}, {"option": "batch", "value": 0}),
+        ({"inner_batch": -2}, {"option": "inner_batch", "value": -2}),
+        ({"inner_batch": 0}, {"option": "inner_batch", "value": 0}),
+        ({"hessian_batch_size": 0}, {"option": "hessian_batch_size", "value": 0}),
     ],
 )
-def test_values_out_of_range_are_refused_by_name(options: dict[str, Any], named: str) -> None:
-    with pytest.raises(ConfigError, match=named):
+def test_values_out_of_range_are_refused_by_name(options: dict[str, Any], details: dict[str, object]) -> None:
+    with refuses(ConfigError, **details):
         per_fedavg(quadratic(2), **options)
 
 
@@ -365,10 +365,10 @@ def test_unequal_batches_are_refused_beside_dropout() -> None:
     net = sequential([("net", nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5), nn.Linear(4, 2)))])
     objective = Objective(net, TensorSpec((4,)))
     assert "noise.net.1.uniform" in per_fedavg(objective, batch=6).phases[0].function.inputs
-    with pytest.raises(ConfigError, match="leave out inner_batch"):
+    with refuses(ConfigError, sizes=...):
         per_fedavg(objective, batch=6, inner_batch=3)
 
 
 def test_momentum_is_no_option_of_it() -> None:
-    with pytest.raises(ConfigError, match="no option 'momentum'"):
+    with refuses(ConfigError, unknown=["momentum"], accepted=...):
         algorithms.build("per_fedavg", quadratic(2), momentum=0.9)

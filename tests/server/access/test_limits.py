@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from edgefl.errors import ConfigError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 from edgefl_server.access.files import aws_policy
 from edgefl_server.access.limits import HOSTED, TrafficEstimate, find_exceeded_limits, longest_topics
 from edgefl_server.access.rules import ROLES, AccessRules
 from tests.server.publish.test_publisher import announcement, connected
+from tests.support.errors import ConfigError, refuses
 
 AWS = HOSTED["aws"]
 SECURE = Address("host", 8883, tls=True, client_ids="full")
@@ -56,6 +56,6 @@ def test_what_aws_does_not_take_is_named(changes: dict[str, Any], text: str) -> 
 def test_an_announcement_above_the_limit_is_refused() -> None:
     broker, publisher = connected()
     publisher.message_limit = 50
-    with pytest.raises(ConfigError, match="the announcement of a round takes"):
+    with refuses(ConfigError, size=321, limit=50, key="broker.profile"):
         publisher.announce(announcement(1))
     assert broker.log == []

@@ -17,7 +17,6 @@ import psutil
 import pytest
 
 from edgefl.cli.federation.web import page_beside, with_place
-from edgefl.errors import ConfigError, StoreError
 from edgefl_server.dashboard.state.fleet import Fleet
 from edgefl_server.dashboard.state.source import FolderSource
 from edgefl_server.dashboard.web.hub import Hub
@@ -32,6 +31,7 @@ from edgefl_server.dashboard.web.serve import (
 )
 from edgefl_server.dashboard.web.upstream import RemoteSource
 from tests.support.commands import run_python
+from tests.support.errors import ConfigError, StoreError, refuses
 
 
 @pytest.fixture
@@ -55,9 +55,9 @@ def test_a_port_in_use_is_an_error_with_its_code(folder: Path, taken: int) -> No
 
 
 def test_a_folder_that_is_none_of_a_run_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not the folder of a run"):
+    with refuses(ConfigError, path=str(tmp_path)):
         FolderSource(tmp_path)
-    with pytest.raises(ConfigError, match="is not the folder of a run"):
+    with refuses(ConfigError, path=str(tmp_path / "nothing")):
         FolderSource(tmp_path / "nothing")
 
 
@@ -85,7 +85,7 @@ def test_a_page_that_does_not_answer_is_named(taken: int) -> None:
     ):
         RemoteSource(f"http://127.0.0.1:{free}/")
     for bad in ("127.0.0.1:8090", "ftp://a", "http://", "nonsense"):
-        with pytest.raises(ConfigError, match="`server` is the address of another page"):
+        with refuses(ConfigError, server=bad):
             RemoteSource(bad)
     with pytest.raises(ConfigError, match="holds a password"):
         RemoteSource("http://me:secret@host")
@@ -157,7 +157,7 @@ def test_places_to_listen_at(text: str, place: tuple[str, int]) -> None:
 
 @pytest.mark.parametrize("text", ["", "host", "host:", "host:99999", "host:-1"])
 def test_what_is_no_place_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="a page listens at HOST:PORT"):
+    with refuses(ConfigError, address=text):
         parse_listen(text)
 
 

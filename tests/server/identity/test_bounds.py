@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.errors import IdentityError
 from edgefl.wire.enrolment import new_token, prove
 from edgefl.wire.keys import MOST_SUCCESSIONS
 from edgefl.wire.mqtt.envelope import MessageSigner
@@ -15,6 +14,7 @@ from edgefl.wire.mqtt.messages import Hello, Message, Status
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.identity.registry import Registry
 from tests.server.identity.lab import CHUNK, MINE, Lab, hello, rotated, topic_of
+from tests.support.errors import IdentityError, refuses
 
 
 def test_a_key_follows_another_only_so_often(lab: Lab, phone: MessageSigner, tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_names_on_first_use_are_bounded(lab: Lab, phone: MessageSigner) -> None:
     for name in ("a", "b", "c", "b"):
         come(name)
     lab.restart()
-    with pytest.raises(IdentityError, match=r"limits\.max_devices") as caught:
+    with refuses(IdentityError, device="d", reason="too-many-devices") as caught:
         come("d")
     assert caught.value.reason == "too-many-devices" and lab.registry.devices() == 3
     come("c")

@@ -8,13 +8,13 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from edgefl.errors import ConfigError
 from edgefl.wire.bundle.archive import BundleArchive
 from edgefl.wire.mqtt.messages import Hello
 from edgefl_server.profiling.fleet import FleetProfiler, ProfilingOptions
 from edgefl_server.profiling.reports import FleetReport, by_tier, tier_for
 from tests.conftest import BrokerProcess
 from tests.server.profiling.phones import STRONG, WEAK, MakePhone, Profile, by_name, measures
+from tests.support.errors import ConfigError, refuses
 from tests.wire.mqtt.events import PATIENCE_S
 
 
@@ -62,7 +62,7 @@ def test_each_device_gets_the_bundle_of_its_tier(phones: MakePhone, profile: Pro
 def test_two_bundles_for_the_same_tier_are_refused() -> None:
     other = BundleArchive(msgspec.structs.replace(WEAK.manifest, batch=99), WEAK.blobs)
 
-    with pytest.raises(ConfigError, match="several bundles are for tier 'weak' in format onnx"):
+    with refuses(ConfigError, tier="weak", format="onnx"):
         by_tier([WEAK, other])
     assert by_tier([WEAK, WEAK]) == {"weak": {"onnx": WEAK}}
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edgefl.errors import ConfigError, ProtocolError, StoreError
 from edgefl.wire.blobs import BlobRef, describe
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.envelope import peek
@@ -17,6 +16,7 @@ from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.publish.blob_store import MirrorFolder
 from edgefl_server.publish.publisher import AnnouncementMonitor, Publisher
 from tests.server.publish.test_publisher import TOPICS, Broker
+from tests.support.errors import ConfigError, ProtocolError, StoreError, refuses
 from tests.support.listeners import CallingListener
 from tests.wire.mqtt.rounds import announcement
 
@@ -88,7 +88,7 @@ def test_a_head_that_is_too_large_still_is_refused() -> None:
     publisher.connected()
     publisher.message_limit = 200
     named = msgspec.structs.replace(large(), hyper={f"scalar{n}": 1.0 for n in range(50)})
-    with pytest.raises(ConfigError, match="the announcement of a round takes"):
+    with refuses(ConfigError, size=..., limit=200, key="broker.profile"):
         publisher.announce(named)
     assert TOPICS.current_round not in broker.kept
 
@@ -111,7 +111,7 @@ def test_a_head_that_says_two_things_is_refused(changes: dict[str, object], text
 
 @pytest.mark.parametrize("page", [b"", b"\xc1", b"\x80", msgspec.msgpack.encode({"offers": 1, "units": {}})])
 def test_a_page_that_cannot_be_read_is_refused(page: bytes) -> None:
-    with pytest.raises(ProtocolError, match="the page of the announcement of round 1 is malformed"):
+    with refuses(ProtocolError, round=1):
         large().paged(describe(page, 4)).whole(page)
 
 
@@ -177,7 +177,7 @@ def test_a_blob_that_somebody_deleted_is_told_once(tmp_path: Path) -> None:
     watch.restore_missing()
     watch.restore_missing()
     assert len(told) == 1 and "is gone from the mirror's folder" in told[0]
-    with pytest.raises(StoreError, match="start the server again"):
+    with refuses(StoreError, folder=str(tmp_path), sha256=...):
         publisher.encoded(ref.sha256)
 
 
@@ -188,10 +188,10 @@ def test_one_server_has_the_folder_and_says_where_it_cannot_write(tmp_path: Path
     held.close()
     again = MirrorFolder(tmp_path / "one")
     os.rename(tmp_path / "one", tmp_path / "two")
-    with pytest.raises(StoreError, match="cannot be written"):
+    with refuses(StoreError, folder=str(tmp_path / "one"), error="No such file or directory"):
         again.keep("ab" * 32, DATA)
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StoreError, match="cannot be written"):
+    with refuses(StoreError, folder=str(tmp_path / "file"), error="File exists"):
         MirrorFolder(tmp_path / "file")
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.errors import StoreError
 from edgefl.wire.mqtt.messages import Conditions, Hello, encode
 from edgefl.wire.mqtt.topics import NO_SHARD, PublishTraffic
 from edgefl_server.coordinator.fleet import Assignment, Assignments
@@ -21,6 +20,7 @@ from edgefl_server.storage.journal import Journal, RunRecord
 from edgefl_server.storage.round_table import RoundOver
 from edgefl_server.storage.update_storage import UpdateFiles
 from edgefl_server.storage.update_table import AcceptedUpdate
+from tests.support.errors import StoreError, refuses
 
 RUN = RunRecord("run", "digest", 1)
 ASSIGNMENTS = {
@@ -88,7 +88,7 @@ def test_a_journal_begins_once_the_disk_has_room(monkeypatch: pytest.MonkeyPatch
     wal = tables.use_write_ahead_log
     with monkeypatch.context() as patch:
         patch.setattr(tables, "use_write_ahead_log", full)
-        with pytest.raises(StoreError, match="full; free some space"):
+        with refuses(StoreError, url=url):
             opened(url)
     opened(url).close()
 
@@ -115,9 +115,7 @@ def test_a_journal_of_another_layout_is_refused(journal: Journal, url: str, numb
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database, database:
         database.execute(change)
 
-    with pytest.raises(
-        StoreError, match=f"has layout {number or 0}, this server reads {tables.LAYOUT}: .*another folder"
-    ):
+    with refuses(StoreError, url=url, layout=...):
         opened(url)
 
 
@@ -239,7 +237,7 @@ def test_a_full_disk_accepts_nothing(journal: Journal, url: str, monkeypatch: py
 def test_bytes_that_are_gone_are_missed(journal: Journal, url: str) -> None:
     [file] = (folder_of(url) / "updates").iterdir()
     file.write_bytes(file.read_bytes()[:-1])
-    with pytest.raises(StoreError, match="in the midst of an update"):
+    with refuses(StoreError, path=str(file), size=10):
         list(journal.accepted("run", 1))
 
 

@@ -11,10 +11,10 @@ import torch
 from edgefl.contract import server_state
 from edgefl.contract.server import MEAN, Scalars, ServerOpt
 from edgefl.contract.tensors import Tensors
-from edgefl.errors import ServerStepError
 from edgefl.wire.regions import BlockRegion, Placement
 from edgefl_server.run_spec import ExchangeSpec, RunSpec, TierSpec
 from tests.server.fleet import bundle
+from tests.support.errors import ServerStepError, refuses
 
 WEIGHTS = {
     "conv.weight": np.ones((2, 3), np.float32),
@@ -79,9 +79,7 @@ def test_the_step_replaces_what_it_names_and_leaves_the_mean_elsewhere() -> None
 
 def test_a_step_that_diverges_is_an_error_and_no_model() -> None:
     broken = ServerOpt("broken", step=lambda before, *_: {"head.weight": before["head.weight"] * torch.inf})
-    with pytest.raises(
-        ServerStepError, match=r"'broken' made head.weight NaN, infinite or larger than 1048576"
-    ):
+    with refuses(ServerStepError, step="broken", name="head.weight"):
         server_state.apply_server_step(broken, WEIGHTS, WEIGHTS, {})
 
 

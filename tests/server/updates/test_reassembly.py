@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from edgefl.errors import UpdateRejected
 from edgefl_server.updates.reassembly import (
     CHUNK_OVERHEAD_BYTES,
     MAX_DAMAGED,
@@ -21,6 +20,7 @@ from edgefl_server.updates.reassembly import (
     ReassembledUpdate,
 )
 from tests.server.fleet import chunks_of
+from tests.support.errors import UpdateRejected, refuses
 
 
 def assembly(update_bytes: int = 1000, max_bytes: int = 10_000) -> ChunkReassembler:
@@ -68,9 +68,7 @@ def test_devices_do_not_mix() -> None:
 
 def test_an_update_over_the_limit_is_refused_with_both_sizes() -> None:
     (first, *_) = chunks_of(bytes(1001), "n", 100)
-    with pytest.raises(
-        UpdateRejected, match=r"1001 bytes, more than the limit of 1000: raise limits\.max_update"
-    ):
+    with refuses(UpdateRejected, size=1001, reason="too-large"):
         assembly(update_bytes=1000).add("d", first)
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgefl.errors import ConfigError, StoreError
 from edgefl.simulator.replay import Replay, ReplayedRound
 from edgefl.wire import tensors
 from edgefl.wire.limits import Limits
@@ -34,6 +33,7 @@ from tests.server.fleet import (
 )
 from tests.server.killed.kill_me import VERSIONS, serve_versions, versions_of
 from tests.server.killed.victim import Victim
+from tests.support.errors import ConfigError, StoreError, refuses
 
 
 class Worker:
@@ -244,7 +244,7 @@ def test_what_was_changed_after_the_run_is_found(
     )
     data[at] ^= 1
     stored.write_bytes(data)
-    with pytest.raises(StoreError, match="of strong-0 that round 1 took has other bytes"):
+    with refuses(StoreError, device="strong-0", round=1):
         repeated(plan, out, tmp_path / "flipped")
     data[at] ^= 1
     stored.write_bytes(data)

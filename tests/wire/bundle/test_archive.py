@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edgefl import errors
-from edgefl.errors import BundleError, EdgeflError
 from edgefl.wire.blobs import describe
 from edgefl.wire.bundle import manifest
 from edgefl.wire.bundle.archive import MANIFEST_NAME, read_bundle, write_bundle
 from edgefl.wire.bundle.manifest import Graph, Manifest, PhaseSpec, Port
+from tests.support.errors import BundleError, EdgeflError, refuses
 from tests.wire.example_manifests import example_bundle, example_manifest
 from tests.wire.make_golden import bundle_bytes
 
@@ -63,7 +63,7 @@ def test_a_memory_budget_survives_its_bytes() -> None:
 
 
 def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(BundleError, match="make one with `edgefl export`"):
+    with refuses(BundleError, path=str(tmp_path / "nowhere.edgefl")):
         read_bundle(tmp_path / "nowhere.edgefl")
 
 
@@ -72,7 +72,7 @@ def test_a_file_that_is_no_zip_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "b.edgefl"
     path.write_bytes(data)
 
-    with pytest.raises(BundleError, match="corrupt or truncated"):
+    with refuses(BundleError, path=str(path), error="File is not a zip file"):
         read_bundle(path)
 
 

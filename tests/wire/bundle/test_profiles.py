@@ -8,9 +8,9 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from edgefl.errors import ProtocolError
 from edgefl.wire.bundle import profiles
 from edgefl.wire.bundle.profiles import MemorySample, MemoryTimeline, TimeSpan
+from tests.support.errors import ProtocolError, refuses
 from tests.wire.bundle.example_profile import example_profile
 
 GRAPH, CHUNK = example_profile().graphs[1], example_profile().io[0]
@@ -66,5 +66,5 @@ def test_malformed_bytes_are_refused(data: bytes) -> None:
 
 
 def test_another_version_is_refused_by_its_number() -> None:
-    with pytest.raises(ProtocolError, match="version 99"):
+    with refuses(ProtocolError, version=99):
         profiles.decode(msgspec.msgpack.encode({"v": 99}))

@@ -153,7 +153,8 @@ def build(wheel: ExecuTorchWheel, folder: Path, *, again: bool = True) -> Path:
     except OSError as error:
         raise ConfigError(
             f"cannot write the ExecuTorch binding to {folder} ({error.strerror or error}): make it writable, name a folder "
-            "that is (`edgefl device build-engine --out FOLDER`, else $XDG_CACHE_HOME), or use `engine` onnx"
+            "that is (`edgefl device build-engine --out FOLDER`, else $XDG_CACHE_HOME), or use `engine` onnx",
+            folder=str(folder),
         ) from error
     return target
 

@@ -35,7 +35,9 @@ def parse_listen(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or LOOPBACK
     if not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"a page listens at HOST:PORT or PORT, such as {LOOPBACK}:{PORT}, found {text!r}")
+        raise ConfigError(
+            f"a page listens at HOST:PORT or PORT, such as {LOOPBACK}:{PORT}, found {text!r}", address=text
+        )
     return host, int(port)
 
 

@@ -44,7 +44,8 @@ class TraceExporter:
     def __init__(self, url: str, exporter: SpanExporter | None = None) -> None:
         if not url.startswith(("http://", "https://")):
             raise ConfigError(
-                f"`otlp` is the address of a collector, such as http://localhost:4318, found {url!r}"
+                f"`otlp` is the address of a collector, such as http://localhost:4318, found {url!r}",
+                otlp=url,
             )
         endpoint = url if url.endswith(_PATH) else url.rstrip("/") + _PATH
         self._provider = TracerProvider(resource=Resource.create({"service.name": "edgefl"}))

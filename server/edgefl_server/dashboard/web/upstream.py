@@ -72,7 +72,8 @@ class RemoteSource:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ConfigError(
-                f"`server` is the address of another page, such as http://gateway:8090, found {url!r}"
+                f"`server` is the address of another page, such as http://gateway:8090, found {url!r}",
+                server=url,
             )
         if parts.username or parts.password:
             raise ConfigError(
