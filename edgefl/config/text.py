@@ -45,7 +45,7 @@ def dump(federation: Federation) -> str:
     tables = federation.model_dump()
     tiers = tables.pop("tiers")
     lines: list[str] = []
-    for name, table in [*tables.items(), *((f"tiers.{tier}", table) for tier, table in tiers.items())]:
+    for name, table in [*tables.items(), *((f"tiers.{_key(tier)}", table) for tier, table in tiers.items())]:
         pairs = (f"{key} = {_toml(value)}" for key, value in table.items() if value is not None)
         lines += [f"[{name}]", *pairs, ""]
     return "\n".join(lines)
@@ -80,6 +80,11 @@ def by_key(tables: Mapping[str, Any], parent: str = "") -> dict[str, Any]:
         else:
             values[key] = value
     return values
+
+
+def _key(name: str) -> str:
+    """Return ``name`` as one part of a TOML key, in quotes if it has a dot."""
+    return _toml(name) if "." in name else name
 
 
 def _toml_or_nothing(values: Mapping[str, Any], key: str) -> str:

@@ -38,7 +38,7 @@ def test_objects_become_the_tables_that_say_the_same(tmp_path: Path) -> None:
             "weak": edgefl.Tier(
                 submodel=edgefl.submodels.OutputSide(cut=1), memory_budget="60%", activations="float16"
             ),
-            "rare": edgefl.Tier(
+            "rare.one": edgefl.Tier(
                 submodel=edgefl.submodels.Importance(gamma=0.25, min_keep=4), engine="executorch"
             ),
         },
@@ -55,7 +55,7 @@ def test_objects_become_the_tables_that_say_the_same(tmp_path: Path) -> None:
 
     assert edgefl.load_federation(path) == made
     assert (made.tiers["weak"].cut, made.tiers["weak"].activations) == (1, "float16")
-    assert (made.tiers["rare"].gamma, made.tiers["rare"].options) == (0.25, {"min_keep": 4})
+    assert (made.tiers["rare.one"].gamma, made.tiers["rare.one"].options) == (0.25, {"min_keep": 4})
     assert (made.algorithm.arguments["mu"], made.algorithm.personal) == (0.1, 0.01)
     assert (made.codec.options, made.optimizer.name) == ({"bits": 3}, "fedadam")
     assert "min_devices" not in made.round.model_fields_set  # the lab fills it in
