@@ -16,6 +16,7 @@ import torch
 from edgefl.algorithms.statistics import counted_rows
 from edgefl.contract.algorithm import Algorithm, CarryRule, Function, Phase
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
+from edgefl.objective.parts import restore_private
 from edgefl.submodels.statistics import MomentsMode
 from edgefl.wire.norm_statistics import NORM_BITS, NORM_LIMIT, NORMS, ROWS
 
@@ -44,6 +45,7 @@ def norm_statistics(algorithm: Algorithm, names: Collection[str]) -> Algorithm:
     ``start`` keeps the weights, each step adds the moments of one batch, and ``finish`` returns ``update.<name>`` int64 in
     fixed point, per channel: for a mean the sum over rows of the mean of a row, for a variance the sum over rows of the mean
     square of a row. ``update.rows`` is the number of rows. Rows that only fill the last batch count for nothing.
+    Private tensors come from the carry, as in the evaluation.
 
     Args:
         algorithm: Training of the submodel, whose function ``evaluate`` runs it forward.
@@ -59,11 +61,14 @@ def norm_statistics(algorithm: Algorithm, names: Collection[str]) -> Algorithm:
     batch = {name: spec for name, spec in evaluate.inputs.items() if name.startswith("batch.0.")}
     sums = {name: TensorSpec(evaluate.inputs[f"weights.{name}"].shape, torch.float64) for name in names}
     sums[ROWS] = TensorSpec((), torch.float64)
+    kept = {name: spec for name, spec in algorithm.start.inputs.items() if name.startswith("carry.")}
+    private = kept if algorithm.private and read else {}
     held, totals = prefixed("state", read), prefixed("state.sum", sums)
 
     def start(tensors: Tensors) -> Tensors:
         zeros = {name: torch.zeros(spec.shape, dtype=spec.dtype) for name, spec in sums.items()}
-        return prefixed("state.weights", select(tensors, "weights")) | prefixed("state.sum", zeros)
+        state = prefixed("state.weights", select(tensors, "weights"))
+        return (restore_private(tensors, state) if private else state) | prefixed("state.sum", zeros)
 
     def step(tensors: Tensors) -> Tensors:
         any_values = {name: torch.ones(spec.shape, dtype=spec.dtype) for name, spec in unread.items()}
@@ -88,11 +93,11 @@ def norm_statistics(algorithm: Algorithm, names: Collection[str]) -> Algorithm:
     add = Function("add_moments", step, held | totals | batch, evaluate.label_range)
     return Algorithm(
         name=algorithm.name,
-        start=Function("start_statistics", start, read),
+        start=Function("start_statistics", start, read | private),
         phases=(Phase(NORMS, add, 0, over_data=True),),
         finish=Function("finish_statistics", finish, totals),
         evaluate=_count(batch),
-        carry_rule=CarryRule(),
+        carry_rule=CarryRule(any_tier=algorithm.carry_rule.any_tier) if private else CarryRule(),
     )
 
 

@@ -43,7 +43,7 @@ from edgefl.system.files import write_whole
 from edgefl.system.sizes import size
 from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import read_bundle
-from edgefl.wire.norm_statistics import WHOLE
+from edgefl.wire.norm_statistics import WHOLE, tier_family
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.text import notebook_table
 from edgefl_export.deploy.export import DeployArtifact, ExportedModel, deploy
@@ -449,14 +449,21 @@ class DeploymentBuilder:
         """Return the statistics that devices measured for ``submodel``, by name; {} if no tier evaluated it."""
         if self.measured is None or self.federation is None:
             return {}
-        known = self.measured.by_family
+        found = self._measured_alike(submodel, self.measured.by_family, self.federation.tiers)
+        lacking = set(estimable(standalone(submodel, self.weights), moving=False)) - found.keys()
+        return {} if lacking else found  # norms that stay on the devices have none
+
+    def _measured_alike(
+        self, submodel: Submodel, known: Mapping[str, Arrays], tiers: Mapping[str, TierTable]
+    ) -> Arrays:
         if isinstance(submodel, OutputSide) and WHOLE in known:
             return known[WHOLE]
-        for name, table in self.federation.tiers.items():
+        for name, table in tiers.items():
             of_tier = submodel_of(self.spec, name, table)
             is_same = dict(of_tier.identity) == dict(submodel.identity)
-            if name in known and (is_same or (self._is_all(of_tier) and self._is_all(submodel))):
-                return known[name]
+            own = known.get(tier_family(name), {})
+            if own and (is_same or (self._is_all(of_tier) and self._is_all(submodel))):
+                return own
         return {}
 
     def _is_all(self, submodel: Submodel) -> bool:

@@ -19,7 +19,7 @@ from edgefl.setup.training import tiers_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.statistics import MomentsMode, use_batch, with_buffers
 from edgefl.submodels.submodel import Submodel
-from edgefl.wire.norm_statistics import MEASURED, NORMS, WHOLE, unit_of
+from edgefl.wire.norm_statistics import MEASURED, NORMS, WHOLE, tier_family, unit_of
 from edgefl.wire.tensors import Arrays
 from edgefl_export.compiler.request import ChunkForward, Exchange, TierTraining
 
@@ -31,7 +31,7 @@ class NormMeasurement:
     Attributes:
         measure: Exchange by tier in which its devices measure the statistics of their norm layers.
         evaluate: Exchange by tier in which its devices evaluate the model with the measured statistics.
-        families: Name by tier under which the server keeps its statistics.
+        families: Name by tier under which the server keeps its statistics. Tiers without norm layers are left out.
         variances: Name of each variance, and that of its mean.
         initial: Initial values of all statistics by their name on the server.
     """
@@ -45,7 +45,7 @@ class NormMeasurement:
 
 def family_of(tier: str, submodel: Submodel) -> str:
     """Return the name under which the statistics of ``tier`` are kept. Tiers that evaluate the whole model share one."""
-    return WHOLE if isinstance(submodel, OutputSide) else tier
+    return WHOLE if isinstance(submodel, OutputSide) else tier_family(tier)
 
 
 def norm_measurement(federation: Federation, spec: ModelSpec) -> NormMeasurement | None:
@@ -61,13 +61,19 @@ def norm_measurement(federation: Federation, spec: ModelSpec) -> NormMeasurement
     if not names or not federation.evaluate.split:
         return None
     tiers = tiers_of(federation, replace(spec, module=with_buffers(spec.module)))
+    private = frozenset[str]().union(*(tier.algorithm.private for tier in tiers.values()))
+    names = tuple(name for name in names if name not in private)
+    if (
+        unkept := private - spec.weights.keys()
+    ):  # no training keeps them: their layers go on to read each batch
+        tiers = tiers_of(federation, replace(spec, module=with_buffers(spec.module, but=unkept)))
     by_batch = replace(spec, module=use_batch(spec.module))
     measure, evaluate, families = dict[str, Exchange](), dict[str, Exchange](), dict[str, str]()
     variances, sizes = dict[str, str](), dict[str, dict[str, Tensor]]()
     for name, tier in tiers.items():
         family = families[name] = family_of(name, tier.submodel)
         algorithm, unit = tier.algorithm, unit_of(family)
-        pairs = _pairs(algorithm.evaluate, [each for each in names if each not in algorithm.private])
+        pairs = _pairs(algorithm.evaluate, names)
         own = [*pairs.values(), *pairs]
         variances |= pairs
         for each in own:
@@ -76,11 +82,18 @@ def norm_measurement(federation: Federation, spec: ModelSpec) -> NormMeasurement
         prefix = tiers_of(federation, by_batch, [name])[name].prefix if tier.prefix else ()
         measure[name] = Exchange(NORMS, norm_statistics(algorithm, own), (), prefix=prefix)
         reading = replace(algorithm, evaluate=reads_statistics(algorithm.evaluate, own, unit))
-        evaluate[name] = Exchange(
-            EVALUATE, evaluation(reading), (), fetched=(unit,), prefix=_reading(tier, names, unit)
-        )
+        frozen = _reading(tier, names, unit)
+        for port in [port for chunk in frozen for port in chunk.forward.inputs.items()]:
+            # No device of this tier measures these. The family is incomplete unless another tier's devices do.
+            if port[0].startswith(start := f"weights.{unit}."):
+                sizes.setdefault(family, {}).setdefault(
+                    port[0].removeprefix(start), torch.ones(port[1].shape)
+                )
+        fetched = (unit,) if own else ()
+        evaluate[name] = Exchange(EVALUATE, evaluation(reading), (), fetched=fetched, prefix=frozen)
     if not variances:
         return None
+    families = {tier: family for tier, family in families.items() if family in sizes}
     initial = {f"{unit_of(family)}.{MEASURED}": torch.tensor(-1.0) for family in sizes}
     for family, tensors in sizes.items():
         initial |= {f"{unit_of(family)}.{name}": tensor for name, tensor in tensors.items()}

@@ -7,7 +7,7 @@ whole model if narrow or masked submodels moved them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
@@ -199,10 +199,15 @@ def use_batch(module: nn.Sequential) -> nn.Sequential:
     return made
 
 
-def with_buffers(module: nn.Sequential) -> nn.Sequential:
-    """Return a copy of ``module`` whose static batch norms have buffers for statistics, with mean 0 and variance 1."""
+def with_buffers(module: nn.Sequential, but: Collection[str] = ()) -> nn.Sequential:
+    """Return a copy of ``module`` whose static batch norms have buffers for statistics, with mean 0 and variance 1.
+
+    Norms whose statistics would have names in ``but`` stay static.
+    """
     made = copy_module(module)
-    for norm in norms(made).values():
+    for path, norm in norms(made).items():
+        if f"{path}.running_mean" in but:
+            continue
         channels = norm.channels if isinstance(norm, BatchNorm) else norm.num_features
         _set_statistics(norm, torch.zeros(channels), torch.ones(channels))
     return made

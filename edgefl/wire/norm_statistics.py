@@ -16,6 +16,11 @@ NORM_LIMIT = 1 << 61
 """Magnitude of a reported sum that stands for a value that is larger or not finite. Servers refuse it."""
 
 
+def tier_family(tier: str) -> str:
+    """Return the family of a tier with statistics of its own. It has no dot, which ends the name of a unit."""
+    return tier.replace(".", "@")
+
+
 def unit_of(family: str) -> str:
     """Return the name of the published unit with the statistics of ``family``."""
     return f"{NORMS}/{family}"

@@ -59,7 +59,7 @@ def measured_statistics(
     """
     found: Arrays = {}
     for family in sorted(set(norms.by_tier.values())):
-        own = [each.named for each in reports if norms.by_tier[each.tier] == family]
+        own = [each.named for each in reports if norms.by_tier.get(each.tier) == family]
         unit = unit_of(family)
         kept = {name.removeprefix(f"{unit}.") for name in weights if name.startswith(f"{unit}.")} - {MEASURED}
         new: Arrays = {}

@@ -15,6 +15,7 @@ from torch import nn
 
 import edgefl
 from edgefl.config import Federation, parse
+from edgefl.contract.tensors import Tensors, prefixed
 from edgefl.data.dataset import Dataset
 from edgefl.data.datasets import digits
 from edgefl.errors import UpdateRejected
@@ -35,6 +36,7 @@ from edgefl_server.aggregate.integer_sums import DeviceSums, SumBlocks
 from edgefl_server.coordinator.states import EVALUATION, MEASURING, EvaluationSchedule
 from edgefl_server.norm_statistics import NormFamilies
 from edgefl_server.norm_statistics import measured_statistics as statistics_of
+from edgefl_server.publish.model import group_by_unit
 
 TIERS = {
     "half": {"kind": "width", "gamma": 0.5, "count": 2},
@@ -155,6 +157,72 @@ def test_a_device_measures_the_moments_of_its_submodel(tier: str, format: str) -
 def is_held_out(row: np.ndarray) -> bool:
     digest = hashlib.sha256(SEED.to_bytes(8, "little") + np.ascontiguousarray(row).tobytes()).digest()
     return int.from_bytes(digest[:8], "little") < int(SPLIT * 2**64)
+
+
+# -- the exchanges of unusual federations --------------------------------------------------------------------
+
+WIDTH = {"kind": "width", "gamma": 0.5, "count": 1}
+
+
+def measured(tiers: dict[str, object], **more: object) -> NormMeasurement:
+    made = federation("static", tiers=tiers, **more)
+    found = norm_measurement(made, federation_model(made, data()))
+    assert found is not None
+    return found
+
+
+def test_a_dot_in_a_tiers_name_separates_nothing() -> None:
+    found = measured({"low": WIDTH, "low.end": WIDTH})
+
+    norms = NormFamilies(found.families, found.variances)
+    units = group_by_unit(found.initial, norms.units)
+    assert [len(own) for own in units.values()] == [2 * len(found.variances) + 1] * 2
+
+
+@pytest.mark.parametrize("cut", [2, 4])
+def test_statistics_that_no_tier_measures_have_initial_values(cut: int) -> None:
+    found = measured({"late": {"cut": cut, "count": 1}, "half": WIDTH})
+
+    exchange = found.evaluate["late"]
+    functions = [*exchange.algorithm.functions, *(chunk.forward for chunk in exchange.prefix or ())]
+    read = {port.removeprefix("weights.") for function in functions for port in function.inputs}
+    statistics = {name for name in read if name.startswith("norms/")}
+    assert statistics and statistics <= found.initial.keys()
+    norms = NormFamilies(found.families, found.variances)
+    assert group_by_unit(found.initial, norms.units).keys() == set(norms.units)
+
+
+def test_a_tier_without_norms_needs_no_statistics() -> None:
+    norms = NormFamilies({"half": "half"}, NORMS.variances)
+
+    assert norms.covers("plain", {}, 3)
+    assert statistics_of(norms, [report("plain", 3, 0.0, 1.0)], {}, 3) == {}
+
+
+@pytest.mark.parametrize("private", ["stem", "stem.conv"])
+def test_a_device_measures_the_model_with_its_private_layers(private: str) -> None:
+    algorithm = {"name": "fedper", "private": private, "batch": 16}
+    found = measured({"whole": {"count": 1}}, algorithm=algorithm)
+    made = federation("static", tiers={"whole": {"count": 1}}, algorithm=algorithm)
+    spec = federation_model(made, data())
+    trained, measure = tier_of(made, spec, "whole").algorithm, found.measure["whole"].algorithm
+    own = {name: tensor + 0.5 for name, tensor in spec.weights.items() if name in trained.private}
+
+    def sums(weights: Tensors, begun: float) -> Tensors:
+        carry = prefixed("carry.private", own) | {"carry.begun": torch.tensor(begun)}
+        inputs = prefixed("weights", weights) | carry
+        state = measure.start({name: inputs[name] for name in measure.start.inputs})
+        x = torch.from_numpy(data().read(data().train_x[:16]))
+        batch = {"x": x, "y": torch.zeros(16, dtype=torch.int64), "mask": torch.ones(16)}
+        known = state | prefixed("batch.0", batch)
+        step = measure.phases[0].function
+        return step({name: known[name] for name in step.inputs})
+
+    stored, expected = sums(spec.weights, 1.0), sums({**spec.weights, **own}, 0.0)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in stored.items())
+    assert any(not torch.equal(tensor, sums(spec.weights, 0.0)[name]) for name, tensor in stored.items())
+    carried = {name for name in measure.start.inputs if name.startswith("carry.")}
+    assert carried <= trained.start.inputs.keys()
 
 
 # -- the server ----------------------------------------------------------------------------------------------
