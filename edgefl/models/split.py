@@ -182,6 +182,7 @@ def check_classes(spec: ModelSpec) -> None:
             f"{spec.name} gives {out} per sample, so {label.below} classes; expected {spec.classes} classes: give it "
             "as many outputs, or the loss that reads them (`edgefl ls losses`)",
             found=out,
+            classes=spec.classes,
         )
 
 

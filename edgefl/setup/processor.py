@@ -31,6 +31,8 @@ def processor(device: str) -> str:
     there = torch.cuda.is_available()
     if device != "auto" and not there:
         raise ConfigError(
-            f"the device is {device}, and torch finds no NVIDIA GPU here; choose auto or cpu", device=device
+            f"the device is {device}, and torch finds no NVIDIA GPU here; choose auto or cpu",
+            device=device,
+            gpus=0,
         )
     return device if device != "auto" else "cuda" if there else "cpu"

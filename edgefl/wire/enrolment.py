@@ -131,7 +131,7 @@ def read_signing_request(data: bytes, source: str) -> SigningRequest:
         valid, key = found.is_signature_valid, found.public_key()
     except Exception as error:  # whatever a parser makes of hostile bytes
         raise ConfigError(
-            f"{source} is no certificate-signing request in PEM: {error}", source=source
+            f"{source} is no certificate-signing request in PEM: {error}", source=source, error=str(error)
         ) from error
     if not valid or not isinstance(key, Ed25519PublicKey):
         raise ConfigError(

@@ -259,15 +259,13 @@ def test_a_device_takes_sizes_and_rates_as_people_write_them() -> None:
             edgefl.Device(**wrong)
 
 
-@pytest.mark.parametrize(
-    ("device", "message"), [("gpu", "auto, cpu or cuda, found 'gpu'"), ("cuda:99x", "cuda:99x")]
-)
-def test_a_wrong_device_is_named_early(tmp_path: Path, device: str, message: str) -> None:
+@pytest.mark.parametrize("device", ["gpu", "cuda:99x"])
+def test_a_wrong_device_is_named_early(tmp_path: Path, device: str) -> None:
     federation = edgefl.federation("mlp", data="digits")
 
-    with pytest.raises(ConfigError, match=message):
+    with refuses(ConfigError, device=device):
         edgefl.Server(federation, tmp_path / "out", device=device)
-    with pytest.raises(ConfigError, match=message):
+    with refuses(ConfigError, device=device):
         edgefl.simulate(federation, tmp_path / "out", device=device)
     assert not (tmp_path / "out").exists()
 

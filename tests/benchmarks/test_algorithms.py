@@ -108,7 +108,7 @@ def test_an_optimizer_takes_its_options_beside_fedavgs() -> None:
     assert (row.algorithm, row.gradients_per_round, row.server) == (text, 2, 2.0)
     with refuses(ConfigError, option="lr", value=-1):
         measure(spec, "fedadam:server_lr=-1", COUNTS)
-    with pytest.raises(ConfigError, match=r"optimizer 'fedadam'.*momentum"):
+    with refuses(ConfigError, unknown=["momentum"], accepted=["lr", "beta1", "beta2", "tau"]):
         measure(spec, "fedadam:momentum=0.9", COUNTS)
 
 

@@ -146,7 +146,7 @@ def test_wrong_cuts_are_refused() -> None:
         _split(TwoCross(), "stem", "stem")
     with refuses(ModelError, cuts=("a", "a.0")):
         _split(Clashing(), "a", "a.0")
-    with pytest.raises(ModelError, match="12 classes"):
+    with refuses(ModelError, found=(10,), classes=12):
         split(TwoCross(), ["head"], sample=SAMPLE, classes=12)
 
 
@@ -195,7 +195,7 @@ def test_outputs_are_classes_only_where_the_loss_chooses_among_them() -> None:
     net = nn.Sequential(nn.Flatten(), nn.Linear(81, 5))
     for loss in (BinaryCrossEntropy(), SquaredError()):
         assert split(net, sample=SAMPLE, classes=5, loss=loss).label.shape == (5,)
-    with pytest.raises(ModelError, match="5 classes; expected 4 classes"):
+    with refuses(ModelError, found=(5,), classes=4):
         split(net, sample=SAMPLE, classes=4)
 
 

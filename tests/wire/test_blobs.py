@@ -37,7 +37,7 @@ def test_a_changed_byte_is_refused(data: bytes, chunk: int, draw: st.DataObject)
 
     index = place // chunk
     assert not ref.accepts(index, damaged[index * chunk : (index + 1) * chunk])
-    with pytest.raises(BundleError, match="is damaged"):
+    with refuses(BundleError, sha256=...):
         verify_blob(ref, damaged)
 
 

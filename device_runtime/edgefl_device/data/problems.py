@@ -135,6 +135,7 @@ def check_range(name: str, array: Array, dtype: str, source: str) -> None:
     if not limits.min <= least <= most <= limits.max:
         raise DataError(
             f"{source}: {name} go from {least} to {most}, the model takes {dtype}, {limits.min} to {limits.max}",
+            array=name,
             found=most,
         )
 
@@ -191,4 +192,4 @@ def check_finite(name: str, array: Array, source: str) -> None:
         count, kinds = sum(wrong.values()), " or ".join(kind for kind in wrong if wrong[kind])
         values = f"1 value of {name} is" if count == 1 else f"{count} values of {name} are"
         text = f"{source}: {values} {kinds}, first at row {first}: repair or remove such rows (rows count from 0)"
-        raise DataError(text, count=count, row=first)
+        raise DataError(text, array=name, found=kinds, count=count, row=first)

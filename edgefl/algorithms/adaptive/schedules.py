@@ -168,7 +168,7 @@ def check_positive(name: str, value: float) -> None:
     """Raise ConfigError, with the option's ``name``, unless ``value`` is a finite number above 0."""
     if not (value > 0 and math.isfinite(value)):
         raise ConfigError(
-            f"{name} is a finite number above 0, found {value}; choose one", name=name, value=value
+            f"{name} is a finite number above 0, found {value}; choose one", name=name, value=value, above=0
         )
 
 

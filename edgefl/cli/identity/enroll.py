@@ -186,7 +186,7 @@ def _open(path: Path, federation: str) -> Iterator[Registry]:
 def _some(device: str, count: int) -> None:
     if not count:
         raise ConfigError(
-            f"the list has no good key of device {device}: `edgefl enroll ls` shows it", device=device
+            f"the list has no good key of device {device}: `edgefl enroll ls` shows it", device=device, keys=0
         )
 
 

@@ -201,6 +201,7 @@ class Stack(nn.Module):
             raise ModelError(
                 f"a recurrent layer of {self.features} features reads a padded batch (B, T, {self.features}), found "
                 f"{shape}; pad packed sequences, give one sequence a batch dimension, or change the features",
+                features=self.features,
                 found=shape,
             )
         sequence = x.transpose(0, 1)

@@ -177,4 +177,5 @@ def check(known: Collection[bytes], sha256: str, signature: bytes) -> None:
         f"bundle {sha256[:12]} carries {flaw} for the server key {keys}: it is not loaded; "
         "give the device the key that the server prints, or find out who published this bundle",
         sha256=sha256,
+        signed=bool(signature),
     )

@@ -389,7 +389,7 @@ def test_an_operator_or_delegate_that_is_missing_is_refused_by_name(known: bytes
 
 def test_a_program_cut_short_is_refused_by_name(program: bytes) -> None:
     for artifact in (b"", b"no graph", program[:40], program[: len(program) // 2], program[:-100]):
-        with pytest.raises(BundleError, match="damaged"):
+        with refuses(BundleError, sha256=...):
             ENGINE.load(_train(), artifact)
 
 
@@ -398,7 +398,7 @@ def test_a_damaged_program_is_refused_before_loading(program: bytes, place: int,
     damaged = bytearray(program)
     damaged[place % len(damaged)] ^= flipped
 
-    with pytest.raises(BundleError, match="damaged"):
+    with refuses(BundleError, sha256=...):
         ENGINE.load(_train(), bytes(damaged))
 
 

@@ -19,11 +19,11 @@ def test_a_signature_holds_for_its_bundle_and_key_only(tmp_path: Path) -> None:
     signature = signer.sign(DIGEST)
 
     check([signer.keys.public], DIGEST, signature)
-    with pytest.raises(BundleError, match="wrong signature"):
+    with refuses(BundleError, sha256=DIGEST, signed=True):
         check([other.keys.public], DIGEST, signature)
-    with pytest.raises(BundleError, match="wrong signature"):
+    with refuses(BundleError, sha256="cd" * 32, signed=True):
         check([signer.keys.public], "cd" * 32, signature)
-    with pytest.raises(BundleError, match="no signature"):
+    with refuses(BundleError, sha256=DIGEST, signed=False):
         check([signer.keys.public], DIGEST, b"")
 
 
