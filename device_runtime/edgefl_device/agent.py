@@ -78,11 +78,7 @@ class DeviceAgent:
     """
 
     def __init__(
-        self,
-        config: AgentConfig,
-        engine: Engine,
-        log: DeviceLog,
-        profiler: BundleProfiler | None = None,
+        self, config: AgentConfig, engine: Engine, log: DeviceLog, profiler: BundleProfiler | None = None
     ) -> None:
         self.config = config = replace(config, memory_bytes=config.memory_bytes or physical_memory())
         self.engine = engine

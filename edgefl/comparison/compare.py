@@ -123,11 +123,7 @@ def _whole(spec: ModelSpec, source: ModelSource) -> ModelSpec:
     loss = request.loss if source.returned_loss is not None else spec.loss
     whole = source.split(replace(request, whole=True, loss=loss))
     return replace(
-        spec,
-        module=whole.module,
-        global_names=whole.global_names,
-        source=whole.source,
-        loss=whole.loss,
+        spec, module=whole.module, global_names=whole.global_names, source=whole.source, loss=whole.loss
     )
 
 

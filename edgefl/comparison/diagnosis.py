@@ -134,12 +134,7 @@ def _beginning(
     """
     theirs: Calls = []
     torch_side.train(
-        source,
-        spec.loss,
-        [batch],
-        seed,
-        rate=by_torch.rate,
-        around=lambda: _recording(source.module, theirs),
+        source, spec.loss, [batch], seed, rate=by_torch.rate, around=lambda: _recording(source.module, theirs)
     )
     ours = _of_units(spec, step, batch, by_torch)
     numbers: dict[str, int] = {}

@@ -49,8 +49,7 @@ def check_kinds(wanted: Iterable[str]) -> None:
     for kind in wanted:
         if kind not in known:
             raise ConfigError(
-                f"no submodel kind {kind!r}; there are: {', '.join(known)}{suggest(kind, known)}",
-                kind=kind,
+                f"no submodel kind {kind!r}; there are: {', '.join(known)}{suggest(kind, known)}", kind=kind
             )
 
 
@@ -116,10 +115,7 @@ def _combinations(algorithm: str, tables: Mapping[str, Any]) -> Iterator[str]:
     """
     if _table(tables, "algorithm").keys() - _PLAIN_OPTIONS:
         return
-    chosen = {
-        "codec": (_table(tables, "codec"), "dense"),
-        "optimizer": (_table(tables, "optimizer"), "none"),
-    }
+    chosen = {"codec": (_table(tables, "codec"), "dense"), "optimizer": (_table(tables, "optimizer"), "none")}
     for part, (table, default) in chosen.items():
         name = _name(table, default)
         if name in getattr(shipped(), f"{part}s") and not table.get("options"):

@@ -30,11 +30,5 @@ __all__ = [
     "state_of",
 ]
 __getattr__ = lazily_from(
-    __name__,
-    __all__,
-    (
-        "edgefl.contract.server",
-        "edgefl.contract.tensors",
-        "edgefl.contract.algorithm",
-    ),
+    __name__, __all__, ("edgefl.contract.server", "edgefl.contract.tensors", "edgefl.contract.algorithm")
 )

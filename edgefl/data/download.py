@@ -21,13 +21,7 @@ PIECE, _TIMEOUT_S = 1 << 16, 20.0
 
 
 def fetch(
-    urls: Sequence[str],
-    target: Path,
-    md5: str,
-    *,
-    of: str,
-    remedy: str,
-    progress: Progress | None = None,
+    urls: Sequence[str], target: Path, md5: str, *, of: str, remedy: str, progress: Progress | None = None
 ) -> None:
     """Download a file from the first URL that has it. Creates missing folders, and replaces an existing file.
 

@@ -36,13 +36,7 @@ def iid(labels: Array, clients: int, *, seed: int) -> list[Array]:
 
 
 def dirichlet(
-    labels: Array,
-    clients: int,
-    *,
-    alpha: float,
-    seed: int,
-    min_samples: int = 1,
-    redraws: int = REDRAWS,
+    labels: Array, clients: int, *, alpha: float, seed: int, min_samples: int = 1, redraws: int = REDRAWS
 ) -> list[Array]:
     """Partition rows by a Dirichlet distribution per label (embracingfl.md 3.5).
 

@@ -31,10 +31,5 @@ __all__ = [
 __getattr__ = lazily_from(
     __name__,
     __all__,
-    (
-        "edgefl.contract.tensors",
-        "edgefl.models.spec",
-        "edgefl.models.split",
-        "edgefl.submodels.catalog",
-    ),
+    ("edgefl.contract.tensors", "edgefl.models.spec", "edgefl.models.split", "edgefl.submodels.catalog"),
 )

@@ -25,11 +25,7 @@ from edgefl_export.capture.nodes import PORT, argument, broadcast_shape, call, f
 from edgefl_export.operators import AFTER, aten_ops
 
 _aten = torch.ops.aten
-_ZEROS = {
-    _aten.full.default: 1,
-    _aten.full_like.default: 1,
-    _aten.scalar_tensor.default: 0,
-}
+_ZEROS = {_aten.full.default: 1, _aten.full_like.default: 1, _aten.scalar_tensor.default: 0}
 _JOINED = aten_ops("bitwise_and.Tensor bitwise_or.Tensor logical_and logical_not logical_or")
 OPPOSITES = {
     getattr(_aten, one): getattr(_aten, other)

@@ -134,10 +134,7 @@ LINES: list[tuple[events.Event, str | None]] = [
         ended(outcome="closed", reports=1, missing={"a": "it declined (x)"}, seconds=1.26),
         "round 2 closed after 1.3 s with 1 update, without a (it declined (x))",
     ),
-    (
-        ended(outcome="closed", reports=3, evaluates=True),
-        "round 2 closed after 1.0 s with 3 reports",
-    ),
+    (ended(outcome="closed", reports=3, evaluates=True), "round 2 closed after 1.0 s with 3 reports"),
     (events.Vitals(inbox=3, server_lag_s=0.5), None),
     (events.Ordered(order="pause", by="10.0.0.7", done=True), "the order 'pause' of 10.0.0.7 is carried out"),
     (

@@ -97,10 +97,7 @@ def test_moving_statistics_are_buffers_only() -> None:
 
 @pytest.mark.parametrize(
     ("options", "details"),
-    [
-        ({"kind": "bn", "groups": 4}, {"groups": 4}),
-        ({"kind": "gn", "mode": "static"}, {"bn": "static"}),
-    ],
+    [({"kind": "bn", "groups": 4}, {"groups": 4}), ({"kind": "gn", "mode": "static"}, {"bn": "static"})],
 )
 def test_options_of_the_other_norm_are_refused(
     options: dict[str, object], details: dict[str, object]

@@ -280,8 +280,4 @@ def test_moments_of_features_become_mean_and_deviation_of_columns() -> None:
     stored = x * [10.0, 2.0, 1.0] + [40.0, 0.0, 0.0]
     assert made.mean == pytest.approx(np.nanmean(stored, 0), rel=1e-5, abs=1e-8)
     assert made.deviation == pytest.approx(np.nanstd(stored, 0), rel=1e-5)
-    assert made.lines == (
-        "[data.reader]",
-        f"mean = {list(made.mean)}",
-        f"deviation = {list(made.deviation)}",
-    )
+    assert made.lines == ("[data.reader]", f"mean = {list(made.mean)}", f"deviation = {list(made.deviation)}")

@@ -65,10 +65,7 @@ hangs_up = sends()
 USELESS = "it gave nothing of use in 0.5 s"
 BAD: dict[str, tuple[Behaviour, tuple[str, ...]]] = {
     "wrong": (wrong, ("chunk 0 has a wrong digest",)),
-    "endless chunks": (
-        repeats(CHUNKED, b"3e8\r\n" + bytes(1000) + b"\r\n"),
-        ("chunk 0 has a wrong digest",),
-    ),
+    "endless chunks": (repeats(CHUNKED, b"3e8\r\n" + bytes(1000) + b"\r\n"), ("chunk 0 has a wrong digest",)),
     "endless headers": (
         repeats(OK, "X: " + "y" * 1000 + "\r\n"),
         ("HTTPException: got more than 100 headers",),

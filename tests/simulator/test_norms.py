@@ -137,10 +137,7 @@ def signs(weight: Tensor) -> Tensor:
     ids=["swat", "binary-width"],
 )
 def test_what_is_deployed_has_the_form_whose_accuracy_is_reported(
-    algorithm: dict[str, object],
-    tiers: dict[str, object],
-    form: Callable[[Tensor], Tensor],
-    tmp_path: Path,
+    algorithm: dict[str, object], tiers: dict[str, object], form: Callable[[Tensor], Tensor], tmp_path: Path
 ) -> None:
     prepared = prepare_simulation(
         federation("batch", tiers, tmp_path, **algorithm), tmp_path / "out", device="cpu"

@@ -261,10 +261,7 @@ def test_what_does_not_fit_is_refused(options: dict[str, object], details: dict[
     ("options", "details"),
     [
         ({"self_distillation": 1.5}, {"weight": 1.5}),
-        (
-            {"self_distillation": 1.0, "temperature": 0.0},
-            {"temperature": 0.0},
-        ),
+        ({"self_distillation": 1.0, "temperature": 0.0}, {"temperature": 0.0}),
     ],
 )
 def test_distillation_by_impossible_numbers_is_refused(

@@ -26,12 +26,7 @@ class Answer:
 
 
 def ask(
-    url: str,
-    method: str,
-    path: str,
-    headers: dict[str, str],
-    body: bytes | None = None,
-    authority: str = "",
+    url: str, method: str, path: str, headers: dict[str, str], body: bytes | None = None, authority: str = ""
 ) -> Answer:
     """Return what a server answers; ``authority`` is the file of the certificate that vouches for it."""
     at = urlsplit(url)

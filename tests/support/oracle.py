@@ -44,11 +44,7 @@ class Trained:
 
 
 def train_torch(
-    case: Case,
-    feeds: Feeds,
-    lr: float,
-    draws: Draws | None = None,
-    dtype: torch.dtype = torch.float32,
+    case: Case, feeds: Feeds, lr: float, draws: Draws | None = None, dtype: torch.dtype = torch.float32
 ) -> Trained:
     """Train the unedited module by hand-written SGD."""
     module = case.make()
@@ -162,12 +158,7 @@ def _touched(user: nn.Module, modes: Mapping[str, bool], before: Mapping[str, Te
 
 
 def _compared(
-    case: Case,
-    feeds: Feeds,
-    lr: float,
-    left: Trained,
-    right: Device,
-    draws: Draws | None,
+    case: Case, feeds: Feeds, lr: float, left: Trained, right: Device, draws: Draws | None
 ) -> Outcome:
     largest = max((float(each.abs().max()) for each in left.before.values() if _counts(each)), default=1.0)
     updates = {

@@ -42,10 +42,7 @@ class Problems:
             DataError: The policy is ``refuse``.
         """
         if self.policy == "refuse":
-            raise DataError(
-                f"{where}: {text}; repair or remove it, or have bad rows skipped",
-                where=where,
-            )
+            raise DataError(f"{where}: {text}; repair or remove it, or have bad rows skipped", where=where)
         self.count += rows
         if len(self.first) < SHOWN:
             self.first.append(Problem(where, text))

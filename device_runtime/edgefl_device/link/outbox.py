@@ -62,12 +62,7 @@ class Outbox:
     """
 
     def __init__(
-        self,
-        session: SignedSession,
-        topics: DeviceTopics,
-        store: Store,
-        limits: Limits,
-        log: DeviceLog,
+        self, session: SignedSession, topics: DeviceTopics, store: Store, limits: Limits, log: DeviceLog
     ) -> None:
         self._session = session
         self._topics = topics

@@ -106,11 +106,7 @@ class ProfileService:
     """
 
     def __init__(
-        self,
-        executor: RoundExecutor,
-        session: SignedSession,
-        topics: Topics,
-        profiler: BundleProfiler,
+        self, executor: RoundExecutor, session: SignedSession, topics: Topics, profiler: BundleProfiler
     ) -> None:
         config = executor.config
         self.profiler = profiler

@@ -346,11 +346,7 @@ class RoundScheduler:
         """Execute one round on the worker thread, and put its outcome into the inbox."""
         executor = self.executor
         control = RoundControl(
-            job,
-            limits=self._limits,
-            rules=executor.rules,
-            progress=self._progress,
-            cancelled=self._cancelled,
+            job, limits=self._limits, rules=executor.rules, progress=self._progress, cancelled=self._cancelled
         )
         error: Exception | None = RoundAborted("the round's thread ended")
         try:

@@ -15,12 +15,7 @@ from edgefl.objective.parts import SCALAR, begun, evaluate, held_ports, pack, st
 
 
 def naive_adaptive(
-    objective: Objective,
-    *,
-    batch: int = 32,
-    steps: int = 10,
-    lr: float = 0.01,
-    beta: float = 0.9,
+    objective: Objective, *, batch: int = 32, steps: int = 10, lr: float = 0.01, beta: float = 0.9
 ) -> Algorithm:
     """Return Naive adaptive FedAvg: every device has a preconditioner of its own (fafed.md 2.2, Algorithm 1).
 

@@ -13,12 +13,7 @@ from edgefl.objective.objective import Objective
 
 
 def fedavg(
-    objective: Objective,
-    *,
-    batch: int = 32,
-    steps: int = 10,
-    lr: float = 0.05,
-    clip: float | None = None,
+    objective: Objective, *, batch: int = 32, steps: int = 10, lr: float = 0.05, clip: float | None = None
 ) -> Algorithm:
     """Return FedAvg: plain SGD on each device, and the mean of their models (McMahan et al. 2017).
 
@@ -39,15 +34,7 @@ def fedavg(
     check_counts("algorithm 'fedavg'", batch=batch)
     check_not_negative("algorithm 'fedavg'", steps=steps, lr=lr)
     check_clip("algorithm 'fedavg'", clip)
-    algorithm = sgd(
-        objective,
-        batch=batch,
-        steps=steps,
-        lr=lr,
-        momentum=0.0,
-        weight_decay=0.0,
-        clip=clip,
-    )
+    algorithm = sgd(objective, batch=batch, steps=steps, lr=lr, momentum=0.0, weight_decay=0.0, clip=clip)
     return replace(algorithm, name="fedavg")
 
 
@@ -109,12 +96,5 @@ def fedavg_matched(
         ConfigError: A number is out of range.
     """
     check_counts("algorithm 'fedavg_matched'", factor=factor)
-    algorithm = fedavg_update(
-        objective,
-        batch=batch,
-        steps=factor * steps,
-        lr=lr,
-        alpha=alpha,
-        clip=clip,
-    )
+    algorithm = fedavg_update(objective, batch=batch, steps=factor * steps, lr=lr, alpha=alpha, clip=clip)
     return replace(algorithm, name="fedavg_matched")

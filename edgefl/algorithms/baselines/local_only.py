@@ -12,13 +12,7 @@ from edgefl.objective.objective import Objective
 from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, held_ports
 
 
-def local(
-    objective: Objective,
-    *,
-    batch: int = 32,
-    steps: int = 10,
-    lr: float = 0.05,
-) -> Algorithm:
+def local(objective: Objective, *, batch: int = 32, steps: int = 10, lr: float = 0.05) -> Algorithm:
     """Return Local only: every device continues with its own last model and sends nothing (per_fedavg.md 5).
 
     A device begins with the server's weights in its first round, then with those in its carry, moving statistics included.

@@ -193,14 +193,7 @@ def keep_private(algorithm: Algorithm, objective: Objective, private: frozenset[
 
 
 def _local_sgd(
-    name: str,
-    objective: Objective,
-    batch: int,
-    steps: int,
-    lr: float,
-    momentum: float,
-    *,
-    clip: float | None,
+    name: str, objective: Objective, batch: int, steps: int, lr: float, momentum: float, *, clip: float | None
 ) -> Algorithm:
     """Return SGD without decay, called ``name``, after a check of its numbers."""
     what = f"algorithm {name!r}"
@@ -208,13 +201,7 @@ def _local_sgd(
     check_not_negative(what, steps=steps, lr=lr)
     check_below_one(what, momentum=momentum)
     algorithm = sgd(
-        objective,
-        batch=batch,
-        steps=steps,
-        lr=lr,
-        momentum=momentum,
-        weight_decay=0.0,
-        clip=clip,
+        objective, batch=batch, steps=steps, lr=lr, momentum=momentum, weight_decay=0.0, clip=clip
     )
     return replace(algorithm, name=name)
 

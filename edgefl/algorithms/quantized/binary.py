@@ -51,14 +51,7 @@ def binary(
         ModelError: The submodel is chosen by importance.
     """
     trained = binarize(objective, clip=clip)
-    algorithm = sgd(
-        trained,
-        batch=batch,
-        steps=steps,
-        lr=lr,
-        momentum=momentum,
-        weight_decay=weight_decay,
-    )
+    algorithm = sgd(trained, batch=batch, steps=steps, lr=lr, momentum=momentum, weight_decay=weight_decay)
     return replace(algorithm, name="binary", inference=inference(trained))
 
 

@@ -212,10 +212,7 @@ def _say(told: dict[str, Any], as_json: bool) -> None:
         console.print(text)
 
 
-def show(
-    file: KeyFile,
-    as_json: JsonObject = False,
-) -> None:
+def show(file: KeyFile, as_json: JsonObject = False) -> None:
     """Print the public key of a file."""
     from edgefl.wire.keys import KeyPair
 

@@ -140,11 +140,7 @@ class _Prober:
         limits = Limits()
         try:
             client = connection.make_client(
-                self.address,
-                self.name,
-                clean=True,
-                max_inflight=1,
-                most_bytes=connection.most_bytes(limits),
+                self.address, self.name, clean=True, max_inflight=1, most_bytes=connection.most_bytes(limits)
             )
         except BrokerError:
             return None

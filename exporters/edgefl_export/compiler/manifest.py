@@ -35,10 +35,7 @@ from edgefl_export.compiler.request import FEATURES, CompileRequest
 
 
 def build_manifest(
-    request: CompileRequest,
-    graphs: Sequence[Graph],
-    sources: BlobRef,
-    tokenizer: BlobRef | None = None,
+    request: CompileRequest, graphs: Sequence[Graph], sources: BlobRef, tokenizer: BlobRef | None = None
 ) -> Manifest:
     """Return the manifest (table of contents) of a bundle. :func:`check_wiring` checks that its graphs fit together.
 

@@ -26,14 +26,7 @@ from edgefl_export.capture.graph import LoweredGraph
 from edgefl_export.capture.nodes import results
 from edgefl_export.memory.cutting import segments
 from edgefl_export.memory.predict import predicted_peak
-from edgefl_export.memory.recompute import (
-    Budget,
-    RecomputedGraph,
-    beside_tensors,
-    lean,
-    peak_bytes,
-    plans,
-)
+from edgefl_export.memory.recompute import Budget, RecomputedGraph, beside_tensors, lean, peak_bytes, plans
 from edgefl_export.memory.usage import Timeline, constants, has_many, size, timeline, workspace
 
 # Where to cut a step into segments: the cheapest cuts between which no more than so many bytes are held.

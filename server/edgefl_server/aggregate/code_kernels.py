@@ -27,13 +27,7 @@ _TOGETHER = 4
 
 
 @compiled
-def add_codes(
-    addresses: Numbers,
-    bits: Number,
-    values: Numbers,
-    blocks: Numbers,
-    sink: Sink,
-) -> None:
+def add_codes(addresses: Numbers, bits: Number, values: Numbers, blocks: Numbers, sink: Sink) -> None:
     """Add a batch of updates that are encoded in codes of ``bits`` bits per entry.
 
     Args:

@@ -62,13 +62,7 @@ def _shifted(value: Number, factor: Number) -> Number:
 
 
 @compiled
-def add_floats(
-    addresses: Numbers,
-    factors: Numbers,
-    near: Numbers,
-    blocks: Numbers,
-    sink: Sink,
-) -> None:
+def add_floats(addresses: Numbers, factors: Numbers, near: Numbers, blocks: Numbers, sink: Sink) -> None:
     """Add float32 entries of a batch: entry x of update k adds ``rint(float64(x) * factors[k])``.
 
     Args:
@@ -117,12 +111,7 @@ def _add_four(at: Numbers, factors: Numbers, keep: Number, out: Numbers) -> None
 
 @compiled
 def add_halves(
-    addresses: Numbers,
-    widened: Numbers,
-    factors: Numbers,
-    near: Numbers,
-    blocks: Numbers,
-    sink: Sink,
+    addresses: Numbers, widened: Numbers, factors: Numbers, near: Numbers, blocks: Numbers, sink: Sink
 ) -> None:
     """Add entries of a batch in 16-bit floats. Arguments are as in :func:`add_floats`, except ``widened``.
 
@@ -149,12 +138,7 @@ def add_halves(
 
 @compiled
 def add_kept(
-    addresses: Numbers,
-    source: Number,
-    starts: Numbers,
-    factors: Numbers,
-    blocks: Numbers,
-    sink: Sink,
+    addresses: Numbers, source: Number, starts: Numbers, factors: Numbers, blocks: Numbers, sink: Sink
 ) -> None:
     """Add masked float32 entries of a batch: an entry whose mask bit is 1 adds the next stored value, any other
     nothing.

@@ -79,11 +79,7 @@ class Devices(Mapping[str, RosterEntry]):
         before, after = self._all.get(name), Devices.__new__(Devices)
         after.ready, after.left_out, after.members = (
             count + (device is not None and holds(device)) - (before is not None and holds(before))
-            for count, holds in (
-                (self.ready, _ready),
-                (self.left_out, _left_out),
-                (self.members, _has_tier),
-            )
+            for count, holds in ((self.ready, _ready), (self.left_out, _left_out), (self.members, _has_tier))
         )
         after._all, after.away = self._all, self.away
         if name in after.away:

@@ -83,12 +83,7 @@ class Authenticator:
     """
 
     def __init__(
-        self,
-        registry: Registry,
-        events: EventListener,
-        *,
-        enrolled: bool,
-        clock: Clock = time.time,
+        self, registry: Registry, events: EventListener, *, enrolled: bool, clock: Clock = time.time
     ) -> None:
         self._registry = BufferedRegistry(registry, clock)
         self._events = events

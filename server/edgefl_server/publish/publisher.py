@@ -363,11 +363,7 @@ class AnnouncementMonitor:
     """
 
     def __init__(
-        self,
-        publisher: Publisher,
-        own_key: bytes,
-        listener: EventListener,
-        clock: Clock = time.time,
+        self, publisher: Publisher, own_key: bytes, listener: EventListener, clock: Clock = time.time
     ) -> None:
         self._publisher = publisher
         self._own_key = own_key

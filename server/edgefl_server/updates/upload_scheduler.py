@@ -197,8 +197,7 @@ class UploadScheduler:
         share = 1 / (len(self._queue) + 1)
         for device, turn in [*self._turns.items()]:
             slow_s = max(
-                MIN_SLOW_S,
-                min(IDLE_S, _SLOW * turn.usual_s(rate), _SLOW_OF_ROUND * (turn.began - opened)),
+                MIN_SLOW_S, min(IDLE_S, _SLOW * turn.usual_s(rate), _SLOW_OF_ROUND * (turn.began - opened))
             )
             if not turn.is_slow and now - turn.began >= slow_s * (1 + busy) / (1 + self._slow - busy):
                 turn.is_slow = True

@@ -57,13 +57,7 @@ def _batch(seed: int, samples: int, batch: int, how: Any) -> dict[str, Any]:
 
 def _noise(seed: int, step: int, port: int, shape: tuple[int, ...]) -> dict[str, Any]:
     bits = noise(seed, step, port, shape, "float32").view(np.uint32).reshape(-1).tolist()
-    return {
-        "seed": str(seed),
-        "step": step,
-        "port": port,
-        "shape": shape,
-        "bits": bits,
-    }
+    return {"seed": str(seed), "step": step, "port": port, "shape": shape, "bits": bits}
 
 
 def written() -> str:

@@ -21,10 +21,7 @@ class CppAgent:
     def __init__(self, *options: object, command: Sequence[object] = ()) -> None:
         words = command or [program("edgefl-agent"), *options, "--json"]
         self.process = subprocess.Popen(
-            [str(word) for word in words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+            [str(word) for word in words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         self._events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._read, daemon=True)

@@ -103,9 +103,7 @@ def threads_of(agent: CppAgent) -> int:
     return len(list(Path(f"/proc/{agent.process.pid}/task").iterdir()))
 
 
-def test_an_agent_that_looks_around_leaves_off_when_it_is_told_to_end(
-    start: StartAgent,
-) -> None:
+def test_an_agent_that_looks_around_leaves_off_when_it_is_told_to_end(start: StartAgent) -> None:
     """Looking around takes ten seconds of silence, and ends with a word about it."""
     agent = start("--limit", "notice_s=0.5")
     agent.event("online")

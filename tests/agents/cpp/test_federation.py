@@ -87,11 +87,7 @@ def test_killed_agents_end_with_the_same_weights_as_pythons(tmp_path: Path, mosq
         tmp_path / "cpp",
         config,
         broker,
-        {
-            "one": device("cpp", "one", cpp, MOMENTS),
-            "two": device("cpp", "two", cpp, MOMENTS),
-            "three": host,
-        },
+        {"one": device("cpp", "one", cpp, MOMENTS), "two": device("cpp", "two", cpp, MOMENTS), "three": host},
         bundles=tmp_path / "python" / "out" / "bundles",
     )
 

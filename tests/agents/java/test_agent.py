@@ -131,10 +131,7 @@ def test_a_row_that_cannot_be_read_declines_the_round_and_the_agent_lives(world:
     jvm = [str(word) for word in world.jvm("broken", "one", "broken").command]
     server = [*EDGEFL, "server", "--config", str(config), "--broker", world.broker]
     server += ["--out", str(world.folder / "out")]
-    with (
-        _process(jvm) as device,
-        _process(server, EDGEFL_KEYS=str(world.folder / "keys")),
-    ):
+    with _process(jvm) as device, _process(server, EDGEFL_KEYS=str(world.folder / "keys")):
         lines = list(_until_declined(device))
         running = device.poll() is None
 

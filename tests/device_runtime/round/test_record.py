@@ -51,10 +51,7 @@ def test_a_sealed_record_is_reopened_with_the_same_rows(tmp_path: Path) -> None:
 
 
 def test_i20_rows_for_another_model_version_raise(tmp_path: Path) -> None:
-    with (
-        written(tmp_path / "r.bin", "v1") as record,
-        refuses(StaleRecordError, recorded="v1", wanted="v2"),
-    ):
+    with written(tmp_path / "r.bin", "v1") as record, refuses(StaleRecordError, recorded="v1", wanted="v2"):
         record.rows(np.array([0]), "v2")
 
 

@@ -164,10 +164,7 @@ def test_what_is_no_place_is_refused(text: str) -> None:
 def test_this_machine_alone_is_known() -> None:
     assert [
         is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "10.0.0.1", "host")
-    ] == [
-        *(True, True, True),
-        *(False, False, False),
-    ]
+    ] == [*(True, True, True), *(False, False, False)]
 
 
 def test_the_address_may_be_left_out() -> None:

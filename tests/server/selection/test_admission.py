@@ -29,10 +29,7 @@ def test_the_lowest_lots_get_the_places_and_the_others_come_later(
         registry.add(name, speaker.keys.public, source="request", now=0.0)
     plan = plan_for(federation, limits, min_devices=3, rounds=2, ready_timeout_s=1.0)
     server = RunningServer.start(
-        plan,
-        mosquitto.address,
-        tmp_path / "out",
-        keys=ServerKeys(enrolled=tmp_path / "list.sqlite"),
+        plan, mosquitto.address, tmp_path / "out", keys=ServerKeys(enrolled=tmp_path / "list.sqlite")
     )
 
     made = {name: device(name, seal=speakers[name].seal) for name in reversed(ranked)}

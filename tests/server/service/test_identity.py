@@ -63,10 +63,7 @@ def test_with_a_list_only_devices_on_it_are_stored(
     speaker = speaker_in(tmp_path / "device.key")
     registry = Registry(tmp_path / "list.sqlite", federation)
     registry.add("strong-0", speaker.keys.public, source="request", now=0.0)
-    server = serve(
-        plan_of(min_devices=1, rounds=1),
-        keys=ServerKeys(enrolled=tmp_path / "list.sqlite"),
-    )
+    server = serve(plan_of(min_devices=1, rounds=1), keys=ServerKeys(enrolled=tmp_path / "list.sqlite"))
 
     device("strong-1")
     assert server.wait_for(Rejected).reason == "unsigned"

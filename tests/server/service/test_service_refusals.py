@@ -251,10 +251,7 @@ def with_small_blobs(plan: RunSpec) -> RunSpec:
 
 @pytest.mark.parametrize(
     ("change", "details"),
-    [
-        (rounding_apart, {"encoding": "int8"}),
-        (with_small_blobs, {"size": 423, "limit": 100}),
-    ],
+    [(rounding_apart, {"encoding": "int8"}), (with_small_blobs, {"size": 423, "limit": 100})],
 )
 def test_a_refused_configuration_leaves_no_run(
     change: Any, details: dict[str, object], plan_of: MakePlan, tmp_path: Path

@@ -177,10 +177,7 @@ add(
     answers=padded,
 )
 # Samples see each other beyond a weighted mean: either a trace of the whole batch, or a refusal.
-add(
-    "batch_standardised",
-    lambda out, y: F.cross_entropy((out - out.mean(0)) / (out.std(0) + 1e-3), y),
-)
+add("batch_standardised", lambda out, y: F.cross_entropy((out - out.mean(0)) / (out.std(0) + 1e-3), y))
 add(
     "top_k_hard_examples",
     lambda out, y: F.cross_entropy(out, y, reduction="none").topk(3)[0].mean(),

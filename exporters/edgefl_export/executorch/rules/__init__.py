@@ -8,13 +8,7 @@ from __future__ import annotations
 import torch
 
 from edgefl_export.decompositions import core_table
-from edgefl_export.executorch.rules import (
-    arithmetic,
-    normalization,
-    pooling,
-    positions,
-    recurrent,
-)
+from edgefl_export.executorch.rules import arithmetic, normalization, pooling, positions, recurrent
 from edgefl_export.operators import Rules
 
 _aten = torch.ops.aten

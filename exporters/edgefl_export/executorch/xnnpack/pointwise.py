@@ -125,12 +125,7 @@ def _power(builder: Builder, node: fx.Node) -> None:
         builder.add(_POWERS[exponent](source, out, 0))
 
 
-_POWERS = {
-    2.0: xnn.XNNSquare,
-    0.5: xnn.XNNSquareRoot,
-    -0.5: xnn.XNNReciprocalSquareRoot,
-    1.0: xnn.XNNCopy,
-}
+_POWERS = {2.0: xnn.XNNSquare, 0.5: xnn.XNNSquareRoot, -0.5: xnn.XNNReciprocalSquareRoot, 1.0: xnn.XNNCopy}
 
 
 def _is_power(node: fx.Node) -> bool:

@@ -304,12 +304,7 @@ class _ProductWriter:
         return self._call("Reshape", [name, self._sizes(shape)], result, domain="")
 
     def _call(
-        self,
-        op: str,
-        inputs: Sequence[str],
-        result: str = "",
-        domain: str = LAYOUT,
-        **options: Any,
+        self, op: str, inputs: Sequence[str], result: str = "", domain: str = LAYOUT, **options: Any
     ) -> str:
         self._made += 1
         made = result or f"product{self._made}"
