@@ -114,13 +114,14 @@ def parse(
     Raises:
         ConfigError: a key or value is wrong, or ``problems`` is not empty. The text lists all of them.
     """
+    refused: list[str] = []
     try:
         federation = Federation.model_validate(_plain(tables))
         lines, cause = list(problems), None
     except ValidationError as error:
         lines, cause = [_explain(problem) for problem in error.errors()], error
-        said = {_key(problem) for problem in error.errors()}
-        lines += [line for line in problems if line.partition(":")[0] not in said]
+        refused = [_key(problem) for problem in error.errors()]
+        lines += [line for line in problems if line.partition(":")[0] not in refused]
     if lines:
         blamed: dict[str, list[str]] = {}
         for line in lines:
@@ -128,7 +129,7 @@ def parse(
             blamed.setdefault("the command line" if own else source, []).append(f"\n  - {line}")
         raise ConfigError(
             "\n".join(f"{each} cannot be used:{''.join(found)}" for each, found in blamed.items()),
-            keys=[line.partition(":")[0] for line in lines],
+            keys=[*refused, *(line.partition(":")[0] for line in lines[len(refused) :])],
         ) from cause
     return federation
 

@@ -114,5 +114,5 @@ def test_a_folder_without_journal_or_answers_is_a_data_error(tmp_path: Path) -> 
     (tmp_path / "bad" / "journal.sqlite").write_bytes(
         b"not a database, but long enough to be read as one" * 50
     )
-    with refuses(DataError, path=str(tmp_path / "bad" / "journal.sqlite"), error="file is not a database"):
+    with refuses(DataError, path=str(tmp_path / "bad" / "journal.sqlite"), error=...):
         tier_accuracy(tmp_path / "bad")

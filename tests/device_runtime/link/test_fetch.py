@@ -53,6 +53,10 @@ class Device:
         self.inbox.serve(made)
         return made
 
+    def limit_store(self, limit_bytes: int) -> None:
+        self.store.close()
+        self.store = Store(self.store.folder, limit_bytes=limit_bytes, history_rounds=5)
+
     def topic(self, ref: BlobRef, index: int) -> str:
         return self.topics.blob_chunk(ref.sha256, index)
 
@@ -119,7 +123,7 @@ def test_several_blobs_arrive_in_one_go_and_in_the_order_asked(server: Session, 
 
 def test_a_blob_that_is_asked_for_again_leaves_after_others(server: Session, device: Device) -> None:
     refs = [publish_blob(server, device.topics, bytes([tag]) * CHUNK, CHUNK) for tag in (1, 2, 3)]
-    device.store._limit = 2 * CHUNK
+    device.limit_store(2 * CHUNK)
     for ref in (refs[0], refs[1], refs[0], refs[2]):
         device.fetcher().get(ref)
 
@@ -302,7 +306,7 @@ def test_a_line_that_fits_the_store_stays_whole(server: Session, device: Device)
         wanted = apply_patch(wanted, pieces[-1])
     old = publish_blob(server, device.topics, DATA[:CHUNK], CHUNK)
     line = tuple(publish_blob(server, device.topics, piece, CHUNK) for piece in pieces)
-    device.store._limit = sum(ref.size for ref in line)
+    device.limit_store(sum(ref.size for ref in line))
     device.fetcher().get(old)
     fetcher = device.fetcher()
     world = World(make_bundle())
@@ -312,7 +316,8 @@ def test_a_line_that_fits_the_store_stays_whole(server: Session, device: Device)
 
     assert found["u.w"].tobytes() == wanted["u.w"].tobytes()
     assert fetcher.fetches == 1 and all(device.store.missing_chunks(ref) == [] for ref in line)
-    device.store._limit -= 1
+    device.limit_store(sum(ref.size for ref in line) - 1)
+    graphs = GraphLoader(OnnxEngine(), world.bundle.manifest, device.fetcher(), RoundProfiler())
     device.store.drop_blob(line[2])
     with pytest.raises(StoreError, match="this round needs"):
         graphs.fetch_weights(msgspec.structs.replace(world.job(), units={"u": line}), ["u"])

@@ -191,7 +191,7 @@ def test_no_variable_of_the_agent_reaches_it(tmp_path: Path, monkeypatch: pytest
 
     monkeypatch.setenv("EDGEFL_TOKEN", "secret")
     monkeypatch.setattr("edgefl_device.profile.child.command", telling)
-    with refuses(RoundDeclined, reason="failed"):
+    with pytest.raises(RoundDeclined, match="False"):
         ProfilerProcess(engine="onnx", threads=1).measure(
             tmp_path / "bundle.efl", 1, threading.Event(), math.inf
         )

@@ -200,5 +200,5 @@ def test_a_file_that_is_no_schedule_is_named(text: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_fault_of_what_is_not_there_is_refused(fault: Fault, broker: bool) -> None:
-    with refuses(ConfigError, target=...):
+    with refuses(ConfigError, target=fault.target):
         check_targets(Schedule(faults=(fault,)), DEVICES, broker=broker)

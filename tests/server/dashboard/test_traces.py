@@ -26,5 +26,5 @@ def test_a_round_is_a_trace_of_its_devices() -> None:
 
 
 def test_what_is_no_address_is_refused() -> None:
-    with refuses(ConfigError, otlp=...):
+    with refuses(ConfigError, otlp="localhost:4318"):
         TraceExporter("localhost:4318")

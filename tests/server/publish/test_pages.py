@@ -188,10 +188,10 @@ def test_one_server_has_the_folder_and_says_where_it_cannot_write(tmp_path: Path
     held.close()
     again = MirrorFolder(tmp_path / "one")
     os.rename(tmp_path / "one", tmp_path / "two")
-    with refuses(StoreError, folder=str(tmp_path / "one"), error="No such file or directory"):
+    with refuses(StoreError, folder=str(tmp_path / "one"), error=...):
         again.keep("ab" * 32, DATA)
     (tmp_path / "file").write_bytes(b"")
-    with refuses(StoreError, folder=str(tmp_path / "file"), error="File exists"):
+    with refuses(StoreError, folder=str(tmp_path / "file"), error=...):
         MirrorFolder(tmp_path / "file")
 
 

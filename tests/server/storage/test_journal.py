@@ -88,7 +88,7 @@ def test_a_journal_begins_once_the_disk_has_room(monkeypatch: pytest.MonkeyPatch
     wal = tables.use_write_ahead_log
     with monkeypatch.context() as patch:
         patch.setattr(tables, "use_write_ahead_log", full)
-        with refuses(StoreError, url=url):
+        with pytest.raises(StoreError, match="full; free some space"):
             opened(url)
     opened(url).close()
 
@@ -115,7 +115,7 @@ def test_a_journal_of_another_layout_is_refused(journal: Journal, url: str, numb
     with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database, database:
         database.execute(change)
 
-    with refuses(StoreError, url=url, layout=...):
+    with refuses(StoreError, url=url, layout=number or 0):
         opened(url)
 
 

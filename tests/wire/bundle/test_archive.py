@@ -72,7 +72,7 @@ def test_a_file_that_is_no_zip_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "b.edgefl"
     path.write_bytes(data)
 
-    with refuses(BundleError, path=str(path), error="File is not a zip file"):
+    with refuses(BundleError, path=str(path), error=...):
         read_bundle(path)
 
 
