@@ -19,7 +19,8 @@ from edgefl.contract.tensors import Tensors, prefixed
 from edgefl.data.dataset import Dataset
 from edgefl.data.datasets import digits
 from edgefl.errors import UpdateRejected
-from edgefl.lab.run_folder import measured_statistics
+from edgefl.lab.deployment import DeploymentBuilder
+from edgefl.lab.run_folder import MeasuredStatistics, measured_statistics
 from edgefl.setup.bundles import bundle_of
 from edgefl.setup.data import open_data, partition
 from edgefl.setup.model import federation_model
@@ -289,6 +290,58 @@ def test_moments_that_cannot_be_are_refused(name: str, value: int, reason: str) 
         DeviceSums.check_norms(arrays, blocks, "weak", 5)
 
     assert refused.value.reason == reason
+
+
+# -- deployment ----------------------------------------------------------------------------------------------
+
+WIDTHS = {
+    "heterofl": {"scaler": True},
+    "fedrolex": {"rolling": True},
+    "fjord": {"ordered": True, "widths": [0.25, 0.5]},
+    "plain": {},
+}
+
+
+@pytest.mark.parametrize("bn", ["global", "static"])
+@pytest.mark.parametrize("method", WIDTHS)
+def test_a_deployed_width_predicts_what_its_devices_evaluate(method: str, bn: str) -> None:
+    tiers = {"half": {"kind": "width", "count": 1, "options": {"ratio": 0.5, **WIDTHS[method]}}}
+    made = federation(bn, tiers=tiers)
+    spec = federation_model(made, data())
+    found, trained = norm_measurement(made, spec), tier_of(made, spec, "half")
+    assert found is not None
+    rng = np.random.default_rng(1)
+    weights = {
+        name: tensor.numpy() + 0.1 * rng.random(tensor.shape, np.float32)
+        for name, tensor in spec.weights.items()
+    }
+    statistics = {
+        name.removeprefix("norms/half."): np.abs(array + rng.random(array.shape, np.float32))
+        for name, array in found.initial.items()
+        if not name.endswith(".measured")
+    }
+    rounds, rows = 3, np.arange(found.evaluate["half"].algorithm.evaluate.inputs["batch.0.mask"].shape[0])
+    batch = {name: torch.from_numpy(array) for name, array in data().test_batch(rows).items()}
+
+    payload = trained.submodel.place(weights, rounds + 1).payload
+    read = payload | {f"norms/half.{name}": array for name, array in statistics.items()}
+    inputs = {f"weights.{name}": torch.from_numpy(array) for name, array in read.items()}
+    inputs |= {f"batch.0.{name}": tensor for name, tensor in batch.items()} | {
+        "batch.0.mask": torch.ones(len(rows))
+    }
+    evaluate = found.evaluate["half"].algorithm.evaluate
+    sums = evaluate.fn({name: inputs[name] for name in evaluate.inputs})
+
+    measured = MeasuredStatistics(rounds, {"half": statistics})
+    deployment = DeploymentBuilder.of(made, data(), weights, batch=len(rows), measured=measured).deployment(
+        trained.submodel
+    )
+    session = ort.InferenceSession(deployment.artifact.model)
+    logits = torch.from_numpy(session.run(None, {session.get_inputs()[0].name: batch["x"].numpy()})[0])
+    loss = nn.functional.cross_entropy(logits, batch["y"], reduction="sum")
+    assert deployment.facts["statistics"] == {"source": "devices"}
+    assert loss.item() == pytest.approx(float(sums["metric.loss_sum"]), rel=1e-5)
+    assert int(logits.argmax(1).eq(batch["y"]).sum()) == int(sums["metric.correct"])
 
 
 # -- the agreement -------------------------------------------------------------------------------------------

@@ -135,12 +135,16 @@ def test_the_scaler_refuses_a_hidden_layer_that_no_tensor_scales() -> None:
         width(split(sequence, sample=TensorSpec((4,)), classes=3), ratio=0.5, scaler=True)
 
 
-def test_inference_and_the_update_know_of_no_scaler() -> None:
+def test_inference_divides_as_training_does_and_the_update_knows_of_no_scaler() -> None:
     spec = small("cnn")
     part, plain = width(spec, ratio=RATIO, scaler=True), width(spec, ratio=RATIO)
     weights, (x, _) = local(plain), batch(spec)
+    scaled = copy.deepcopy(plain.suffix).eval()
+    scaled.load_state_dict(weights)
+    for path in HIDDEN["cnn"]:
+        scaled.get_submodule(path).register_forward_hook(lambda layer, args, out: out / RATIO)
 
-    assert torch.equal(Objective.of(part).predict(weights, x), Objective.of(plain).predict(weights, x))
+    torch.testing.assert_close(Objective.of(part).predict(weights, x), scaled(x), rtol=1e-5, atol=1e-6)
     assert Objective.of(part).carrier.pack(weights, {}) == weights
     assert part.identity != plain.identity, "tiers that differ in graphs must not share a bundle"
 

@@ -131,7 +131,7 @@ def _smallest_gamma(channels: Channels, stuck: _Stuck, ratio: float, keep: Keep)
     return next((gamma for gamma in tried if not _is_bloated(channels, stuck, math.sqrt(gamma), keep)), 1.0)
 
 
-# HeteroFL's scaler: in training a narrow model's layers have the magnitude of the whole model's (fiarse.md 3, 2.9).
+# HeteroFL's scaler: a narrow model's layers have the magnitude of the whole model's (fiarse.md 3, 2.9).
 
 Hidden = Callable[[str, int], bool]
 """Function that returns True if a dimension of a state tensor holds channels that a width cuts."""
@@ -139,11 +139,13 @@ Hidden = Callable[[str, int], bool]
 
 @dataclass(frozen=True, eq=False)
 class ScalingCarrier(WholeCarrier):
-    """Carrier that divides the output of each hidden convolution and dense layer by ``ratio``, in training only
-    (HeteroFL).
+    """Carrier that divides the output of each hidden convolution and dense layer by ``ratio`` (HeteroFL).
 
-    The layers of a narrow model then have the magnitude of the whole model's (fiarse.md 3, 2.9). Weight and bias are
-    divided, which is the same, because the layers are linear. The scale comes before a norm that follows, as in HeteroFL.
+    The layers of a narrow model then have the magnitude of the whole model's (fiarse.md 3, 2.9). Inference divides as
+    training does: the layers behind were trained on the divided outputs, and moving statistics describe these. Weight and
+    bias are divided, which is the same, because the layers are linear. The scale comes before a norm that follows, as in
+    HeteroFL.
+
     A layer is hidden if a width may cut its outputs. Classes cannot be cut, so the classifier is unchanged.
     """
 
@@ -168,8 +170,6 @@ class ScalingCarrier(WholeCarrier):
     def effective(
         self, weights: Tensors, gates: Tensors, noise: Mapping[str, Tensor], *, training: bool
     ) -> Tensors:
-        if not training:
-            return weights
         return {name: w / self.ratio if name in self.divided else w for name, w in weights.items()}
 
 
@@ -245,8 +245,8 @@ class Width(Submodel):
         ratio: Share of the channels, in (0, 1].
         rounding: ``ceil`` or ``floor``.
         rolling: True: move the window by one channel per round.
-        scaler: True: divide the hidden layers by ``ratio`` in training (HeteroFL). Inference, payload and update are
-            unchanged.
+        scaler: True: divide the hidden layers by ``ratio``, in training and in inference (HeteroFL). Payload and update
+            are unchanged.
         widths: Widths below ``ratio`` that are trained at random, besides ``ratio`` itself (FjORD). Inference, payload and
             update are unchanged.
     """
@@ -410,7 +410,7 @@ def width(
         gamma: Share of the parameters.
         rounding: ``ceil`` or ``floor``, of the number of channels.
         rolling: True: move the window of channels by one in each round (FedRolex, Alam et al. 2022).
-        scaler: True: divide the outputs of hidden layers by ``ratio`` in training (HeteroFL).
+        scaler: True: divide the outputs of hidden layers by ``ratio``, in training and in inference (HeteroFL).
         ordered: True: train one of ``widths`` in each step (FjORD's ordered dropout, Horvath et al. 2021).
         widths: Shares of the channels for ``ordered``. Those above ``ratio`` are ignored.
 
