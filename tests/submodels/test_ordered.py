@@ -235,7 +235,7 @@ def test_a_step_exports_and_agrees_with_torch(name: str, options: dict[str, floa
 
 @pytest.mark.parametrize("name", mostly_slow(["vit", "convnext"], ["vit"]))
 def test_a_model_whose_parts_are_not_its_slices_is_refused(name: str) -> None:
-    with refuses(ModelError, model="vit", ratio=0.5, apart=...):
+    with refuses(ModelError, model=name, ratio=0.5, apart=...):
         width(model(name), ratio=1.0, ordered=True, widths=(0.5,))
 
 
