@@ -31,13 +31,13 @@ _WORK = ("round", "forward", "transfer")
 _MODELS = ("cnn", "resnet8", "mobilenet")
 
 
-class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True):
+class EvaluationCost(msgspec.Struct, frozen=True, kw_only=True):
     """Medians of processor time in three processes that take turns, one thread each.
 
     Attributes:
         rows: rows of the device; a fifth of them is held out.
         forward_ms: the held-out rows in the same batches through the loaded ``evaluate`` graph.
-        transfer_ms: weights and graphs become blobs with their digests, in place of a download.
+        transfer_ms: time to make blobs of weights and graphs, in place of a download.
         round_ms: a round: transfer, rows, three graphs that are loaded anew, forward passes, and the report.
         ratio: ``round_ms`` without ``transfer_ms``, over ``forward_ms``.
         first_ms: the first round, which divides the rows.
@@ -78,7 +78,7 @@ def evaluation_round(
     )
 
 
-def _columns(row: EvaluationRow) -> dict[str, Any]:
+def _columns(row: EvaluationCost) -> dict[str, Any]:
     return {
         "model": row.model,
         "engine": row.engine,
@@ -91,7 +91,7 @@ def _columns(row: EvaluationRow) -> dict[str, Any]:
     }
 
 
-def measure(model: str, engine: str, *, rows: int, repeat: int, say: Callable[[str], None]) -> EvaluationRow:
+def measure(model: str, engine: str, *, rows: int, repeat: int, say: Callable[[str], None]) -> EvaluationCost:
     """Compile the evaluation bundle of ``model``, and time rounds, forward passes and transfers in turns.
 
     Args:
@@ -135,7 +135,7 @@ def measure(model: str, engine: str, *, rows: int, repeat: int, say: Callable[[s
         _SPLIT,
         federation.federation.seed,
     )
-    return EvaluationRow(
+    return EvaluationCost(
         model=model,
         engine=engine,
         rows=rows,

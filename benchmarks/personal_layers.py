@@ -468,7 +468,7 @@ def grid(dataset: PersonalDataset, algorithm: AlgorithmName, scale: RunScale) ->
 
 
 def key_of(run: PersonalCase | PersonalRow) -> tuple[Any, ...]:
-    """Return the settings that tell a run from all others."""
+    """Return the settings that identify a run."""
     return run.dataset, run.algorithm, run.seed, run.scale, run.lr, run.alpha
 
 

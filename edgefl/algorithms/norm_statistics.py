@@ -2,7 +2,7 @@
 
 The input of a norm layer depends on the channels in front of it, so each submodel size needs statistics of its own. A
 device passes once over its training rows. Each layer normalises by its batch, as in training, and the moments of its input
-are summed up. The server adds the sums of all devices of a tier; then mean and variance are those of all their rows
+are summed up. The server adds the sums of all devices of a tier; these give the mean and variance of all their rows
 (HeteroFL's static batch norm).
 """
 

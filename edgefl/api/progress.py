@@ -178,7 +178,7 @@ def planned_rounds(federation: Federation, dataset: Dataset | None = None) -> in
 
 
 def purpose_of(event: Mapping[str, Any]) -> str:
-    """Return the purpose of a round without training as a relative clause, or ""; ``event`` is that of its opening."""
+    """Return the purpose of a round without training as a relative clause, or ""; ``event`` reports its opening."""
     if event.get("measures"):
         return ", which measure the statistics of batch norm"
     return ", which evaluate the model" if event.get("evaluates") else ""

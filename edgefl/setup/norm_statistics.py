@@ -63,9 +63,8 @@ def norm_measurement(federation: Federation, spec: ModelSpec) -> NormMeasurement
     tiers = tiers_of(federation, replace(spec, module=with_buffers(spec.module)))
     private = frozenset[str]().union(*(tier.algorithm.private for tier in tiers.values()))
     names = tuple(name for name in names if name not in private)
-    if (
-        unkept := private - spec.weights.keys()
-    ):  # no training keeps them: their layers go on to read each batch
+    # No training keeps these, so that their layers still read each batch.
+    if unkept := private - spec.weights.keys():
         tiers = tiers_of(federation, replace(spec, module=with_buffers(spec.module, but=unkept)))
     by_batch = replace(spec, module=use_batch(spec.module))
     measure, evaluate, families = dict[str, Exchange](), dict[str, Exchange](), dict[str, str]()
