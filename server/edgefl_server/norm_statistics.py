@@ -45,7 +45,11 @@ NO_NORMS = NormFamilies()
 
 
 def measured_statistics(
-    norms: NormFamilies, reports: Sequence[DeviceSums], weights: Mapping[str, Array], trained: int
+    norms: NormFamilies,
+    reports: Sequence[DeviceSums],
+    weights: Mapping[str, Array],
+    trained: int,
+    weight_cap: float,
 ) -> Arrays:
     """Return the statistics that ``reports`` give, by their name on the server.
 
@@ -56,6 +60,7 @@ def measured_statistics(
         reports: Reports of a measuring round.
         weights: Model and statistics so far, by name.
         trained: Number of training rounds of the model.
+        weight_cap: Most rows that a device counts with, as a multiple of the median over the devices; 0: no bound.
     """
     found: Arrays = {}
     for family in sorted(set(norms.by_tier.values())):
@@ -66,17 +71,19 @@ def measured_statistics(
         for variance, mean in norms.variances.items():
             holders = [each for each in own if variance in each and int(each[ROWS])]
             if holders:
-                new[mean], new[variance] = _moments(holders, mean, variance)
+                new[mean], new[variance] = _moments(holders, mean, variance, weight_cap)
         if kept and kept == new.keys():
             found |= {f"{unit}.{name}": array for name, array in new.items()}
             found[f"{unit}.{MEASURED}"] = np.array(trained, np.float32)
     return found
 
 
-def _moments(reports: Sequence[Mapping[str, Array]], mean: str, variance: str) -> tuple[Array, Array]:
+def _moments(
+    reports: Sequence[Mapping[str, Array]], mean: str, variance: str, weight_cap: float
+) -> tuple[Array, Array]:
     """Return (mean, variance) per channel, float32, of the rows of all ``reports``.
 
-    One device cannot move them at will: its mean square is bounded by the others'.
+    One device cannot move them at will: its rows and its mean square are bounded by the others'.
     """
     rows = np.array([[int(each[ROWS])] for each in reports], np.float64)
     scale = rows * 2.0**NORM_BITS
@@ -84,7 +91,12 @@ def _moments(reports: Sequence[Mapping[str, Array]], mean: str, variance: str) -
     squares = np.stack([each[variance].astype(np.float64) for each in reports]) / scale
     squares = np.maximum(squares, 0.0)
     if len(reports) >= _FEWEST_BOUNDED:
-        squares = np.minimum(squares, _MOST_SQUARE * np.median(squares, axis=0))
+        usual = np.median(squares, axis=0)
+        # Most devices may lack a feature that others have. Its bound is then that of the layer's mean over channels.
+        usual = np.where(usual > 0, usual, np.median(squares.mean(axis=1)))
+        squares = np.minimum(squares, _MOST_SQUARE * usual)
+        if weight_cap:
+            rows = np.minimum(rows, weight_cap * np.sort(rows, axis=0)[(len(rows) - 1) // 2])
     means = np.clip(means, -np.sqrt(squares), np.sqrt(squares))
     share = rows / rows.sum()
     # Sorted, so that the order of arrival does not change the last bits.

@@ -224,9 +224,10 @@ def conclude_round(
 
 
 def _measured(spec: RunSpec, ended: OpenRound, aggregation: RoundAggregation, weights: Arrays) -> Arrays:
-    sums, trained = aggregation.aggregator, spec.rules.trained_rounds(ended.number)
+    sums, rules = aggregation.aggregator, spec.rules
     assert isinstance(sums, IntegerSums), "devices report sums"
-    return {**weights, **measured_statistics(spec.norms, sums.reports, weights, trained)}
+    trained, cap = rules.trained_rounds(ended.number), rules.weight_cap
+    return {**weights, **measured_statistics(spec.norms, sums.reports, weights, trained, cap)}
 
 
 def evaluate_reports(

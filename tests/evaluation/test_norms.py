@@ -197,7 +197,7 @@ def test_a_tier_without_norms_needs_no_statistics() -> None:
     norms = NormFamilies({"half": "half"}, NORMS.variances)
 
     assert norms.covers("plain", {}, 3)
-    assert statistics_of(norms, [report("plain", 3, 0.0, 1.0)], {}, 3) == {}
+    assert statistics_of(norms, [report("plain", 3, 0.0, 1.0)], {}, 3, CAP) == {}
 
 
 @pytest.mark.parametrize("private", ["stem", "stem.conv"])
@@ -236,11 +236,16 @@ KEPT: Arrays = {
 }
 
 
-def report(tier: str, rows: int, mean: float, square: float) -> DeviceSums:
+CAP = 4.0
+
+
+def report(
+    tier: str, rows: int, mean: float, square: float, channels: tuple[int, int] = (1, 1)
+) -> DeviceSums:
     arrays = {
         "rows": np.array(rows, np.int64),
-        "b.running_mean": np.full(2, round(mean * rows * 2**NORM_BITS), np.int64),
-        "b.running_var": np.full(2, round(square * rows * 2**NORM_BITS), np.int64),
+        "b.running_mean": np.array(channels) * round(mean * rows * 2**NORM_BITS),
+        "b.running_var": np.array(channels) * round(square * rows * 2**NORM_BITS),
     }
     shapes = {name: array.shape for name, array in arrays.items()}
     blocks = SumBlocks(DENSE, {}, shapes, tuple(shapes), (), np.zeros(0, np.int64), 5, 0)
@@ -252,7 +257,7 @@ def test_the_moments_of_all_rows_give_mean_and_variance() -> None:
     parts = [rng.normal(size, 1 + size, 40 * size) for size in (1, 2, 3)]
     reports = [report("weak", len(each), float(each.mean()), float(np.square(each).mean())) for each in parts]
 
-    found, again = (statistics_of(NORMS, order, KEPT, 7) for order in (reports, reports[::-1]))
+    found, again = (statistics_of(NORMS, order, KEPT, 7, CAP) for order in (reports, reports[::-1]))
 
     whole = np.concatenate(parts)
     np.testing.assert_allclose(found["norms/weak.b.running_mean"], whole.mean(), rtol=1e-5)
@@ -264,13 +269,22 @@ def test_the_moments_of_all_rows_give_mean_and_variance() -> None:
     assert not NORMS.covers("weak", {**KEPT, **found}, 8) and not NORMS.covers("late", {**KEPT, **found}, 7)
 
 
-def test_one_device_cannot_move_the_statistics_at_will() -> None:
+@pytest.mark.parametrize(("rows", "most"), [(20, 1.5), (1 << 20, 3.0)])
+def test_one_device_cannot_move_the_statistics_at_will(rows: int, most: float) -> None:
     honest = [report("weak", 20, 0.5, 1.25) for _ in range(4)]
 
-    found = statistics_of(NORMS, [*honest, report("weak", 20, 1e4, 1e9)], KEPT, 1)
+    found = statistics_of(NORMS, [*honest, report("weak", rows, 1e2, 1e4)], KEPT, 1, CAP)
 
-    assert np.all(found["norms/weak.b.running_var"] < 16 * 1.25)
-    assert np.all(np.abs(found["norms/weak.b.running_mean"]) < 4)
+    assert np.all((found["norms/weak.b.running_var"] > 1) & (found["norms/weak.b.running_var"] < 16 * 1.25))
+    assert np.all(np.abs(found["norms/weak.b.running_mean"]) < most)
+
+
+def test_a_feature_that_few_devices_have_keeps_its_variance() -> None:
+    others = [report("weak", 20, 0.5, 1.25, channels=(1, 0)) for _ in range(2)]
+
+    found = statistics_of(NORMS, [report("weak", 20, 0.5, 1.25), *others], KEPT, 1, CAP)
+
+    np.testing.assert_allclose(found["norms/weak.b.running_var"], [1.0, 1.25 / 3 - 0.5**2 / 9], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
