@@ -111,9 +111,10 @@ class RunContext:
         planned = rules.evaluation.planned(rules.rounds)
         if evaluate:
             _check_evaluation(spec, run.number, planned)
-        length = rules.evaluation.length
-        extra = -(-max(0, run.number - 1 - planned) // length) * length + evaluate * length
-        rules = replace(rules, evaluation=replace(rules.evaluation, extra=extra))
+        ended = begun = max(0, run.number - 1 - planned)
+        if run.number > planned and known is not None:
+            begun += journal.current_round(run.run) is not None
+        rules = replace(rules, evaluation=rules.evaluation.continued(ended, begun, more=evaluate))
         spec = replace(spec, rules=rules)
         return cls(spec, run, known is not None, device, clock)
 

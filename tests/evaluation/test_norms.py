@@ -87,6 +87,28 @@ def test_each_evaluation_follows_a_measuring_round(every: int, rounds: int, meas
     assert {schedule.trained(number, rounds) for number in range(planned, planned + 5)} == {rounds}
 
 
+@pytest.mark.parametrize(
+    ("ended", "begun", "more", "extra"),
+    [
+        (0, 0, False, 0),
+        (0, 0, True, 2),
+        (0, 1, False, 2),  # killed while devices measured
+        (0, 1, True, 2),
+        (1, 1, False, 2),  # killed between the two rounds
+        (1, 1, True, 2),
+        (1, 2, False, 2),  # killed while devices evaluated
+        (1, 2, True, 2),
+        (2, 2, False, 2),
+        (2, 2, True, 4),
+    ],
+)
+def test_an_evaluation_that_was_killed_is_completed_once(
+    ended: int, begun: int, more: bool, extra: int
+) -> None:
+    schedule = EvaluationSchedule(every=2, measures=True)
+    assert schedule.continued(ended, begun, more=more).extra == extra
+
+
 # -- the sums of a device ------------------------------------------------------------------------------------
 
 

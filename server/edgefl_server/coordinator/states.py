@@ -111,6 +111,17 @@ class EvaluationSchedule:
         """Return the number of the last round of a run with ``rounds`` training rounds."""
         return self.planned(rounds) + self.extra
 
+    def continued(self, ended: int, begun: int, *, more: bool) -> EvaluationSchedule:
+        """Return the schedule of a run that continues behind its planned rounds. An evaluation in progress is completed.
+
+        Args:
+            ended: Number of rounds that ended behind the planned ones.
+            begun: The same with the open round, if there is one.
+            more: True for another evaluation. One in progress counts as that.
+        """
+        evaluations = ended // self.length + 1 if more else -(-begun // self.length)
+        return replace(self, extra=evaluations * self.length)
+
     def includes(self, number: int, rounds: int) -> bool:
         """Return True if no device trains in round ``number``: it is an evaluation round or a measuring round."""
         planned = self.planned(rounds)
