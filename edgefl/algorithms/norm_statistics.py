@@ -8,7 +8,7 @@ are summed up. The server adds the sums of all devices of a tier; these give the
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import torch
@@ -39,18 +39,20 @@ def reads_statistics(function: Function, names: Collection[str], unit: str) -> F
     return replace(function, fn=fn, inputs=inputs)
 
 
-def norm_statistics(algorithm: Algorithm, names: Collection[str]) -> Algorithm:
-    """Return the exchange in which a device measures the statistics ``names`` of the model of ``algorithm``.
+def norm_statistics(algorithm: Algorithm, variances: Mapping[str, str]) -> Algorithm:
+    """Return the exchange in which a device measures statistics of batch norm of the model of ``algorithm``.
 
     ``start`` keeps the weights, each step adds the moments of one batch, and ``finish`` returns ``update.<name>`` int64 in
-    fixed point, per channel: for a mean the sum over rows of the mean of a row, for a variance the sum over rows of the mean
-    square of a row. ``update.rows`` is the number of rows. Rows that only fill the last batch count for nothing.
-    Private tensors come from the carry, as in the evaluation.
+    fixed point, per channel: for a mean the mean over all rows, for a variance the standard deviation. It has half of the
+    digits of a variance, so that features of any usual scale fit. ``update.rows`` is the number of rows. Rows that only
+    fill the last batch count for nothing. Private tensors come from the carry, as in the evaluation.
 
     Args:
         algorithm: Training of the submodel, whose function ``evaluate`` runs it forward.
-        names: Names of the statistics, inputs ``weights.<name>`` of that function. They are not read.
+        variances: Name of each variance, and that of its mean: inputs ``weights.<name>`` of that function. They are not
+            read.
     """
+    names = (*variances.values(), *variances)
     evaluate = algorithm.evaluate
     unread = {f"weights.{name}": evaluate.inputs[f"weights.{name}"] for name in names}
     read = {
@@ -83,9 +85,13 @@ def norm_statistics(algorithm: Algorithm, names: Collection[str]) -> Algorithm:
         return prefixed("state.sum", {name: total[name] + found[name].double() for name in total})
 
     def finish(tensors: Tensors) -> Tensors:
-        whole, most = {}, float(NORM_LIMIT)
-        for name, total in select(tensors, "state.sum").items():
-            scaled = total if name == ROWS else total * 2.0**NORM_BITS
+        total, found, most = select(tensors, "state.sum"), dict[str, torch.Tensor](), float(NORM_LIMIT)
+        whole, rows = {ROWS: total[ROWS].round().to(torch.int64)}, total[ROWS].clamp(min=1.0)
+        for variance, mean in variances.items():
+            found[mean] = total[mean] / rows
+            found[variance] = (total[variance] / rows - found[mean].square()).clamp(min=0.0).sqrt()
+        for name, value in found.items():
+            scaled = value * 2.0**NORM_BITS
             finite = torch.nan_to_num(scaled, nan=most, posinf=most, neginf=-most)
             whole[name] = finite.clamp(-most, most).round().to(torch.int64)
         return prefixed("update", whole)

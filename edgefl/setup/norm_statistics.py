@@ -79,7 +79,7 @@ def norm_measurement(federation: Federation, spec: ModelSpec) -> NormMeasurement
             values = torch.ones if each in pairs else torch.zeros
             sizes.setdefault(family, {})[each] = values(algorithm.evaluate.inputs[f"weights.{each}"].shape)
         prefix = tiers_of(federation, by_batch, [name])[name].prefix if tier.prefix else ()
-        measure[name] = Exchange(NORMS, norm_statistics(algorithm, own), (), prefix=prefix)
+        measure[name] = Exchange(NORMS, norm_statistics(algorithm, pairs), (), prefix=prefix)
         reading = replace(algorithm, evaluate=reads_statistics(algorithm.evaluate, own, unit))
         frozen = _reading(tier, names, unit)
         for port in [port for chunk in frozen for port in chunk.forward.inputs.items()]:

@@ -11,9 +11,9 @@ ROWS = "rows"
 MEASURED = "measured"
 """Name of the entry of a family that has the number of training rounds of the measured model; -1 before the first one."""
 NORM_BITS = 24
-"""Binary fraction digits of a reported sum: the whole number nearest to its value times 2^24."""
+"""Binary fraction digits of a reported mean or deviation: the whole number nearest to its value times 2^24."""
 NORM_LIMIT = 1 << 61
-"""Magnitude of a reported sum that stands for a value that is larger or not finite. Servers refuse it."""
+"""Magnitude of a reported number that stands for a value that is larger or not finite. Servers refuse it."""
 
 
 def tier_family(tier: str) -> str:

@@ -86,10 +86,9 @@ def _moments(
     One device cannot move them at will: its rows and its mean square are bounded by the others'.
     """
     rows = np.array([[int(each[ROWS])] for each in reports], np.float64)
-    scale = rows * 2.0**NORM_BITS
-    means = np.stack([each[mean].astype(np.float64) for each in reports]) / scale
-    squares = np.stack([each[variance].astype(np.float64) for each in reports]) / scale
-    squares = np.maximum(squares, 0.0)
+    means = np.stack([each[mean].astype(np.float64) for each in reports]) / 2.0**NORM_BITS
+    deviations = np.stack([each[variance].astype(np.float64) for each in reports]) / 2.0**NORM_BITS
+    squares = deviations**2 + means**2
     if len(reports) >= _FEWEST_BOUNDED:
         usual = np.median(squares, axis=0)
         # Most devices may lack a feature that others have. Its bound is then that of the layer's mean over channels.

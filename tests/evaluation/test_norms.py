@@ -173,8 +173,30 @@ def test_a_device_measures_the_moments_of_its_submodel(tier: str, format: str) -
     assert result.samples == len(x) == int(result.update["rows"])
     assert result.update.keys() == {"rows", *expected}
     for name, moment in expected.items():
-        found = result.update[name] / (2.0**NORM_BITS * len(x))
-        np.testing.assert_allclose(found, moment.numpy(), rtol=1e-3, atol=1e-4, err_msg=name)
+        wanted = moment if name.endswith("mean") else (moment - expected[mean_of(name)] ** 2).sqrt()
+        found = result.update[name] / 2.0**NORM_BITS
+        np.testing.assert_allclose(found, wanted.numpy(), rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def mean_of(variance: str) -> str:
+    return variance.replace("running_var", "running_mean")
+
+
+def test_features_of_a_large_scale_fit() -> None:
+    measure = measurement("static").measure["deep"].algorithm
+    mean, rows = next(name for name in measure.finish.inputs if name.endswith("mean")), 500
+    sums = {
+        name: torch.full(spec.shape, rows * (1e6 if name.endswith("mean") else 1e12 + 1e8), dtype=spec.dtype)
+        for name, spec in measure.finish.inputs.items()
+    } | {"state.sum.rows": torch.tensor(float(rows), dtype=torch.float64)}
+    found = {name.removeprefix("update."): array for name, array in measure.finish(sums).items()}
+
+    name = mean.removeprefix("state.sum.")
+    assert int(found["rows"]) == rows
+    np.testing.assert_allclose(found[name] / 2.0**NORM_BITS, 1e6)
+    np.testing.assert_allclose(
+        found[name.replace("running_mean", "running_var")] / 2.0**NORM_BITS, 1e4, rtol=1e-6
+    )
 
 
 def is_held_out(row: np.ndarray) -> bool:
@@ -266,8 +288,8 @@ def report(
 ) -> DeviceSums:
     arrays = {
         "rows": np.array(rows, np.int64),
-        "b.running_mean": np.array(channels) * round(mean * rows * 2**NORM_BITS),
-        "b.running_var": np.array(channels) * round(square * rows * 2**NORM_BITS),
+        "b.running_mean": np.array(channels) * round(mean * 2**NORM_BITS),
+        "b.running_var": np.array(channels) * round((square - mean**2) ** 0.5 * 2**NORM_BITS),
     }
     shapes = {name: array.shape for name, array in arrays.items()}
     blocks = SumBlocks(DENSE, {}, shapes, tuple(shapes), (), np.zeros(0, np.int64), 5, 0)
@@ -295,7 +317,7 @@ def test_the_moments_of_all_rows_give_mean_and_variance() -> None:
 def test_one_device_cannot_move_the_statistics_at_will(rows: int, most: float) -> None:
     honest = [report("weak", 20, 0.5, 1.25) for _ in range(4)]
 
-    found = statistics_of(NORMS, [*honest, report("weak", rows, 1e2, 1e4)], KEPT, 1, CAP)
+    found = statistics_of(NORMS, [*honest, report("weak", rows, 1e4, 1e9)], KEPT, 1, CAP)
 
     assert np.all((found["norms/weak.b.running_var"] > 1) & (found["norms/weak.b.running_var"] < 16 * 1.25))
     assert np.all(np.abs(found["norms/weak.b.running_mean"]) < most)

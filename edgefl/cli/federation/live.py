@@ -271,7 +271,8 @@ def _cells(row: dict[str, Any]) -> list[str]:
 def _round_line(row: dict[str, Any], text: str, coded: bool) -> str:
     found = row.get("evaluation")
     result = round_result(row) + ("" if found else f"  {row['reports']} reports")
-    smaller = _smaller(row["up_bytes"], row["up_float32_bytes"]) if coded and not found else ""
+    trains = not (found or row.get("measures"))
+    smaller = _smaller(row["up_bytes"], row["up_float32_bytes"]) if coded and trains else ""
     return (
         f"round {row['round']:>3}  {result}  {row['seconds']:.1f} s  "
         f"down {size(row['down_bytes'])}  up {size(row['up_bytes'])}{smaller}  {text}"
