@@ -31,7 +31,10 @@ def load(path: Path, policy: Policy) -> LocalData | None:
         DataError: A file is damaged or its labels are missing.
     """
     if path.suffix.lower() == ".npz":
-        return archive(path, policy)
+        found = archive(path, policy)
+        for array in (found.x, found.y, *found.others.values()):  # so that no round has to look for changes
+            array.flags.writeable = False
+        return found
     if (path / "x.npy").is_file():
         if not (path / "y.npy").is_file():
             raise DataError(

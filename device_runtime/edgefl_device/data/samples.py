@@ -351,7 +351,14 @@ class LocalData:
 
 
 def _content(array: Array) -> Hashable:
-    """Return the state of the file that ``array`` maps read-only, or a checksum of the numbers in memory."""
+    """Return the state of the file that ``array`` maps read-only, or a checksum of numbers in memory that others may
+    write to.
+    """
+    owner: object = array
+    while isinstance(owner, np.ndarray) and not owner.flags.writeable:
+        owner = owner.base
+    if owner is None or isinstance(owner, bytes):  # read from a file: nobody writes to it
+        return None
     if isinstance(array, np.memmap) and array.mode == "r" and array.filename is not None:
         return files_state([Path(array.filename)])
     checksum = 0
