@@ -174,7 +174,7 @@ def planned_rounds(federation: Federation, dataset: Dataset | None = None) -> in
     every, measures = federation.evaluate.every, False
     if every and dataset is not None:
         measures = norm_measurement(federation, federation_model(federation, dataset)) is not None
-    return EvaluationSchedule(every, measures=measures).planned(federation.federation.rounds)
+    return EvaluationSchedule(every, measures=measures).planned_rounds(federation.federation.rounds)
 
 
 def purpose_of(event: Mapping[str, Any]) -> str:

@@ -108,7 +108,7 @@ class RunContext:
         run = known or RunRecord(uuid.uuid4().hex[:16], spec.digest, 1)
         check_configuration(run, spec.federation, spec.digest)
         rules = replace(spec.rules, run=run.run)
-        planned = rules.evaluation.planned(rules.rounds)
+        planned = rules.evaluation.planned_rounds(rules.rounds)
         if evaluate:
             _check_evaluation(spec, run.number, planned)
         ended = begun = max(0, run.number - 1 - planned)

@@ -72,7 +72,7 @@ def federation(bn: str, rounds: int = 1, **more: object) -> Federation:
 )
 def test_each_evaluation_follows_a_measuring_round(every: int, rounds: int, measuring: list[int]) -> None:
     schedule = EvaluationSchedule(every, extra=4, measures=True)
-    planned, numbers = schedule.planned(rounds), range(1, schedule.last(rounds) + 1)
+    planned, numbers = schedule.planned_rounds(rounds), range(1, schedule.last_round(rounds) + 1)
     found = {
         number: schedule.position(number, rounds) for number in numbers if schedule.includes(number, rounds)
     }

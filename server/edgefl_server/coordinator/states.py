@@ -103,13 +103,13 @@ class EvaluationSchedule:
         """Number of rounds of an evaluation: the measuring round, if there is one, and the evaluation round."""
         return 1 + self.measures
 
-    def planned(self, rounds: int) -> int:
+    def planned_rounds(self, rounds: int) -> int:
         """Return the number of all rounds without ``extra``, for ``rounds`` training rounds."""
         return rounds + (-(-rounds // self.every) * self.length if self.every else 0)
 
-    def last(self, rounds: int) -> int:
+    def last_round(self, rounds: int) -> int:
         """Return the number of the last round of a run with ``rounds`` training rounds."""
-        return self.planned(rounds) + self.extra
+        return self.planned_rounds(rounds) + self.extra
 
     def continued(self, ended: int, begun: int, *, more: bool) -> EvaluationSchedule:
         """Return the schedule of a run that continues behind its planned rounds. An evaluation in progress is completed.
@@ -124,14 +124,14 @@ class EvaluationSchedule:
 
     def includes(self, number: int, rounds: int) -> bool:
         """Return True if no device trains in round ``number``: it is an evaluation round or a measuring round."""
-        planned = self.planned(rounds)
+        planned = self.planned_rounds(rounds)
         if not self.every:
             return number > planned
         return number > planned - self.length or (number - 1) % (self.every + self.length) >= self.every
 
     def position(self, number: int, rounds: int) -> int:
         """Return the position of round ``number``, which does not train: :data:`EVALUATION` or :data:`MEASURING`."""
-        planned, cycle = self.planned(rounds), self.every + self.length
+        planned, cycle = self.planned_rounds(rounds), self.every + self.length
         is_cycle_over = number > planned - self.length  # the last ones, and those that an operator requested
         place = (number - planned - 1) % self.length if is_cycle_over else (number - 1) % cycle - self.every
         return EVALUATION if place == self.length - 1 else MEASURING
@@ -213,7 +213,7 @@ class Rules:
     @property
     def last_round(self) -> int:
         """Number of the last round: ``rounds`` training rounds and the evaluation rounds."""
-        return self.evaluation.last(self.rounds)
+        return self.evaluation.last_round(self.rounds)
 
     def is_evaluation(self, number: int) -> bool:
         """Return True if devices evaluate the model in round ``number``, or measure statistics for that, instead of
@@ -224,7 +224,9 @@ class Rules:
     @property
     def last_training(self) -> int:
         """Number of the last training round."""
-        return self.evaluation.planned(self.rounds) - (self.evaluation.length if self.evaluation.every else 0)
+        return self.evaluation.planned_rounds(self.rounds) - (
+            self.evaluation.length if self.evaluation.every else 0
+        )
 
     def of_round(self, number: int) -> Rules:
         """Return the rules by which round ``number`` opens and closes: an evaluation takes the devices that are present."""
