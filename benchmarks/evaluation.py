@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,33 +13,33 @@ import msgspec
 import numpy as np
 import typer
 
+from benchmarks.machine import own_environment
 from benchmarks.options import Json, check_choice
-from benchmarks.repetition import median, run_blocks, running, worker_of
 from benchmarks.results import bench
 from edgefl.algorithms.evaluation import EVALUATE, evaluation
 from edgefl.cli.options import Engines
 from edgefl.config import parse
+from edgefl.errors import EdgeflError
 from edgefl.setup.bundles import bundle_of
 from edgefl.setup.data import open_data
 from edgefl.setup.model import federation_model
 from edgefl.setup.training import tier_of
+from edgefl.system.processes import module_command
 from edgefl.wire import tensors
 from edgefl.wire.bundle.archive import write_bundle
-from edgefl_device.data.samples import LocalData, is_held_out
 from edgefl_export.compiler.request import Exchange
 
 _BATCH, _SPLIT = 32, 0.2
-_WORK = ("round", "forward", "transfer")
 _MODELS = ("cnn", "resnet8", "mobilenet")
 
 
 class EvaluationCost(msgspec.Struct, frozen=True, kw_only=True):
-    """Medians of processor time in three processes that take turns, one thread each.
+    """Medians of processor time in a process with one thread, in turns.
 
     Attributes:
         rows: rows of the device; a fifth of them is held out.
         forward_ms: the held-out rows in the same batches through the loaded ``evaluate`` graph.
-        transfer_ms: time to make blobs of weights and graphs, in place of a download.
+        transfer_ms: time to make blobs of weights and graphs and to decode the weights, in place of a download.
         round_ms: a round: transfer, rows, three graphs that are loaded anew, forward passes, and the report.
         ratio: ``round_ms`` without ``transfer_ms``, over ``forward_ms``.
         first_ms: the first round, which divides the rows.
@@ -72,7 +74,7 @@ def evaluation_round(
         "evaluation",
         "an evaluation round beside its forward passes",
         cases,
-        lambda case, say: measure(*case, rows=rows, repeat=repeat, say=say),
+        lambda case, _: measure(*case, rows=rows, repeat=repeat),
         _columns,
         as_json,
     )
@@ -91,15 +93,14 @@ def _columns(row: EvaluationCost) -> dict[str, Any]:
     }
 
 
-def measure(model: str, engine: str, *, rows: int, repeat: int, say: Callable[[str], None]) -> EvaluationCost:
-    """Compile the evaluation bundle of ``model``, and time rounds, forward passes and transfers in turns.
+def measure(model: str, engine: str, *, rows: int, repeat: int) -> EvaluationCost:
+    """Compile the evaluation bundle of ``model``, and time its rounds, forward passes and transfers.
 
     Args:
         model: a model of the zoo.
         engine: ``onnx`` or ``executorch``.
         rows: rows of the device, random numbers.
         repeat: number of turns.
-        say: receives the progress as text.
     """
     federation = parse(
         {
@@ -121,28 +122,11 @@ def measure(model: str, engine: str, *, rows: int, repeat: int, say: Callable[[s
         write_bundle(bundle, files[0])
         files[1].write_bytes(tensors.dump(weights))
         np.savez(files[2], x=dataset.train_x, y=dataset.train_y)
-        workers = [worker_of("benchmarks.workers.evaluation", work, *files, threads=1) for work in _WORK]
-        with running(workers, "an evaluation round"):
-            for worker in workers:  # the first round divides the rows
-                worker.run(1)
-            first = workers[0].cpu_ms.pop()
-            for worker in workers[1:]:
-                worker.cpu_ms.clear()
-            run_blocks(workers, repeat, 1, say)
-    whole, forward, transfer = (median(worker.cpu_ms) for worker in workers)
-    held_out = is_held_out(
-        LocalData(dataset.train_x, dataset.train_y, "data").fitted(bundle.manifest.data),
-        _SPLIT,
-        federation.federation.seed,
-    )
-    return EvaluationCost(
-        model=model,
-        engine=engine,
-        rows=rows,
-        held_out=int(held_out.sum()),
-        forward_ms=forward,
-        transfer_ms=transfer,
-        round_ms=whole,
-        ratio=round((whole - transfer) / forward, 3),
-        first_ms=round(first, 3),
-    )
+        command = module_command("benchmarks.workers.evaluation", str(repeat), *map(str, files))
+        environment = {**os.environ, **own_environment(1)}
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise EdgeflError(f"the process that evaluates {model} on {engine} ended: {ended.stderr.strip()}")
+    found = json.loads(ended.stdout.splitlines()[-1])
+    ratio = (found["round_ms"] - found["transfer_ms"]) / found["forward_ms"]
+    return EvaluationCost(model=model, engine=engine, rows=rows, ratio=round(ratio, 3), **found)
