@@ -65,8 +65,9 @@ def restore_private(tensors: Tensors, state: Tensors) -> Tensors:
     """Return ``state`` with the private tensors of the device's carry instead of the received ones.
 
     Args:
-        tensors: Inputs of ``start``, with :func:`private_ports`. A device without a carry keeps the received tensors.
-        state: Begin of the round, ``state.weights.*`` (:func:`begun`) and others.
+        tensors: Inputs of ``start``. Private tensors are ``carry.private.<name>``; ``carry.begun`` is 0 on a device that
+            stored none, which keeps the received ones.
+        state: State at the start of the round: ``state.weights.*`` (:func:`begun`) and others.
     """
     is_stored = tensors[BEGUN] > 0.5
     own = prefixed("state.weights", select(tensors, PRIVATE))

@@ -297,10 +297,10 @@ class MessageHandler:
         return HandlerResult(replies, (*coming, event, *self._first_status(device, is_known=True)))
 
     def _first_status(self, device: str, *, is_known: bool) -> tuple[states.Event, ...]:
-        """Return the event for the status that a device with a new key has, or no event.
+        """Return the event for a status (online or offline) that arrived before the hello with the device's key.
 
-        It may have arrived before the hello that introduced the key. For a device without a place (``is_known`` False)
-        the status is only stored.
+        There is no event if none arrived. If the run has no room for the device (``is_known`` False), there is none, either:
+        the rate limiter keeps the status.
         """
         status = self._authenticator.take_status(device)
         if status is None:

@@ -51,7 +51,7 @@ class ThreadPatch:
         return call
 
     def is_active(self) -> bool:
-        """Return True if the calling thread is inside."""
+        """Return True if the calling thread is inside the ``with`` block of these patches."""
         return self._active.get()
 
     @contextmanager

@@ -25,12 +25,13 @@ _MIN_KEEPS = (16, 256, 4096)
 
 @dataclass(frozen=True)
 class LearnabilityReport:
-    """Result of the check that a submodel can learn (invariant 31 of fiarse.md).
+    """Result of the check that a submodel can learn: its output depends on the input, and layers get gradients
+    (invariant 31 of fiarse.md).
 
     Attributes:
         kept: Kept fraction of each tensor, by name.
         classifier: Name of the classifier's weight.
-        guards: Guards of the submodel.
+        guards: Entries that the submodel keeps whatever their rank.
         reads_input: True if the output depends on the input.
         trains_below: True if a tensor before the classifier gets a gradient.
     """

@@ -141,7 +141,10 @@ def predicted_peak(*steps: LoweredGraph) -> int:
 
 
 def predicted_arena(lowered: LoweredGraph) -> int:
-    """Return the bytes that a device should reserve for onnxruntime's arena: the predicted size with a margin, or 0."""
+    """Return the bytes that a device should reserve for onnxruntime's arena: the predicted size with a margin.
+
+    0 if the graph needs no arena.
+    """
     found = _ArenaRun(lowered).arena_bytes()
     return found and int((1 + ARENA_SHARE) * found) + ARENA_BYTES
 

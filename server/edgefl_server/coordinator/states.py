@@ -223,7 +223,7 @@ class Rules:
 
     @property
     def last_training(self) -> int:
-        """Number of the last training round."""
+        """Number of the run's final training round."""
         return self.evaluation.planned_rounds(self.rounds) - (
             self.evaluation.length if self.evaluation.every else 0
         )

@@ -341,14 +341,15 @@ def places(
 def _locate(
     kind: str, ports: tuple[Port, ...], values: Sequence[ProgramValue], wrong: list[str]
 ) -> tuple[ValueLocation, ...]:
-    """Return the locations of ``values`` among ``ports``. Append a text to ``wrong`` for each contradiction to the
-    manifest.
+    """Return for each value of a program its port, and the rows of the port that it holds, if it holds only some.
+
+    Values match ports by name, or by order if no value has a name.
 
     Args:
         kind: ``inputs`` or ``outputs``, for the texts.
         ports: The manifest's inputs or outputs.
         values: The program's inputs or outputs.
-        wrong: List that receives the texts.
+        wrong: List that receives a text for each value without a port, and for each port without a value.
     """
     if not any(value.name for value in values):
         if len(ports) != len(values):

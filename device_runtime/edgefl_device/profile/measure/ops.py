@@ -27,9 +27,12 @@ class NodeTime:
 
 @dataclass(frozen=True)
 class Trace:
-    """Node times of one call, and the highest memory of the engine's arena (0: unknown).
+    """Times of one call, and the memory that it took.
 
-    ``instructions``: True if the entries are instructions of a program, each of which may run several nodes.
+    Attributes:
+        nodes: Milliseconds of each node, in the order of execution.
+        engine_bytes: Most bytes of the engine's arena; 0 if unknown.
+        instructions: True if ``nodes`` are instructions of a program, each of which may run several nodes.
     """
 
     nodes: tuple[NodeTime, ...]
