@@ -16,7 +16,7 @@ from edgefl_server.dashboard import ALERTS, GRAFANA
 from edgefl_server.dashboard.state import fold
 from edgefl_server.dashboard.state.fleet import Fleet
 from edgefl_server.dashboard.state.source import FolderSource
-from edgefl_server.dashboard.views import summary
+from edgefl_server.dashboard.views import parts, summary
 from edgefl_server.dashboard.views.summary import FleetSnapshot
 from edgefl_server.events import DeviceSeen, Ordered, RoundEnded, RoundOpened
 from edgefl_server.storage.audit import HistoryWriter
@@ -73,6 +73,15 @@ def test_the_history_alone_shows_the_results(folder: Path, tmp_path: Path) -> No
         assert row.evaluates and row.evaluation == device_evaluation()
         assert summary.point(row).devices == (0.782, 0.755, 0.654)
         assert summary.point(row).score is None
+
+
+def test_a_round_that_measures_statistics_is_called_so() -> None:
+    fleet = Fleet()
+    opened = RoundOpened(round=NUMBER, goal=2, devices=DEVICES, deadline=2e9, evaluates=True, measures=True)
+    fold.take(opened, fleet, 1.0)
+    fold.take(round_closed(NUMBER, accuracy=None, loss=None, train_loss=None, measures=True), fleet, 2.0)
+    row = FleetSnapshot(fleet).round(NUMBER)
+    assert row.evaluates and row.measures and "closed, measuring" in str(parts.round_(row))
 
 
 def test_an_evaluation_is_no_newest_report_and_no_score_of_the_server(folder: Path) -> None:

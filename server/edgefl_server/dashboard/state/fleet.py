@@ -134,7 +134,7 @@ class RoundRecord(msgspec.Struct, kw_only=True):
 
     ``late`` counts updates that arrived after the round's end, by the reason of their refusal. In old rounds ``parts``
     is empty and ``sums`` has the totals by tier instead. ``evaluates`` is True if devices evaluate the model in this
-    round, and ``evaluation`` has their results.
+    round, or measure statistics for that (``measures``), and ``evaluation`` has their results.
     """
 
     number: int
@@ -158,6 +158,7 @@ class RoundRecord(msgspec.Struct, kw_only=True):
     parts: dict[str, DeviceRound] = {}
     sums: dict[str, TierTotals] = {}
     evaluates: bool = False
+    measures: bool = False
     evaluation: DeviceEvaluation | None = None
     changed: int = 0
 

@@ -217,7 +217,7 @@ def _(event: events.Waiting, fleet: Fleet, at: float) -> None:
 def _(event: events.RoundOpened, fleet: Fleet, at: float) -> None:
     opened = fleet.round(event.round)
     opened.state, opened.opened, opened.deadline, opened.goal = "open", at, event.deadline, event.goal
-    opened.evaluates = event.evaluates
+    opened.evaluates, opened.measures = event.evaluates, event.measures
     fleet.phase, fleet.current, fleet.text = "open", event.round, ""
     for name in event.devices:
         device = fleet.device(name)
@@ -290,7 +290,8 @@ def record_result(fleet: Fleet, event: events.RoundClosed) -> None:
         "evaluation",
     ):
         setattr(row, name, getattr(event, name))
-    row.evaluates = event.evaluation is not None or event.measures or row.evaluates
+    row.measures = event.measures or row.measures
+    row.evaluates = event.evaluation is not None or row.measures or row.evaluates
     row.down_bytes, row.up_bytes = event.down_bytes, event.up_bytes
     row.server_down_bytes, row.text = event.server_down_bytes, event.text or row.text
 

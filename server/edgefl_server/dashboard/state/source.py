@@ -19,6 +19,7 @@ from edgefl.wire.bundle.archive import read_manifest
 from edgefl.wire.mqtt.messages import Hello, decode
 from edgefl.wire.text import printable
 from edgefl_server import events
+from edgefl_server.coordinator.states import MEASURING
 from edgefl_server.dashboard.state import fold
 from edgefl_server.dashboard.state.fleet import DeviceFacts, DeviceRound, Fleet, TierPlan
 from edgefl_server.memory_plans import read_raised
@@ -131,6 +132,7 @@ class JournalReader:
                 if outcome.get(name) is not None:
                     setattr(known, name, outcome[name])
             known.evaluates = bool(outcome.get(EVALUATES))
+            known.measures = outcome.get(EVALUATES) == -MEASURING
             if (found := outcome.get("evaluation")) is not None:
                 known.evaluation = msgspec.convert(found, events.DeviceEvaluation)
             self._parts(fleet, run, row["round"], waits=not row["weight_cap"])

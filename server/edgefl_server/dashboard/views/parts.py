@@ -141,7 +141,7 @@ def round_(found: RoundSummary) -> Html:
     more = len(reasons) - _MOST_REASONS
     cells = [
         link(f"/rounds/{found.round}", str(found.round)),
-        f"{found.state}, evaluation" if found.evaluates else found.state,
+        found.state + (", measuring" if found.measures else ", evaluation" if found.evaluates else ""),
         *map(str, (found.selected, found.arrived, found.late, found.declined)),
         (why + (f" and {more} more" if more > 0 else "")) or found.text,
         shown,

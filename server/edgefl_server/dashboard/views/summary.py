@@ -60,7 +60,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 class RoundSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of a round. ``late`` counts updates after its end; ``reasons`` counts missing updates by reason.
 
-    ``evaluates`` is True if devices evaluate the model in the round, and ``evaluation`` has their results.
+    ``evaluates`` is True if devices evaluate the model in the round, or measure statistics for that (``measures``), and
+    ``evaluation`` has their results.
     """
 
     round: int
@@ -89,6 +90,7 @@ class RoundSummary(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     tiers: dict[str, TierTotals]
     evaluates: bool
+    measures: bool
     evaluation: DeviceEvaluation | None
 
 
