@@ -7,6 +7,7 @@ steps on each device's training rows. Learning rates come from a grid on a seed 
 from __future__ import annotations
 
 import math
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -116,12 +117,12 @@ class RunScale:
 QUICK = RunScale(devices=4, rows=60, rounds=2, steps=4, batch=8)
 
 
-def _fashion(alpha: float) -> PersonalTask:
+def _fashion(alpha: float, rates: tuple[float, ...]) -> PersonalTask:
     return PersonalTask(
         f"Fashion-MNIST, Dirichlet {alpha:g}",
         {"name": "fedbat_cnn", "options": {"widths": [8, 16]}},
         {"name": "fashion_mnist", "partition": "dirichlet", "alpha": alpha},
-        rates=(0.03, 0.1, 0.3),
+        rates=rates,
         alphas=(0.03, 0.1, 0.3),
     )
 
@@ -181,8 +182,8 @@ TASKS = {
         alphas=(0.1, 0.3, 1.0),
         by_speaker=True,
     ),
-    PersonalDataset.fashion_01: _fashion(0.1),
-    PersonalDataset.fashion_05: _fashion(0.5),
+    PersonalDataset.fashion_01: _fashion(0.1, (0.03, 0.1, 0.3, 1.0)),
+    PersonalDataset.fashion_05: _fashion(0.5, (0.03, 0.1, 0.3)),
     PersonalDataset.digits: PersonalTask(
         "scikit-learn digits, Dirichlet 0.5",
         {"name": "fedbat_cnn", "options": {"widths": [4, 8]}},
@@ -259,7 +260,7 @@ class PersonalSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         method: Algorithm, and the adaptation after it.
-        gain: Accuracy less FedAvg's with the same seed; None without FedAvg.
+        gain: Accuracy less FedAvg's with the same seed; None for FedAvg itself, and without it.
         lr: Chosen learning rate.
         alpha: Chosen step size of the adaptation; None without.
     """
@@ -420,9 +421,9 @@ class PersonalCampaign:
                 alpha = chosen.alphas[steps][0] if steps else None
                 results = [row.after(steps, alpha) for row in rows]
                 accuracy = [100 * each.accuracy for each in results]
+                gains = [own - base for own, base in zip(accuracy, baseline.get(dataset, ()), strict=False)]
                 if algorithm == AlgorithmName.fedavg and not steps:
                     baseline[dataset] = accuracy
-                gains = [own - base for own, base in zip(accuracy, baseline.get(dataset, ()), strict=False)]
                 worst = [100 * each.worst_decile for each in results]
                 found.append(
                     PersonalSummary(
@@ -633,8 +634,13 @@ def picture(rows: Sequence[PersonalSummary]) -> str:
     """Return the accuracies as SVG text, a chart of bars for each dataset below the last one."""
     charts = []
     for place, dataset in enumerate(dict.fromkeys(row.dataset for row in rows)):
-        values = {row.method: row.accuracy for row in rows if row.dataset == dataset}
-        chart = bar_chart(values, title=dataset, y="accuracy on devices, %")
+        values = {  # names as short as fit below a bar
+            re.sub(r", (\d+) steps?", r"+\1", row.method).replace("Per-FedAvg", "Per-FA"): row.accuracy
+            for row in rows
+            if row.dataset == dataset
+        }
+        legend = "Per-FA: Per-FedAvg; +1, +10: after so many steps on each device's training rows"
+        chart = bar_chart(values, title=dataset, y="accuracy on held-out rows, %", x=legend)
         charts.append(chart.replace("<svg ", f'<svg y="{place * HEIGHT}" ', 1))
     size = f'viewBox="0 0 {WIDTH} {HEIGHT * len(charts)}" width="{WIDTH}" height="{HEIGHT * len(charts)}"'
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{"".join(charts)}</svg>\n'

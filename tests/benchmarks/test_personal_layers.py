@@ -24,7 +24,8 @@ def test_a_table_over_seeds_comes_from_runs_measured_once(tmp_path: Path) -> Non
     rows = {row["method"]: row for row in json.loads(ran.stdout)["results"]}
     assert list(rows) == ["FedAvg", "FedAvg, 1 step", "FedAvg, 10 steps", "FedPer"]
     assert all(row["seeds"] == 2 and 0 < row["accuracy"] < 100 for row in rows.values())
-    assert rows["FedAvg"]["gain"] == 0 and rows["FedPer"]["alpha"] is None
+    assert rows["FedAvg"]["gain"] is None and rows["FedPer"]["alpha"] is None
+    assert rows["FedPer"]["gain"] == pytest.approx(rows["FedPer"]["accuracy"] - rows["FedAvg"]["accuracy"])
     lines = [json.loads(line) for line in measured.splitlines()]
     assert [(each["algorithm"], each["seed"]) for each in lines] == [
         (algorithm, seed) for seed in (1, 2) for algorithm in ("fedavg", "fedper")
