@@ -37,7 +37,7 @@ from edgefl.system.lazy_names import lazily as _lazily  # noqa: E402
 _NAMESPACES = ("algorithms", "codecs", "config", "data", "losses", "models", "optimizers", "submodels")
 _EXPORTS = {
     "edgefl.api.adapt": ("adapt",),
-    "edgefl.api.analysis": ("heterogeneity", "personalize"),
+    "edgefl.api.analysis": ("personalize",),
     "edgefl.api.bundle": ("Bundle",),
     "edgefl.api.check": ("check",),
     "edgefl.api.check_data": ("check_data",),

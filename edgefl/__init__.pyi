@@ -25,7 +25,6 @@ from edgefl import (
     submodels as submodels,
 )
 from edgefl.api.adapt import adapt as adapt
-from edgefl.api.analysis import heterogeneity as heterogeneity
 from edgefl.api.analysis import personalize as personalize
 from edgefl.api.bundle import Bundle as Bundle
 from edgefl.api.check import check as check

@@ -53,7 +53,7 @@ API = {
     "inspect": "edgefl.Bundle",
     "validate": "edgefl.config.reading.checked",
     "cache": "edgefl_export.compiler.cache.BundleCache",
-    "heterogeneity": "edgefl.heterogeneity",
+    "heterogeneity": "edgefl.data.heterogeneity",
     "personalize": "edgefl.personalize",
 }
 

@@ -58,7 +58,7 @@ FUNCTIONS = (
     (data.spread, edgefl.spread),
     (deploy.deploy, edgefl.deploy),
     (deploy.deploy, edgefl.DeployOptions),
-    (heterogeneity.heterogeneity, edgefl.heterogeneity),
+    (heterogeneity.heterogeneity, edgefl.data.heterogeneity),
     (personalize.personalize, edgefl.personalize),
     (profile.profile, edgefl.Bundle.profile),
     (tune.tune, edgefl.tune),
