@@ -281,7 +281,7 @@ class PersonalSummary(msgspec.Struct, frozen=True, kw_only=True):
 def personal_layers(
     dataset: Annotated[
         list[PersonalDataset] | None,
-        typer.Option(help="may be repeated; default: all but digits, with --quick digits alone"),
+        typer.Option("--data", help="may be repeated; default: all but digits, with --quick digits alone"),
     ] = None,
     algorithm: Annotated[
         list[AlgorithmName] | None, typer.Option(help="may be repeated; default: all")
