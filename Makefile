@@ -46,9 +46,11 @@ agents-web: $(WEB)/node_modules/.installed
 	rm -rf edgefl/web/static && cp -R $(WEB)/dist edgefl/web/static
 	node $(WEB)/licenses.mjs > edgefl/web/static/LICENSES.txt
 
-# Built once for tests, if npm is installed.
+# Built for tests if npm is installed, and again where a source is newer.
+BUILT := edgefl/web/static/LICENSES.txt
 page:
-	@[ -d edgefl/web/static ] || ! command -v npm >/dev/null || $(MAKE) --no-print-directory agents-web || \
+	@{ [ -e $(BUILT) ] && [ -z "$$(find $(WEB) -name node_modules -prune -o -name dist -prune -o -type f -newer $(BUILT) -print -quit)" ]; } || \
+	  ! command -v npm >/dev/null || $(MAKE) --no-print-directory agents-web || \
 	  echo "tests of the page are skipped: npm could not build it"
 
 $(WEB)/node_modules/.installed: $(WEB)/package-lock.json

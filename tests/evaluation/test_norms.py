@@ -224,7 +224,7 @@ def test_a_dot_in_a_tiers_name_separates_nothing() -> None:
     assert [len(own) for own in units.values()] == [2 * len(found.variances) + 1] * 2
 
 
-@pytest.mark.parametrize("cut", [2, 4])
+@pytest.mark.parametrize("cut", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_statistics_that_no_tier_measures_have_initial_values(cut: int) -> None:
     found = measured({"late": {"cut": cut, "count": 1}, "half": WIDTH})
 
@@ -244,7 +244,7 @@ def test_a_tier_without_norms_needs_no_statistics() -> None:
     assert statistics_of(norms, [report("plain", 3, 0.0, 1.0)], {}, 3, CAP) == {}
 
 
-@pytest.mark.parametrize("private", ["stem", "stem.conv"])
+@pytest.mark.parametrize("private", ["stem", pytest.param("stem.conv", marks=pytest.mark.slow)])
 def test_a_device_measures_the_model_with_its_private_layers(private: str) -> None:
     algorithm = {"name": "fedper", "private": private, "batch": 16}
     found = measured({"whole": {"count": 1}}, algorithm=algorithm)
@@ -360,7 +360,7 @@ WIDTHS = {
 }
 
 
-@pytest.mark.parametrize("bn", ["global", "static"])
+@pytest.mark.parametrize("bn", ["global", pytest.param("static", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", WIDTHS)
 def test_a_deployed_width_predicts_what_its_devices_evaluate(method: str, bn: str) -> None:
     tiers = {"half": {"kind": "width", "count": 1, "options": {"ratio": 0.5, **WIDTHS[method]}}}

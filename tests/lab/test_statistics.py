@@ -66,7 +66,18 @@ def test_the_command_asks_the_devices_of_a_file(tmp_path: Path) -> None:
         "[tiers.strong]\ncount = 1\n"
     )
     told = runner().invoke(
-        app, ["statistics", str(file), "--ask", "classes,histogram", "--edges", "0,1,2", "--json"]
+        app,
+        [
+            "statistics",
+            str(file),
+            "--ask",
+            "classes,histogram",
+            "--edges",
+            "0,1,2",
+            "--devices",
+            "1",
+            "--json",
+        ],
     )
     assert told.exit_code == 0, told.output
     found = json.loads(told.stdout)

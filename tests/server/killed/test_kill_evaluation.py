@@ -74,7 +74,7 @@ def test_reports_from_before_the_kill_count_once(
     assert found["devices"]["devices"] == 3 and found["devices"]["rows"] == 24
 
 
-@pytest.mark.parametrize("point", ["stop_taking", "end_round"])
+@pytest.mark.parametrize("point", ["stop_taking", pytest.param("end_round", marks=pytest.mark.slow)])
 def test_a_round_that_was_killed_as_it_closed_is_closed_again(
     point: str, started: ExitStack, mosquitto: Mosquitto, federation: str, limits: Limits, tmp_path: Path
 ) -> None:
