@@ -72,7 +72,7 @@ class Browser:
         self._numbers = itertools.count(1)
         self._page = LoadedPage()
         self._session = ""
-        self._attach(self._send("Target.getTargets")["targetInfos"][0]["targetId"])
+        self.new_tab()  # the browser's own targets come in any order, and not each of them is a page
         return self
 
     def __exit__(self, *_: object) -> None:
