@@ -78,6 +78,7 @@ def model_rows() -> Rows:
                 "parameters": parameters,
                 "input": list(spec.sample.shape),
                 "units": list(spec.units),
+                "options": options_of(MODELS[name], 0),
             }
         )
     return rows

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.layers.initial import initialize
+from edgefl.models.layers.initial import Initial, initialize
 from edgefl.models.losses.exit_loss import ExitLoss
 from edgefl.models.spec import ModelSpec, output_spec, sequential
 from edgefl.models.tied import borrowed_names
@@ -149,7 +149,12 @@ def branch(units: Iterator[tuple[str, nn.Module]] | Sequence[tuple[str, nn.Modul
 
 
 def with_exits(
-    spec: ModelSpec, after: Sequence[str] = (), *, kd_weight: float = 0.0, seed: int = 0
+    spec: ModelSpec,
+    after: Sequence[str] = (),
+    *,
+    kd_weight: float = 0.0,
+    initial: Initial = "keras",
+    seed: int = 0,
 ) -> ExitSpec:
     """Return a model with the units of ``spec`` and additional exits. The units are shared, not copied.
 
@@ -162,6 +167,7 @@ def with_exits(
             stage is a run of units with equal output shapes. For a model of one stage: the ends of up to four runs of
             nearly equal length.
         kd_weight: Weight of the distillation, see :class:`edgefl.models.losses.exit_loss.ExitLoss`.
+        initial: Library whose defaults the exits' initial values follow, ``keras`` or ``torch``.
         seed: Seed of the exits' initial values.
 
     Raises:
@@ -174,7 +180,9 @@ def with_exits(
     _check_places(spec, places)
     out = results[spec.units[-1]]
     made = initialize(
-        lambda: sequential((f"{unit}{SUFFIX}", _exit(unit, results[unit], out)) for unit in places), seed
+        lambda: sequential((f"{unit}{SUFFIX}", _exit(unit, results[unit], out)) for unit in places),
+        seed,
+        initial,
     )
     units: list[tuple[str, nn.Module]] = []
     for name, unit in spec.module.named_children():
@@ -212,7 +220,7 @@ def early_exits(
         size: Height and width of a sample. None: the base model's default.
         classes: Number of classes. None: the base model's default.
         seed: Seed of all initial values.
-        options: Other options of the base model.
+        options: Other options of the base model. The exits' initial values follow its ``initial`` too.
 
     Raises:
         ModelError: There is no such model or option, or a unit cannot be followed by an exit.
@@ -220,7 +228,11 @@ def early_exits(
     offered = {"in_channels": in_channels, "size": size, "classes": classes}
     shape_options = {name: value for name, value in offered.items() if value is not None}
     return with_exits(
-        build_model(base, seed=seed, **shape_options, **options), after, kd_weight=kd_weight, seed=seed + 1
+        build_model(base, seed=seed, **shape_options, **options),
+        after,
+        kd_weight=kd_weight,
+        initial=options.get("initial", "keras"),
+        seed=seed + 1,
     )
 
 

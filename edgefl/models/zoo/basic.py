@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.layers.initial import initialize
+from edgefl.models.layers.initial import Initial, initialize
 from edgefl.models.layers.norms import GROUPS, BnMode, MakeNorm, NormKind, make_norm
 from edgefl.models.layers.recurrent import BiLstm
 from edgefl.models.spec import ModelSpec, sequential
@@ -53,7 +53,9 @@ def chain(
     return [(f"{name}{number}", layer(*sizes)) for number, sizes in enumerate(pairwise(widths), start=1)]
 
 
-def cnn(*, in_channels: int = 1, size: int = 28, classes: int = 62, seed: int = 0) -> ModelSpec:
+def cnn(
+    *, in_channels: int = 1, size: int = 28, classes: int = 62, initial: Initial = "keras", seed: int = 0
+) -> ModelSpec:
     """Return the FEMNIST CNN: two conv-pool and two dense units, 6,603,710 parameters by default (embracingfl.md 3.2).
 
     Its activations are counted for one sample, as the paper does for this model (embracingfl.md 2.8).
@@ -71,7 +73,7 @@ def cnn(*, in_channels: int = 1, size: int = 28, classes: int = 62, seed: int = 
         )
 
     sample = TensorSpec((in_channels, size, size))
-    return ModelSpec("cnn", initialize(units, seed), sample, classes, accounting_batch=1)
+    return ModelSpec("cnn", initialize(units, seed, initial), sample, classes, accounting_batch=1)
 
 
 _FEDBAT_WIDTHS = (32, 64, 128, 256)
@@ -98,6 +100,7 @@ def fedbat_cnn(
     norm: NormKind = "bn",
     bn: BnMode = "global",
     groups: int = GROUPS,
+    initial: Initial = "keras",
     seed: int = 0,
 ) -> ModelSpec:
     """Return FedBAT's CNN: units ``conv1`` ... ``conv4`` and ``head``; 390,890 parameters for 1x28x28, 399,146 for 3x32x32.
@@ -119,7 +122,9 @@ def fedbat_cnn(
         head = Dense(inner[-1] * side * side, classes, None)
         return sequential([*convolutions, ("head", head)])
 
-    return ModelSpec("fedbat_cnn", initialize(units, seed), TensorSpec((in_channels, size, size)), classes)
+    return ModelSpec(
+        "fedbat_cnn", initialize(units, seed, initial), TensorSpec((in_channels, size, size)), classes
+    )
 
 
 def mlp(
@@ -128,6 +133,7 @@ def mlp(
     size: int = 28,
     classes: int = 10,
     hidden: Sequence[int] = (128, 64),
+    initial: Initial = "keras",
     seed: int = 0,
 ) -> ModelSpec:
     """Return dense layers with ReLU between them: units ``dense1``, ``dense2``, ..., ``head``."""
@@ -137,7 +143,7 @@ def mlp(
         layers = chain("dense", partial(Dense, activation="relu"), widths)
         return sequential([*layers, ("head", Dense(widths[-1], classes, None))])
 
-    return ModelSpec("mlp", initialize(units, seed), TensorSpec((in_channels, size, size)), classes)
+    return ModelSpec("mlp", initialize(units, seed, initial), TensorSpec((in_channels, size, size)), classes)
 
 
 def bilstm(
@@ -147,6 +153,7 @@ def bilstm(
     features: int = 256,
     hidden: int = 256,
     rate: float = 0.3,
+    initial: Initial = "keras",
     seed: int = 0,
 ) -> ModelSpec:
     """Return the IMDB model: embedding, bidirectional LSTM, one logit; 3,611,137 parameters (embracingfl.md 3.3).
@@ -164,7 +171,7 @@ def bilstm(
         )
 
     sample = TensorSpec((length,), torch.int64, vocabulary)
-    return ModelSpec("bilstm", initialize(units, seed), sample, 2, accounting_batch=1)
+    return ModelSpec("bilstm", initialize(units, seed, initial), sample, 2, accounting_batch=1)
 
 
 HIDDEN = (80, 60)

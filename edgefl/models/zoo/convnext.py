@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.layers.initial import initialize
+from edgefl.models.layers.initial import Initial, initialize
 from edgefl.models.spec import ModelSpec, sequential
 
 EPS = 1e-6
@@ -108,6 +108,7 @@ def convnext(
     widths: Sequence[int] = (40, 80, 160, 320),
     depths: Sequence[int] = (2, 2, 6, 2),
     scale: float = 0.1,
+    initial: Initial = "keras",
     seed: int = 0,
 ) -> ModelSpec:
     """Return ConvNeXt: stem, blocks in stages with a down-sampling unit between them, head.
@@ -132,4 +133,6 @@ def convnext(
             blocks += depth
         return sequential([*layers, ("head", Head(widths[-1], classes))])
 
-    return ModelSpec("convnext", initialize(units, seed), TensorSpec((in_channels, size, size)), classes)
+    return ModelSpec(
+        "convnext", initialize(units, seed, initial), TensorSpec((in_channels, size, size)), classes
+    )

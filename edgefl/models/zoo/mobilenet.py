@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.layers.initial import initialize
+from edgefl.models.layers.initial import Initial, initialize
 from edgefl.models.layers.norms import BatchNorm, BnMode
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.resnet import Head
@@ -76,6 +76,7 @@ def mobilenet(
     classes: int = 10,
     width: float = 1.0,
     bn: BnMode = "global",
+    initial: Initial = "keras",
     seed: int = 0,
 ) -> ModelSpec:
     """Return MobileNetV2: stem, 17 inverted residuals, a 1x1 convolution, head; 2,236,682 parameters at the defaults.
@@ -97,7 +98,9 @@ def mobilenet(
                 inside = outside
         return sequential([*layers, ("last", ConvNorm(inside, last, 1, norm)), ("head", Head(last, classes))])
 
-    return ModelSpec("mobilenet", initialize(units, seed), TensorSpec((in_channels, size, size)), classes)
+    return ModelSpec(
+        "mobilenet", initialize(units, seed, initial), TensorSpec((in_channels, size, size)), classes
+    )
 
 
 def _round_channels(channels: float) -> int:

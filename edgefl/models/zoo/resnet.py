@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
-from edgefl.models.layers.initial import initialize
+from edgefl.models.layers.initial import Initial, initialize
 from edgefl.models.layers.norms import GROUPS, BnMode, MakeNorm, NormKind, make_norm
 from edgefl.models.spec import ModelSpec, sequential
 
@@ -82,6 +82,7 @@ def resnet20(
     norm: NormKind = "bn",
     bn: BnMode = "global",
     groups: int = GROUPS,
+    initial: Initial = "keras",
     seed: int = 0,
 ) -> ModelSpec:
     """Return ResNet-20: stem, 3 x 3 blocks, head; 272,762 trainable parameters at the defaults (embracingfl.md 3.1).
@@ -89,7 +90,7 @@ def resnet20(
     The first block of *every* stage, stage 1 included, has a projection shortcut; that is what the paper's counts say.
     """
     layer = make_norm(norm, mode=bn, groups=groups)
-    return _resnet("resnet20", 3, in_channels, size, classes, widths, layer, seed)
+    return _resnet("resnet20", 3, in_channels, size, classes, widths, layer, initial, seed)
 
 
 def resnet8(
@@ -101,11 +102,12 @@ def resnet8(
     norm: NormKind = "bn",
     bn: BnMode = "global",
     groups: int = GROUPS,
+    initial: Initial = "keras",
     seed: int = 0,
 ) -> ModelSpec:
     """Return ResNet-8: stem, one projection block per stage, head; 78,042 parameters for 28x28x1, 78,330 for 32x32x3."""
     layer = make_norm(norm, mode=bn, groups=groups)
-    return _resnet("resnet8", 1, in_channels, size, classes, widths, layer, seed)
+    return _resnet("resnet8", 1, in_channels, size, classes, widths, layer, initial, seed)
 
 
 def resnet10(
@@ -117,6 +119,7 @@ def resnet10(
     norm: NormKind = "bn",
     bn: BnMode = "global",
     groups: int = GROUPS,
+    initial: Initial = "keras",
     seed: int = 0,
 ) -> ModelSpec:
     """Return ResNet-10 of FedBAT: stem, one block per stage, head; 1,228,970 parameters, with 100 classes 1,252,100.
@@ -124,7 +127,9 @@ def resnet10(
     Shortcuts are projections where a stage changes the shape, hence not in stage 1 (fedbat.md 4.1).
     """
     layer = make_norm(norm, mode=bn, groups=groups)
-    return _resnet("resnet10", 1, in_channels, size, classes, widths, layer, seed, project_first=False)
+    return _resnet(
+        "resnet10", 1, in_channels, size, classes, widths, layer, initial, seed, project_first=False
+    )
 
 
 def resnet18(
@@ -136,6 +141,7 @@ def resnet18(
     norm: NormKind = "bn",
     bn: BnMode = "global",
     groups: int = GROUPS,
+    initial: Initial = "keras",
     seed: int = 0,
 ) -> ModelSpec:
     """Return ResNet-18 for small images: 3x3 stem of stride 1 and no pooling behind it, 4 x 2 blocks; 11,173,962 parameters.
@@ -143,7 +149,9 @@ def resnet18(
     Shortcuts are projections where a stage changes the shape, hence not in stage 1, as in the ImageNet original.
     """
     layer = make_norm(norm, mode=bn, groups=groups)
-    return _resnet("resnet18", 2, in_channels, size, classes, widths, layer, seed, project_first=False)
+    return _resnet(
+        "resnet18", 2, in_channels, size, classes, widths, layer, initial, seed, project_first=False
+    )
 
 
 def _resnet(
@@ -154,6 +162,7 @@ def _resnet(
     classes: int,
     widths: Sequence[int],
     norm: MakeNorm,
+    initial: Initial,
     seed: int,
     *,
     project_first: bool = True,
@@ -171,7 +180,7 @@ def _resnet(
                 inside = width
         return sequential([*layers, ("head", Head(inside, classes))])
 
-    return ModelSpec(name, initialize(units, seed), TensorSpec((in_channels, size, size)), classes)
+    return ModelSpec(name, initialize(units, seed, initial), TensorSpec((in_channels, size, size)), classes)
 
 
 def _conv3(inside: int, outside: int, stride: int) -> nn.Conv2d:

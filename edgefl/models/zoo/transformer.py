@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from edgefl.contract.tensors import TensorSpec
 from edgefl.errors import ModelError
-from edgefl.models.layers.initial import initialize
+from edgefl.models.layers.initial import Initial, initialize
 from edgefl.models.losses import CausalLM
 from edgefl.models.spec import ModelSpec, sequential
 
@@ -190,6 +190,7 @@ def vit(
     heads: int = 3,
     pool: Pool = "mean",
     rate: float = 0.0,
+    initial: Initial = "keras",
     seed: int = 0,
 ) -> ModelSpec:
     """Return a Vision Transformer: patch embedding, ``depth`` pre-norm blocks, head; 2,693,194 parameters at the defaults.
@@ -205,7 +206,7 @@ def vit(
         first = PatchEmbedding(in_channels, size, patch, width, token=pool == "token")
         return sequential([("embed", first), *blocks, ("head", PatchHead(width, classes, pool, eps))])
 
-    return ModelSpec("vit", initialize(units, seed), TensorSpec((in_channels, size, size)), classes)
+    return ModelSpec("vit", initialize(units, seed, initial), TensorSpec((in_channels, size, size)), classes)
 
 
 def bert(
@@ -217,6 +218,7 @@ def bert(
     depth: int = 4,
     heads: int = 4,
     rate: float = 0.1,
+    initial: Initial = "keras",
     seed: int = 0,
 ) -> ModelSpec:
     """Return a BERT-like encoder with a classification head, of BERT-mini's scale; a sample is ``length`` token numbers.
@@ -232,7 +234,7 @@ def bert(
         return sequential([("embed", first), *blocks, ("head", PooledHead(width, classes, rate))])
 
     sample = TensorSpec((length,), torch.int64, vocabulary)
-    return ModelSpec("bert", initialize(units, seed), sample, classes)
+    return ModelSpec("bert", initialize(units, seed, initial), sample, classes)
 
 
 def gpt(
@@ -243,6 +245,7 @@ def gpt(
     depth: int = 4,
     heads: int = 4,
     rate: float = 0.1,
+    initial: Initial = "keras",
     seed: int = 0,
 ) -> ModelSpec:
     """Return a small model of GPT-2's form: token and position vectors, causal pre-norm blocks, norm and decoder.
@@ -260,7 +263,11 @@ def gpt(
 
     sample = TensorSpec((length,), torch.int64, vocabulary)
     return ModelSpec(
-        "gpt", initialize(units, seed), sample, vocabulary, loss=CausalLM(ignore_index=None, shift=False)
+        "gpt",
+        initialize(units, seed, initial),
+        sample,
+        vocabulary,
+        loss=CausalLM(ignore_index=None, shift=False),
     )
 
 
