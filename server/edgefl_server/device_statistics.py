@@ -96,9 +96,11 @@ def _statistics(devices: int, total: dict[str, Array]) -> GroupStatistics:
 
 
 def _normalization(moments: GroupStatistics, data: DataSpec) -> Normalization:
-    """Return the normalisation of values as devices store them, by the ``moments`` of values as a model reads them.
+    """Return the normalisation that gives stored values mean 0 and deviation 1.
 
-    The present scale, shift, mean and deviation of ``data`` are taken back.
+    Args:
+        moments: Mean and deviation of the values as a model reads them.
+        data: Reader settings, whose scale, shift, mean and deviation are undone to get stored values.
     """
     means = [Fraction(mean or 0.0) for mean in moments.mean]
     variances = [Fraction(deviation or 0.0) ** 2 for deviation in moments.deviation]

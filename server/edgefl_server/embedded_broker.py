@@ -337,10 +337,7 @@ def _matches(levels: list[str], topic: str) -> bool:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Return False for amqtt's log line about a refused MQTT 5 client, so that it is not logged.
-
-    Each client of edgefl tries MQTT 5 first.
-    """
+    """Return False for amqtt's log line about a refused MQTT 5 client, which every client of edgefl causes, else True."""
     return not record.getMessage().endswith(_REFUSED_5)
 
 

@@ -271,7 +271,7 @@ class Declined(Event, frozen=True, kw_only=True):
 
 
 class Limited(Event, frozen=True, kw_only=True):
-    """Number of messages that were refused unread since the start, by reason
+    """Event: numbers of messages that the server refused unread since its start, by reason
     (:mod:`edgefl_server.updates.rate_limit`).
     """
 
@@ -349,8 +349,9 @@ class RoundEnded(Event, frozen=True, kw_only=True):
 
 
 class RolloutStarted(Event, frozen=True, kw_only=True):
-    """The trial of a candidate bundle began with this round. ``devices``: number of devices that train with it, by
-    tier.
+    """Event: the trial of a candidate bundle began with this round.
+
+    ``devices`` is the number of devices that train with the candidate, by tier.
     """
 
     round: int
@@ -358,11 +359,11 @@ class RolloutStarted(Event, frozen=True, kw_only=True):
 
 
 class RolloutJudged(Event, frozen=True, kw_only=True):
-    """The trial of a candidate bundle is over.
+    """Event: the trial of a candidate bundle is over.
 
     Attributes:
         round: Last round of the trial.
-        promoted: True if all devices of its tiers use it from the next round on; False if no device does.
+        promoted: True if all devices of the candidate's tiers use it from the next round on; False if no device does.
         text: Reason of the verdict, with the figures.
     """
 
@@ -513,18 +514,20 @@ class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoundClosed(Event, frozen=True, kw_only=True):
-    """A round is evaluated.
+    """Event: a round was evaluated.
 
     Bytes are payloads of MQTT messages; with ``wire`` the headers of their PUBLISH packets are included
-    (:func:`edgefl.wire.mqtt.topics.publish_bytes`). A copy that comes after its round counts in the device's next report.
+    (:func:`edgefl.wire.mqtt.topics.publish_bytes`). Bytes that arrive after the end of a round are counted in the device's
+    next round.
 
     Attributes:
-        accuracy: Accuracy of the global model on the test set. None if the round is not evaluated, or the task has none.
+        accuracy: Accuracy of the global model on the test set. None if the round is not evaluated, or the task has
+            none.
         loss: Loss on the test set, or None.
         metrics: All metrics by name, without the loss.
         metric: Name of the metric to show first, or ``loss`` if there are none.
-        down_bytes: Downloads of the devices that reported, by their own count.
-        up_bytes: Their updates, copies included.
+        down_bytes: Bytes that the reporting devices downloaded, by their own count.
+        up_bytes: Bytes of their updates, including copies.
         up_float32_bytes: Size of the same messages if they held the updates as float32 tensors.
         server_down_bytes: Bytes that the server itself published.
         weights_sha256: Digest of the round's checkpoint file.
@@ -572,7 +575,7 @@ class Stopped(Event, frozen=True, kw_only=True):
 
 
 class Finished(Event, frozen=True, kw_only=True):
-    """All rounds are over.
+    """Event: all rounds are over.
 
     Attributes:
         rounds: Number of rounds.

@@ -52,10 +52,10 @@ class MemoryPlans:
         self._applied: tuple[Rules, Rules] | None = None
 
     def apply(self, rules: Rules) -> Rules:
-        """Return ``rules`` with the plan of each tier in bytes, raised to what its devices reported (:meth:`report`).
+        """Return ``rules`` in which the memory requirement of each tier is raised to the memory that its devices reported.
 
-        New devices of a tier with a memory requirement then have to offer this plan, too. The result is the same object
-        until ``rules`` or a plan changes.
+        New devices must offer that much memory to join the tier. Tiers without a memory requirement do not change. The
+        same object is returned until ``rules`` or a plan changes.
         """
         if self._applied is None or self._applied[0] is not rules:
             tiers = tuple(

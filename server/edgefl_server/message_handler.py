@@ -65,8 +65,7 @@ NOTHING = HandlerResult()
 
 
 class MessageHandler:
-    """Handler of the messages of a run's devices: it verifies each and returns what follows from it. It sends nothing
-    itself.
+    """Handler of the messages of a run's devices. It verifies each message and returns the consequences; it sends nothing.
 
     Args:
         spec: Specification of the run.
@@ -74,7 +73,7 @@ class MessageHandler:
         receiver: Receiver of updates.
         rate_limiter: Limits of messages and answers.
         authenticator: Keys of the devices.
-        reporter: Receives what people should know.
+        reporter: Receives events and warnings for people.
         watch: Restores blobs that devices do not find at the broker.
         memory_plans: Memory that tiers require.
     """
@@ -107,10 +106,10 @@ class MessageHandler:
         return {**self._rate_limiter.counts, "unfinished updates": self._receiver.dropped}
 
     def admit_known(self, state: State) -> State:
-        """Return the journaled ``state`` with the devices that a starting server admits.
+        """Return the journaled ``state`` with only the devices that the starting server admits.
 
-        Devices for which there is no place any more are removed. Devices without a valid key become offline without
-        grace.
+        Devices beyond the limit of devices are removed. Devices without a valid key are set offline, and rounds do not
+        wait for them.
         """
         admitted = self._admission.select_admitted(state, state.devices)
         devices = {
@@ -297,10 +296,11 @@ class MessageHandler:
         return HandlerResult(replies, (*coming, event, *self._first_status(device, is_known=True)))
 
     def _first_status(self, device: str, *, is_known: bool) -> tuple[states.Event, ...]:
-        """Return the event for a status (online or offline) that arrived before the hello with the device's key.
+        """Return the event for a status (online or offline) of a device that arrived before the hello with the
+        device's key.
 
-        There is no event if none arrived. If the run has no room for the device (``is_known`` False), there is none, either:
-        the rate limiter keeps the status.
+        No event is returned if no such status arrived. If the run has no place for the device (``is_known`` False),
+        the rate limiter stores the status instead.
         """
         status = self._authenticator.take_status(device)
         if status is None:

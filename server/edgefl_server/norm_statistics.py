@@ -19,11 +19,11 @@ _FEWEST_BOUNDED = 3
 
 @dataclass(frozen=True)
 class NormFamilies:
-    """Families of tiers that share the statistics of batch norm. Without a family nothing is measured.
+    """Groups of tiers (families) whose devices share the statistics of batch norm.
 
     Attributes:
-        by_tier: Name of a tier's family.
-        variances: Name of each variance, and that of its mean.
+        by_tier: Name of each tier's family. If empty, devices measure no statistics.
+        variances: For the name of each moving variance, the name of its moving mean.
     """
 
     by_tier: Mapping[str, str] = field(default_factory=dict)
@@ -31,11 +31,14 @@ class NormFamilies:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Names under which the statistics are published."""
+        """Names of the units under which the server publishes the statistics, one per family."""
         return tuple(dict.fromkeys(unit_of(family) for family in self.by_tier.values()))
 
     def covers(self, tier: str, weights: Mapping[str, Array], trained: int) -> bool:
-        """Return True if devices of ``tier`` can evaluate the model ``weights`` after ``trained`` training rounds."""
+        """Return True if devices of ``tier`` can evaluate a model after ``trained`` training rounds.
+
+        They can if the tier needs no measured statistics, or if those in ``weights`` were measured after that round.
+        """
         if tier not in self.by_tier:
             return True
         return float(weights[f"{unit_of(self.by_tier[tier])}.{MEASURED}"]) == trained
@@ -51,16 +54,17 @@ def measured_statistics(
     trained: int,
     weight_cap: float,
 ) -> Arrays:
-    """Return the statistics that ``reports`` give, by their name on the server.
+    """Return the batch norm statistics that the devices measured, by the server's tensor names.
 
-    A family is left out if a statistic of it was measured by no device. The order of the reports does not matter.
+    A family is left out if no device measured one of its statistics. The order of the reports does not matter.
 
     Args:
         norms: The families.
         reports: Reports of a measuring round.
         weights: Model and statistics so far, by name.
         trained: Number of training rounds of the model.
-        weight_cap: Most rows that a device counts with, as a multiple of the median over the devices; 0: no bound.
+        weight_cap: Largest number of rows that a device counts with, as a multiple of the median over the devices; 0
+            for no bound.
     """
     found: Arrays = {}
     for family in sorted(set(norms.by_tier.values())):
@@ -81,9 +85,10 @@ def measured_statistics(
 def _moments(
     reports: Sequence[Mapping[str, Array]], mean: str, variance: str, weight_cap: float
 ) -> tuple[Array, Array]:
-    """Return (mean, variance) per channel, float32, of the rows of all ``reports``.
+    """Return the mean and the variance per channel over the rows of all ``reports``, both float32 [channels].
 
-    One device cannot move them at will: its rows and its mean square are bounded by the others'.
+    Outliers are bounded: the mean square of one device by a multiple of the median over devices, and its number of rows by
+    ``weight_cap`` times the median.
     """
     rows = np.array([[int(each[ROWS])] for each in reports], np.float64)
     means = np.stack([each[mean].astype(np.float64) for each in reports]) / 2.0**NORM_BITS

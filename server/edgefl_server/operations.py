@@ -86,7 +86,7 @@ def read(data: bytes) -> AnyOrder:
 
 
 class Mailbox:
-    """Mailbox for operators' orders: files in the run's folder, and a mark that the run is paused."""
+    """Mailbox for operators' orders in the run's folder: one file per order, and a mark that the run is paused."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / FOLDER
@@ -241,7 +241,7 @@ class OrderExecutor:
     def step(self, *, judged: bool) -> None:
         """Carry out the oldest queued order (a drain or a rollback) if no round is open.
 
-        ``judged`` is True if all models are evaluated; rollbacks wait for that.
+        ``judged`` is True if the evaluations of all ended rounds are finished; a rollback waits for them.
         """
         if not self._due or self._control.state.phase != "waiting":
             return
@@ -342,10 +342,11 @@ class OrderWatcher:
             self._wake.set()
 
     def vitals(self, probe: LatencyProbe, inbox: int) -> events.Vitals:
-        """Return the load of the server. Call it when ``probe`` leaves the inbox, so that its age is the inbox's
-        delay.
+        """Return the load of the server.
 
-        ``inbox`` is the number of queued messages.
+        Args:
+            probe: Probe that has just left the inbox. Its age is reported as the delay of the inbox.
+            inbox: Number of queued messages.
         """
         self._probing = False
         return events.Vitals(
@@ -374,8 +375,9 @@ class OrderWatcher:
                 self._inbox.put(QueuedOrder(path, order))
 
     def _time(self) -> None:
-        """Wait up to five seconds for the delivery that is timed, and store the broker's delay. On timeout the earlier
-        one stays.
+        """Wait up to five seconds until the broker confirms the timed delivery, and store the time that it took.
+
+        On timeout the earlier measurement is kept.
         """
         if self._timed is None:
             return

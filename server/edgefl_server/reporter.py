@@ -45,11 +45,11 @@ class EventReporter:
     Args:
         spec: Specification of the run.
         listener: Receives the events.
-        memory_plans: Learns from the memory that devices report.
+        memory_plans: Memory plans of the tiers, which are updated by the peaks that devices report.
         clock: Epoch seconds.
 
     Attributes:
-        is_open: False once the listener has gone away: its pipe is closed.
+        is_open: False once the pipe of the listener is closed.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class EventReporter:
     def report_denied(self, topic: str, text: str) -> None:
         """Emit a warning with ``text`` because the broker denies ``topic``; once per kind of topic.
 
-        The session retries, as rights may be granted.
+        The session tries again, because the broker's administrator may grant the right.
         """
         kind = _ONE_OF_MANY.sub("", topic)
         if kind not in self._denied:
@@ -156,9 +156,9 @@ class EventReporter:
         self.emit(events.Offline(text=rival if event.rival else event.reason, retry_s=event.retry_s))
 
     def report_online(self, broker: str) -> None:
-        """Report a connection to the broker, if it was reported as away.
+        """Emit the event that the broker is connected again, if the loss of the connection was reported.
 
-        The counts of hellos begin anew, because devices' retained hellos arrive again.
+        The counts of hellos are reset, because the broker delivers all retained hellos again.
         """
         self._hellos.clear()
         if self._is_offline:
@@ -220,7 +220,9 @@ class EventReporter:
         return self._presence is not None and self._presence.known < self._presence.needed
 
     def report_waiting(self, state: State) -> None:
-        """Emit an event with the devices that the next round waits for, if they changed since the last call."""
+        """Emit an event with the devices that are present and missing for the next round, if they changed since the
+        last call.
+        """
         if state.phase != "waiting":
             self._presence = None
             return

@@ -52,7 +52,7 @@ class UpdateLayout:
         manifest: Manifest of the tier's bundle.
         mask_bits: Largest number of bits that the masks of an update may have.
         sent: Positions of the sent tensors in the global model, by local name.
-        averaged: Positions of the averaged tensors, in the same way.
+        averaged: Positions of the averaged tensors in the global model, by local name.
         unfolds: True if the server computes the averaged tensors from the sent ones.
     """
 
@@ -69,8 +69,8 @@ class CheckedUpdate:
     """Validated update.
 
     Attributes:
-        sent: Its arrays as received.
-        added: Its arrays for the sums, which may be computed from the received ones.
+        sent: Arrays as the device sent them.
+        added: Arrays to add to the sums. Some algorithms compute them from the sent ones.
     """
 
     sent: CheckedArrays
@@ -92,10 +92,10 @@ class RoundAggregation:
     Attributes:
         spec: Specification that this aggregation was built from.
         aggregator: Sums of the updates.
-        sent_bytes: Bytes that the server had sent in all when the round began.
+        sent_bytes: Bytes that the server had sent in total when the round began.
         by_turns: True if the updates are too large to request all at once.
-        began: Models that devices began with, by round, where devices may have begun in earlier rounds. Updates are
-            then added as changes.
+        began: In asynchronous rounds, the models that devices may have begun with, by round. Updates are then added as
+            changes of these models. Otherwise empty.
     """
 
     spec: RoundAggregationSpec

@@ -394,9 +394,9 @@ class RoundDriver:
         self._reporter.report_opened(opened, trial)
 
     def send_task(self, assignment: Assignment) -> None:
-        """Send a device its task, if a worker (or the server) is ready to receive its update.
+        """Send a device its task, if the receiver of its update (a worker or the server) is ready.
 
-        Otherwise the task is sent when the worker reports that it is ready.
+        If it is not ready, the task is sent when the worker reports that it is.
         """
         opened, device = self.state.round, assignment.device
         if opened is not None and self._pool.receives(device, opened.number):
@@ -427,8 +427,9 @@ class RoundDriver:
         self._end_round(ended, "abandoned", text)
 
     def finish(self) -> None:
-        """Announce the end of the run. Online devices without a task in the last round get a message, so that they
-        read it.
+        """Announce the end of the run.
+
+        Online devices without a task in the last round get a message, which makes them read the announcement.
         """
         self.announce()
         number = max(1, self.state.next_round - 1)
@@ -550,7 +551,7 @@ class RoundDriver:
         return result
 
     def _reported(self, ended: OpenRound, aggregation: RoundAggregation) -> dict[str, Any]:
-        """Return the results of a round in which devices reported sums, by the name of their field in the round's event."""
+        """Return the result of an evaluation or statistics round, by the name of its field in :class:`RoundClosed`."""
         if self._spec.statistics is None:
             found = evaluate_reports(self._spec, ended.number, aggregation, self.model.weights)
             return {"evaluation": msgspec.to_builtins(found)}
@@ -631,8 +632,10 @@ class RoundDriver:
         )
 
     def write_model(self) -> events.Finished:
-        """Write the trained model, if there is one, delete old checkpoints, and return the event of the run's end. Call it
-        after the last round.
+        """Write the trained model, if there is one, and delete old checkpoints. Call it after the last round.
+
+        Returns:
+            The event of the end of the run.
         """
         weights, rules = self._spec.model_of(self.model.weights), self._spec.rules
         if not rules.rounds:

@@ -41,7 +41,7 @@ class ModelDownlink(Protocol):
 
 @dataclass(frozen=True)
 class FixedDownlink:
-    """Downlink that returns the same ``weights`` for any model. The simulator computes them before the round."""
+    """Implementation of :class:`ModelDownlink` for the simulator, which returns the same ``weights`` for any model."""
 
     weights: Arrays
 
@@ -63,17 +63,17 @@ class RoundModel:
 
     @cached_property
     def received(self) -> Arrays:
-        """Weights as devices receive them, by global name. Computed at the first access, which is expensive; few rules
-        need them.
+        """Weights as devices receive them, by global name.
+
+        They are computed at the first access, because that is expensive and only some aggregation rules need them.
         """
         return self.downlink.received(self.model)
 
 
 def compares_updates(spec: RunSpec) -> bool:
-    """Return True if the server must know the weights from which devices began, because updates are compared with
-    them.
+    """Return True if the aggregation compares updates with the weights that devices began from.
 
-    That is so for counting of non-zero changes and for clipping.
+    It does to count only the changed entries, and to clip the norm of changes.
     """
     return spec.count == "nonzero" or bool(spec.aggregate.clip_norm)
 
@@ -198,8 +198,8 @@ def conclude_round(
         best: Best metrics of the rounds before it.
 
     Returns:
-        The new model, or the old one if the server's step fails or the rollback rule rejects the new one. An evaluation
-        leaves it as it is, and a measuring round changes the statistics of batch norm only.
+        The new model, or the old one if the server's step fails or the rollback rule rejects the new one. After an
+        evaluation round the model is unchanged; after a measuring round only the statistics of batch norm change.
     """
     unchanged = f"round {ended.number} is abandoned and the model unchanged"
     old = start.model.weights
@@ -233,9 +233,9 @@ def _measured(spec: RunSpec, ended: OpenRound, aggregation: RoundAggregation, we
 def evaluate_reports(
     spec: RunSpec, number: int, aggregation: RoundAggregation, weights: Arrays
 ) -> DeviceEvaluation:
-    """Return the results of evaluation round ``number``, whose reports ``aggregation`` has.
+    """Return the results of evaluation round ``number`` from the devices' reports in ``aggregation``.
 
-    Tiers without statistics of batch norm for the model ``weights`` are left out.
+    Tiers for which ``weights`` has no batch norm statistics of this model are left out.
     """
     sums, exchange = aggregation.aggregator, spec.evaluation
     assert isinstance(sums, IntegerSums) and exchange is not None, "the round is an evaluation round"
@@ -253,7 +253,10 @@ def evaluate_reports(
 
 
 def sum_up_reports(spec: RunSpec, aggregation: RoundAggregation, announced_rows: int) -> DataStatistics:
-    """Return the statistics of a round whose reports ``aggregation`` has, from devices with ``announced_rows`` rows."""
+    """Return the data statistics from the devices' reports in ``aggregation``.
+
+    ``announced_rows`` is the number of rows that these devices announced when they connected.
+    """
     sums, exchange, request = aggregation.aggregator, spec.evaluation, spec.statistics
     assert isinstance(sums, IntegerSums) and exchange and request, "the round sums up the devices' data"
     data = next(iter(exchange.tiers.values())).bundle.manifest.data

@@ -104,8 +104,10 @@ class TierSpec:
 
     @property
     def published(self) -> str:
-        """Name under which the first part that the tier trains is published: a unit (stage) of the model, or its own
-        payload. Empty if its devices receive no weights.
+        """Name under which the server publishes the first part that the tier trains: a unit (stage) of the model, or
+        the tier's own payload.
+
+        Empty if the tier's devices receive no weights.
         """
         return next(iter(self.bundle.manifest.suffix), "")
 
@@ -308,13 +310,15 @@ class RunSpec:
         return position
 
     def exchange(self, position: int) -> ExchangeSpec:
-        """Return the exchange that happens after ``position`` completed exchanges; that of evaluation or of measuring for
-        :data:`~edgefl_server.coordinator.states.EVALUATION` or ``MEASURING``.
+        """Return the exchange that follows after ``position`` completed exchanges.
+
+        The positions :data:`~edgefl_server.coordinator.states.EVALUATION` and ``MEASURING`` return the exchange for
+        evaluation or for measuring.
         """
         return self.offered[self.index(position)]
 
     def index(self, position: int) -> int:
-        """Return the index in :attr:`offered` of the exchange at ``position``."""
+        """Return the index in :attr:`offered` of the exchange that :meth:`exchange` returns for ``position``."""
         if position in (EVALUATION, MEASURING):
             return len(self.exchanges) + (position == MEASURING)
         first = len(self.opening)
@@ -325,7 +329,7 @@ class RunSpec:
         return server_state.model_of(arrays, self.server_state) if self.server_state else arrays
 
     def evaluates(self, number: int, outcome: Outcome) -> bool:
-        """Return True if the model after round ``number`` must be evaluated."""
+        """Return True if the server must evaluate the model after round ``number``, which ended with ``outcome``."""
         if self.evaluate is None or self.evaluate_every == 0 or self.rules.is_evaluation(number):
             return False
         trained = self.rules.trained_rounds(number)

@@ -190,9 +190,9 @@ class Service:
     def _build(
         self, settings: WorkerSettings, workers: WorkerOptions, out: Path, memory_plans: MemoryPlans
     ) -> None:
-        """Create all objects of the server that need its reporter: message handler, driver of rounds, worker pool.
+        """Create the objects of the server that need its reporter: message handler, driver of rounds, worker pool.
 
-        ``settings`` configure the workers, without their numbers; ``out`` is the folder of the run.
+        ``settings`` apply to all workers, without a worker's number; ``out`` is the folder of the run.
         """
         spec, reporter, clock = self._spec, self._reporter, self._clock
         checkpoints = self._checkpoints

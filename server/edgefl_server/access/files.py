@@ -25,12 +25,12 @@ _TITLE = "Who may read and write what in federation"
 def build_access_files(
     access: AccessRules, broker: BrokerName, *, aws: str = "REGION:ACCOUNT"
 ) -> Mapping[str, str]:
-    """Return the access files of ``broker``: file name to content. Writes nothing to disk.
+    """Return the access files of ``broker`` as texts, by file name. Writes nothing to disk.
 
     Args:
         access: Rules of the federation.
         broker: Broker whose format is used.
-        aws: Region and account for the ARNs of AWS policies, joined by a colon.
+        aws: Region and account for the ARNs of AWS policies, joined by a colon. Other brokers ignore it.
     """
     makers: Mapping[BrokerName, Callable[[], Mapping[str, str]]] = {
         "mosquitto": lambda: {"mosquitto.acl": mosquitto(access)},
@@ -78,7 +78,7 @@ def emqx(access: AccessRules) -> str:
 def hivemq(access: AccessRules) -> str:
     """Return the text of ``credentials.xml`` of HiveMQ's file RBAC extension.
 
-    It has the roles and one example user for each, whose password hash is a placeholder.
+    The file has the roles, and one example user for each role, with a placeholder instead of a password hash.
     """
     roles = []
     for role in ROLES:
@@ -125,9 +125,11 @@ def aws_policy(access: AccessRules, role: Role, place: str) -> str:
 
 
 def _short(filters: list[str], *, reading: bool) -> list[str]:
-    """Return ``filters`` in a shorter form without duplicates, because the size of a policy is limited.
+    """Return topic ``filters`` as the shorter patterns of AWS, without duplicates, because AWS limits the size of a
+    policy.
 
-    Each ``+`` level becomes ``*``, and all filters below a client's own level become one.
+    Each level ``+`` becomes ``*``. All filters below a client's own level become one pattern. ``reading`` is True for
+    filters of subscriptions.
     """
     found = []
     for each in filters:

@@ -51,7 +51,7 @@ class AccessRules:
     def of(self, role: Role) -> Iterator[TopicRule]:
         """Yield the rules of ``role``, with full topic filters.
 
-        The filters of devices contain :data:`USER` for the device's name.
+        Filters of devices contain the placeholder :data:`USER` instead of a device's name.
         """
         rules = {"server": _SERVER, "asker": _ASKER, "device": _DEVICE}[role]
         for leaf, may in rules:

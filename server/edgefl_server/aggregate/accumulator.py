@@ -133,7 +133,7 @@ class Accumulator(Protocol):
     spare: ArrayPool
 
     def add(self, pieces: TierBlocks, updates: Sequence[CheckedArrays], factors: Factors) -> None:
-        """Add ``rint(float64(value) * factor)`` for each entry of ``updates``.
+        """Add ``rint(float64(value) * factor)`` to the sum of each entry, for every value in ``updates``.
 
         Args:
             pieces: Layout that all ``updates`` share.

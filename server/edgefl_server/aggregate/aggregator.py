@@ -292,10 +292,10 @@ class Aggregator:
         return self._sums.spare.array(self.layout.size, dtype)
 
     def _average_of(self, which: str, *, change: bool) -> Average:
-        """Return the average of this round; the first call creates it.
+        """Return the :class:`Average` that sums this round's updates. The first call creates it.
 
         Args:
-            which: Description of the new update for the error.
+            which: Description of the new update, for the text of the error.
             change: True if the new update holds changes, False if it holds weights.
 
         Raises:

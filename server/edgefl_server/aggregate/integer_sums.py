@@ -31,11 +31,16 @@ _NEVER_NEGATIVE = frozenset({"weight", "weighted_correct", "absolute", "nll"})
 
 
 class SumBlocks(TierBlocks):
-    """Layout of a report: int64 arrays that belong to no tensor of the model."""
+    """Layout of the integer sums that a device reports instead of an update.
+
+    A report holds int64 arrays that belong to no tensor of the model.
+    """
 
     @classmethod
     def of(cls, manifest: Manifest) -> SumBlocks:
-        """Return the layout of the reports of a tier, from the outputs of its bundle's ``finish`` graph."""
+        """Return the layout of the reports of a tier, as given by the outputs of the ``finish`` graph in its
+        ``manifest``.
+        """
         ports = manifest.graph(manifest.finish).outputs_of("update")
         shapes = {port.label: port.shape for port in ports}
         size = sum(map(math.prod, shapes.values()))
@@ -43,7 +48,7 @@ class SumBlocks(TierBlocks):
 
     @staticmethod
     def labels(manifest: Manifest) -> int:
-        """Return the number of labels of one row."""
+        """Return the number of labels that each row (sample) of the tier's data has; 1 without labels."""
         graphs = (*(phase.graph for phase in manifest.phases), manifest.evaluate)
         ports = [port for name in graphs for port in manifest.graph(name).inputs_of("batch")]
         return max((math.prod(port.shape[1:]) for port in ports if port.label == "0.y"), default=1)
@@ -55,7 +60,7 @@ class SumBlocks(TierBlocks):
 
 @dataclass(frozen=True)
 class DeviceSums(CheckedArrays):
-    """Checked report of one device of ``tier``."""
+    """Validated report of one device of ``tier``: integer sums over its rows, for an evaluation or for statistics."""
 
     tier: str = field(kw_only=True)
 
@@ -63,7 +68,14 @@ class DeviceSums(CheckedArrays):
     def check(
         cls, arrays: Mapping[str, Array], pieces: SumBlocks, tier: str, rows: int, labels: int = 1
     ) -> DeviceSums:
-        """Return the report ``arrays`` of a device of ``tier`` with ``rows`` rows of ``labels`` labels each.
+        """Validate the evaluation report of a device and return it.
+
+        Args:
+            arrays: Sums by name, int64 in fixed point.
+            pieces: Layout of the tier's reports.
+            tier: Tier of the device.
+            rows: Number of rows (samples) that the device evaluated.
+            labels: Number of labels of one row.
 
         Raises:
             UpdateRejected: If a name, dtype or shape is wrong, or a value is out of range.
@@ -85,17 +97,17 @@ class DeviceSums(CheckedArrays):
     def check_statistics(
         cls, arrays: Mapping[str, Array], pieces: SumBlocks, tier: str, rows: int, manifest: Manifest
     ) -> DeviceSums:
-        """Return the statistics ``arrays`` of a device of ``tier`` with ``rows`` rows.
+        """Validate the data statistics that a device reports, and return them.
 
         Args:
             arrays: Sums by name (:class:`edgefl.algorithms.statistics`).
-            pieces: Their shapes.
+            pieces: Layout of the tier's reports.
             tier: Tier of the device.
             rows: Number of rows that the device used.
-            manifest: Bundle with which it computed them.
+            manifest: Manifest of the bundle that computed the sums.
 
         Raises:
-            UpdateRejected: If a name, dtype or shape is wrong, or a number cannot be.
+            UpdateRejected: If a name, dtype or shape is wrong, or a sum is impossible for this number of rows.
         """
         check_names_and_types(arrays, pieces)
         found = {name: array.astype(object) for name, array in arrays.items()}
@@ -113,10 +125,17 @@ class DeviceSums(CheckedArrays):
 
     @classmethod
     def check_norms(cls, arrays: Mapping[str, Array], pieces: SumBlocks, tier: str, rows: int) -> DeviceSums:
-        """Return the moments ``arrays`` of norm layers, from a device of ``tier`` with ``rows`` rows.
+        """Validate the batch norm statistics that a device measured, and return them.
+
+        Args:
+            arrays: Means and deviations by name, in fixed point, and the number of rows.
+            pieces: Layout of the tier's reports.
+            tier: Tier of the device.
+            rows: Number of rows that the device claims in its message.
 
         Raises:
-            UpdateRejected: If a name, dtype or shape is wrong, a value is not finite, or the number of rows is not ``rows``.
+            UpdateRejected: If a name, dtype or shape is wrong, a value is not finite, or the arrays name another
+                number of rows.
         """
         check_names_and_types(arrays, pieces)
         _check_range(ROWS, arrays[ROWS].astype(object).reshape(1), rows, rows)
@@ -142,7 +161,10 @@ def _check_range(name: str, found: Any, least: Any, most: Any, *, signed_last: b
 
 
 def _bounds(arrays: Mapping[str, Array], rows: int, labels: int) -> dict[str, int]:
-    """Return the largest possible value of each sum that cannot be negative, by name: counts of rows or of labels."""
+    """Return the largest possible value of each sum that cannot be negative, by name.
+
+    A device with ``rows`` rows of ``labels`` labels each cannot count more than these.
+    """
     of_labels = math.ceil(rows * labels * SCALE)
     bounds = dict.fromkeys({"tokens", "correct", "tp", "fp", "fn"}, of_labels) | {
         "count": math.ceil(rows * SCALE)
@@ -168,7 +190,7 @@ class IntegerSums(Aggregator):
         self._kept = sums
 
     def add(self, checked: CheckedArrays, weight: int, share: float = 1.0) -> None:
-        """Keep a report, a :class:`DeviceSums`. Its weight does not matter."""
+        """Add a device's report, which must be a :class:`DeviceSums`. ``weight`` and ``share`` are ignored."""
         assert isinstance(checked, DeviceSums)
         self.reports.append(checked)
 
@@ -186,5 +208,5 @@ class IntegerSums(Aggregator):
         self.reports += [each for each in partial.reports if isinstance(each, DeviceSums)]
 
     def release_sums(self) -> Accumulator | None:
-        """Return the accumulator of the round before, for the next one."""
+        """Return the unused accumulator of the last training round, so that the next one can reuse its memory."""
         return self._kept

@@ -53,9 +53,9 @@ class RobustRule:
 
     Attributes:
         name: Name of the rule.
-        trim: In (0, 0.5), for two rules. Trimmed mean: share of the holders that is dropped at each end.
-            Multi-Krum: share of a tier's updates that may be bad. To resist f bad updates of n, ``floor(trim *
-            n)`` must be at least f (:func:`unprotected`).
+        trim: Fraction in (0, 0.5). For the trimmed mean, the share of the updates that is dropped at each end. For
+            multi-Krum, the share of a tier's updates that may be bad. To resist f bad updates of n, ``floor(trim *
+            n)`` must be at least f (:func:`unprotected`). Other rules ignore it.
 
     Raises:
         ConfigError: For an unknown rule or an invalid ``trim``.

@@ -56,10 +56,11 @@ class Tuning:
 
 @triton.jit
 def _swap(a, b, low: tl.constexpr, by: tl.constexpr):
-    """Return two words with the fields of ``a`` and ``b`` sorted; a field is a run of ``by`` bits.
+    """Exchange bit fields between the 32-bit words ``a`` and ``b``, and return both words.
 
-    The first word has the fields under the mask ``low``, those of ``b`` shifted up by ``by``. The second has the
-    fields above them, those of ``a`` shifted down.
+    Each consists of fields of ``by`` bits; the mask ``low`` selects every other one, beginning with the lowest. The first
+    result joins the ``low`` fields of both words, those of ``b`` shifted up. The second result joins the other fields,
+    those of ``a`` shifted down.
     """
     return (a & low) | ((b & low) << by), ((a >> by) & low) | (b & (low << by))
 

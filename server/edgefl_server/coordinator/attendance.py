@@ -27,7 +27,8 @@ class Presence:
         known: Number of devices that are present.
         needed: Number of devices that the round needs.
         missing: Names of absent devices, if the algorithm needs particular ones.
-        reason: Why more devices are needed than the rules require, or why some online devices do not count; or empty.
+        reason: Text that explains an unusual number: why more devices are needed than the rules require, or why some
+            online devices do not count. Empty if there is nothing to explain.
     """
 
     known: int

@@ -172,7 +172,7 @@ class Assignments(Mapping[str, Assignment]):
         return after
 
     def later(self, seconds: float) -> Assignments:
-        """Return a copy in which every task ends ``seconds`` later."""
+        """Return a copy in which the time limit of every task ends ``seconds`` later."""
         moved = {name: replace(task, until=task.until + seconds) for name, task in self._all.items()}
         after = Assignments(moved)
         after._counts = self._counts

@@ -65,8 +65,8 @@ def step(
         state: State before the event.
         event: The event.
         now: Epoch seconds.
-        settle: False to store a hello or a status only, at the same cost for any number of devices. A later event,
-            such as a Tick, decides whether a round opens or closes for it.
+        settle: False to only store a hello or a status, in constant time. A later event, such as a Tick, then decides
+            whether a round opens or closes.
     """
     match event:
         case states.DeviceHello():
@@ -154,7 +154,7 @@ def _apply_status(state: State, event: states.DeviceStatus, now: float) -> State
 
 
 def _delay_deadlines(rules: Rules, state: State, seconds: float) -> State:
-    """Return ``state`` with all deadlines ``seconds`` later. Offline devices may stay away as much longer, too."""
+    """Return ``state`` with all deadlines ``seconds`` later. Offline devices may also stay offline that much longer."""
     current = state.round and replace(
         state.round,
         deadline=state.round.deadline + seconds,
@@ -325,7 +325,7 @@ def _end_incomplete(
 
 
 def _may_begin_again(rules: Rules, current: OpenRound) -> bool:
-    """Return True if starting the algorithm again would restore the state that devices lost."""
+    """Return True if the algorithm can start again, so that devices compute the state that they lost anew."""
     return rules.opening > 0 and current.position > 0
 
 

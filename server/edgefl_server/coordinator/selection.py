@@ -16,7 +16,7 @@ from edgefl_server.coordinator.states import Rules, State
 
 
 def goal_of(rules: Rules, count: int) -> int:
-    """Return the number of accepted updates that closes a round for which ``count`` devices are candidates."""
+    """Return the number of accepted updates that closes a round with ``count`` candidate devices."""
     return max(1, rules.min_reports, roster.share(rules.fraction, count))
 
 
@@ -135,9 +135,10 @@ def _safe(rules: Rules, state: State, most: int) -> int:
 
 
 def _lost(rules: Rules, state: State, tier: str) -> float:
-    """Return the share of lost tasks of ``tier`` in the last rounds; of all tiers if none of its tasks is known.
+    """Return the share of tasks of ``tier`` that brought no update in the last rounds.
 
-    It is bounded so that at most ``most_over_selection`` times the wanted devices are selected.
+    If no task of the tier has a known result, it is the share over all tiers. It is bounded so that a round selects at
+    most ``most_over_selection`` times the wanted devices.
     """
     share = state.record.lost_share(tier)
     return _limit_share(rules, state.record.lost_share() if share is None else share)

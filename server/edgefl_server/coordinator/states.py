@@ -112,12 +112,12 @@ class EvaluationSchedule:
         return self.planned_rounds(rounds) + self.extra
 
     def continued(self, ended: int, begun: int, *, more: bool) -> EvaluationSchedule:
-        """Return the schedule of a run that continues behind its planned rounds. An evaluation in progress is completed.
+        """Return the schedule of a run that continues after its planned rounds. An evaluation in progress is completed.
 
         Args:
-            ended: Number of rounds that ended behind the planned ones.
-            begun: The same with the open round, if there is one.
-            more: True for another evaluation. One in progress counts as that.
+            ended: Number of rounds after the planned ones that have ended.
+            begun: Number of rounds after the planned ones that have begun, including the open one.
+            more: True to add one evaluation. If an evaluation is in progress, no further one is added.
         """
         evaluations = ended // self.length + 1 if more else -(-begun // self.length)
         return replace(self, extra=evaluations * self.length)
@@ -130,7 +130,11 @@ class EvaluationSchedule:
         return number > planned - self.length or (number - 1) % (self.every + self.length) >= self.every
 
     def position(self, number: int, rounds: int) -> int:
-        """Return the position of round ``number``, which does not train: :data:`EVALUATION` or :data:`MEASURING`."""
+        """Return :data:`EVALUATION` if devices evaluate the model in round ``number``, :data:`MEASURING` if they
+        measure batch norm.
+
+        The round must not be a training round. ``rounds`` is the number of training rounds of the run.
+        """
         planned, cycle = self.planned_rounds(rounds), self.every + self.length
         is_cycle_over = number > planned - self.length  # the last ones, and those that an operator requested
         place = (number - planned - 1) % self.length if is_cycle_over else (number - 1) % cycle - self.every
@@ -151,27 +155,28 @@ class Rules:
     Attributes:
         run: Identifier of the run.
         seed: Seed of the federation.
-        rounds: Number of rounds.
+        rounds: Number of training rounds.
         tiers: Rules by which devices belong to tiers.
-        min_devices: Devices that the first round waits for.
-        min_reports: Accepted updates without which a round is abandoned.
+        min_devices: Number of devices that the first round waits for.
+        min_reports: Smallest number of accepted updates; a round with fewer is abandoned.
         fraction: Share of the candidates whose updates close a round.
-        over_selection: Multiple of these devices that is selected, for lost tasks.
+        over_selection: Selected devices as a multiple of the needed updates, to make up for lost tasks.
         weighted: True if updates are weighted by their numbers of samples.
         samples: Largest number of samples that a device trains with in a round; 0 for all.
         most_samples: Largest weight of an update if ``weighted``. The server cannot verify a device's number of
             samples, and each doubling of the possible total weight costs the sums one bit of precision.
-        weight_cap: The same as a multiple of the round's median (:func:`edgefl_server.coordinator.claims.weight_cap`).
+        weight_cap: Largest weight of an update as a multiple of the round's median
+            (:func:`edgefl_server.coordinator.claims.weight_cap`).
         deadline_s: Longest duration of a round; in asynchronous rounds, of a task.
-        ready_timeout_s: Time for which the first round waits for ``min_devices``.
+        ready_timeout_s: Longest wait of the first round for ``min_devices``.
         gather_s: Time for which a round waits for all devices that connect, instead of ``min_devices``; 0 for none.
         offline_grace_s: Time that a device may be offline before it counts as gone.
         whole: True if the algorithm needs every device in every round.
-        absent: Treatment of such a round that lacks a device.
-        opening: Number of exchanges (round trips) with which the method begins. If there are some, it can begin again
-            from any model.
-        strikes: Rounds in a row that a device may spoil before it is suspended.
-        bench_rounds: Rounds of a suspension (:mod:`edgefl_server.coordinator.suspension`).
+        absent: Reaction to a missing device if ``whole``: ``refuse`` (end the run), ``wait`` or ``partial``.
+        opening: Number of exchanges (round trips) that run once, at the start of the algorithm. If it is not 0, the
+            algorithm can start again from any model.
+        strikes: Number of spoiled rounds in a row after which a device is suspended.
+        bench_rounds: Number of rounds of a suspension (:mod:`edgefl_server.coordinator.suspension`).
         selection: Options of the selection of devices.
         rollout: Options of the trial of a candidate bundle, or None.
         buffer: Updates of an asynchronous round (:mod:`edgefl_server.coordinator.buffered`); 0 for synchronous rounds.
@@ -229,7 +234,10 @@ class Rules:
         )
 
     def of_round(self, number: int) -> Rules:
-        """Return the rules by which round ``number`` opens and closes: an evaluation takes the devices that are present."""
+        """Return the rules by which round ``number`` opens and closes.
+
+        An evaluation round needs only one report, and waits for no quorum. For a training round the result is these rules.
+        """
         if not self.is_evaluation(number):
             return self
         anyone = replace(self.selection, quorum=0.0, measured=False)
@@ -302,7 +310,7 @@ class OpenRound:
 
     @property
     def evaluates(self) -> bool:
-        """True if devices report sums over their rows in this round instead of training: of an evaluation, or the
+        """True if devices report sums over their rows instead of training: to evaluate the model, or to measure the
         statistics of batch norm.
         """
         return self.position in (EVALUATION, MEASURING)

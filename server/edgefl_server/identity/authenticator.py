@@ -41,9 +41,9 @@ class _KeyEntry:
     """New key to add to the registry.
 
     Attributes:
-        source: Why it is trusted.
-        until: Epoch seconds until which the key before it stays valid.
-        token: Name of the enrolment token that permits it, or empty.
+        source: Why the key is trusted.
+        until: Epoch seconds until which the device's previous key stays valid.
+        token: Name of the enrolment token that permits the key, or empty.
     """
 
     source: Source
@@ -96,10 +96,17 @@ class Authenticator:
         self._newcomers: dict[str, bytes] = {}
 
     def open(self, kind: type[AnyMessage], device: str, topic: str, payload: bytes) -> AnyMessage:
-        """Verify and accept a message, and return it. It takes the arguments of :meth:`verify` and raises its errors.
+        """Verify a message as :meth:`verify` does, accept it, and return the decoded message.
+
+        Args:
+            kind: Expected type.
+            device: Device in the topic.
+            topic: Topic of the message, which is part of what was signed.
+            payload: The envelope, or the bare message of a device that does not sign.
 
         Raises:
-            IdentityError: Also if the message introduces a key that was revoked.
+            IdentityError: If the device did not sign the message, if it is a replay, or if its new key was revoked.
+            ProtocolError: If the message is malformed.
         """
         verified_message = self.verify(kind, device, topic, payload)
         self.accept(verified_message)
@@ -190,10 +197,9 @@ class Authenticator:
         return self._enrolled and bool(self._registry.keys(device))
 
     def is_barred(self, device: str) -> bool:
-        """Return True if no message of the device can be accepted, because all of its keys were revoked or have
-        expired.
+        """Return True if no message of the device can be accepted, because all of its keys were revoked or have expired.
 
-        If devices must be enrolled, also if it has no key.
+        If devices must be enrolled, the result is also True for a device without a key.
         """
         keys, now = self._registry.keys(device), self._clock()
         is_valid = any(

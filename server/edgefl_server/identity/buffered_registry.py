@@ -22,13 +22,13 @@ _KeyStates = tuple[tuple[bytes, State], ...]
 
 @dataclass(frozen=True)
 class _PendingKey:
-    """Key that is not written yet.
+    """Key that is not yet written to the registry.
 
     Attributes:
         key: The new key.
-        until: Epoch seconds until which the key before it stays valid.
-        token: Name of the token that permits it, or empty.
-        before: (key, state) of all keys of the device when it was added, to detect changes by another process.
+        until: Epoch seconds until which the device's previous key stays valid.
+        token: Name of the enrolment token that permits the key, or empty.
+        before: (key, state) of all keys of the device when this one was added, to detect changes by another process.
     """
 
     key: DeviceKey
@@ -77,15 +77,17 @@ class BufferedRegistry:
     def add(
         self, device: str, key: bytes, *, source: Source, now: float, until: int = 0, token: str = ""
     ) -> None:
-        """Add a key of a device; earlier ones retire. If the registry cannot be written, it is kept in memory.
+        """Add a key of a device and retire its earlier keys.
+
+        If the registry cannot be written, the new key is kept in memory and written later.
 
         Args:
             device: Name of the device.
             key: Public key.
             source: Origin of the key.
             now: Epoch seconds.
-            until: Epoch seconds until which the key before it stays valid.
-            token: Name of the token that permits it, which is used up; or empty.
+            until: Epoch seconds until which the device's previous key stays valid.
+            token: Name of the enrolment token that permits the key, which is used up; or empty.
 
         Raises:
             ConfigError: If the key was revoked.
@@ -104,7 +106,7 @@ class BufferedRegistry:
     def store_numbers(self, device: str, key: bytes, *, hello_at: int = 0, status_at: int = 0) -> None:
         """Store the number of the last hello or status that a key signed; 0 leaves the stored number.
 
-        If the registry cannot be written, it is kept in memory.
+        If the registry cannot be written, the numbers are kept in memory and written later.
         """
         if self._can_write():
             try:

@@ -233,9 +233,9 @@ class FleetProfiler:
         return settled and all(self._is_settled(name, row, now) for name, row in self._rows.items())
 
     def _is_settled(self, name: str, row: DeviceProfileState, now: float) -> bool:
-        """Return True if no more messages are expected from a device.
+        """Return True if the profiler need not wait for this device any longer.
 
-        A device that the options name may still come online, so it is not settled while offline.
+        A device that the options name may still connect, so the profiler waits for it while it is offline.
         """
         if row.final:
             return True

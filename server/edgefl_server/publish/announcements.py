@@ -91,7 +91,10 @@ class Announcements:
 
     @property
     def published(self) -> list[BlobRef]:
-        """References of all blobs of the current model, and of the announcement's second part if it was divided."""
+        """References of all blobs of the current model.
+
+        They include the blob with the rest of an announcement that was too large for one message.
+        """
         return [*_refs(self._downlink.units), *self.publisher.pages]
 
     def publish(self, model: ModelVersion) -> None:
@@ -110,12 +113,12 @@ class Announcements:
         self._units[number] = self._downlink.units
 
     def resume(self, model: ModelVersion) -> None:
-        """Publish the parts of ``model`` after a restart, with the same bytes as the process before this one.
+        """Publish the parts of ``model`` after a restart, with the same bytes as the previous server process.
 
-        If the record of that process is missing, they are encoded anew.
+        If the record of those bytes is missing, the parts are encoded anew.
 
         Raises:
-            StoreError: If they cannot be written to disk.
+            StoreError: If the parts cannot be written to disk.
         """
         self._downlink.resume(model.number, model.version, model.parts(self._spec))
         self._keep_units(model)
@@ -134,7 +137,7 @@ class Announcements:
             self.publisher.clear(ref)
 
     def announce(self, state: State, model_version: str) -> None:
-        """Publish the announcement of the run's state, then clear the blobs that it no longer names.
+        """Publish the announcement of the run's state, then clear the blobs that the new announcement does not name.
 
         The blobs of the current model must be published before.
 
@@ -207,7 +210,7 @@ class Announcements:
         self._session.publish(topic, self._seal(topic, task), expires_s=self._spec.rules.deadline_s)
 
     def call(self, number: int, device: str, tier: str) -> None:
-        """Send a device a task without a nonce, so that it reads the announcement even if it has stopped listening.
+        """Send a device a task message without a nonce, which makes it read the announcement again but assigns no task.
 
         Args:
             number: Round that has just ended.

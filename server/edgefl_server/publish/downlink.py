@@ -82,8 +82,8 @@ class _PatchChain:
     Attributes:
         since: Number of the model that the complete blob holds.
         refs: The complete blob, then its patches in order.
-        r: Arrays as devices have them after all patches.
-        regions: Regions of a payload; None for a unit.
+        r: Arrays that a device has after it applied all patches.
+        regions: Positions of a payload's arrays in the global model; None for a unit.
     """
 
     since: int
@@ -145,10 +145,17 @@ class Downlink:
         self._lines = after  # last: a full disk leaves it as it was, for another try
 
     def resume(self, number: int, model: str, parts: Mapping[str, PublishedPart]) -> None:
-        """Publish the model again with the same bytes as the process before this one. The arguments are as in
-        :meth:`publish`.
+        """Publish the model again with the same bytes as the previous server process.
 
-        With int8, if the record of that process is missing or differs, the parts are published complete.
+        With int8, if the record of those bytes is missing or differs, the parts are published complete.
+
+        Args:
+            number: Number of the round after which the model exists; 0 for the initial model.
+            model: Version of the model.
+            parts: Parts by published name.
+
+        Raises:
+            StoreError: If the parts cannot be written.
         """
         known = self._published.load(number, model) if self._spec.encoding == "int8" else None
         if known is None or known[0].lines.keys() != parts.keys():
@@ -182,10 +189,10 @@ class Downlink:
         return rounded_weights
 
     def _next(self, number: int, name: str, part: PublishedPart) -> _PatchChain:
-        """Return the blobs of part ``name`` for the next model: a new complete blob, or those before with one more
-        patch.
+        """Publish the blobs of part ``name`` for the next model and return them: a new complete blob, or the earlier
+        blobs and one more patch.
 
-        They are published, but :attr:`units` does not change.
+        :attr:`units` does not change.
         """
         before, encoding = self._lines.get(name), self._spec.encoding
         moved = before is not None and part.regions != before.regions
@@ -213,8 +220,8 @@ def _oldest(lines: Mapping[str, _PatchChain], number: int) -> int:
 def check_counting(count: Count, encoding: Encoding, forms: Mapping[str, Form], own: Collection[str]) -> None:
     """Check that the server can determine which entries of an update a device changed.
 
-    It cannot if ``round.count`` is nonzero, updates are dense, the encoding is int8, and some of several tiers have
-    own payloads. Each payload is then rounded with steps of its own.
+    The server cannot if ``round.count`` is nonzero, updates are dense, the encoding is int8, and some of several tiers
+    have own payloads. Each payload is then rounded with steps of its own.
 
     Args:
         count: Option ``round.count``.
@@ -223,7 +230,7 @@ def check_counting(count: Count, encoding: Encoding, forms: Mapping[str, Form], 
         own: Tiers with a payload.
 
     Raises:
-        ConfigError: If it cannot.
+        ConfigError: For this combination of options.
     """
     dense = any(not form.change for form in forms.values())
     if count == "nonzero" and dense and encoding == "int8" and own and len(forms) > 1:

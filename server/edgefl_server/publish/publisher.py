@@ -103,9 +103,9 @@ class Publisher:
 
     @property
     def pages(self) -> tuple[BlobRef, ...]:
-        """Return the blob with the part of the last announcement that exceeded the size limit; empty if it fit.
+        """Blob with the rest of the last announcement, if that exceeded the size limit of a message; else empty.
 
-        It stays live as long as that announcement.
+        The blob stays live as long as that announcement.
         """
         return () if self._page is None else (self._page,)
 
@@ -254,7 +254,8 @@ class Publisher:
     def _publish(self, *, lost: bool) -> None:
         """Publish the live blobs and the announcement after a connection, and clear the blobs that are due.
 
-        ``lost``: the broker lost them, so all are sent; otherwise only those not sent before.
+        ``lost`` is True if the broker lost earlier messages, so that everything is sent again. Otherwise only messages
+        that were never sent are sent.
         """
         self.online, self.asking = True, False
         for sha256 in self._blobs:

@@ -128,15 +128,18 @@ class RoundSum(msgspec.Struct, frozen=True):
 
 
 class KeyRequest(msgspec.Struct, frozen=True):
-    """Message: a device whose keys the worker lacks sends updates. The server answers with :class:`UpdateKeys`."""
+    """Message: the worker received an update of a device whose keys it lacks.
+
+    The server answers with :class:`UpdateKeys`.
+    """
 
     device: str
 
 
 class StorageFailed(msgspec.Struct, frozen=True):
-    """Message: the journal or the updates' bytes cannot be written. ``text`` is the reason.
+    """Message: the worker cannot write the journal or the updates' bytes. ``text`` is the reason.
 
-    The worker receives nothing until that succeeds; then it sends :class:`Ready`.
+    The worker receives no updates until a write succeeds; then it sends :class:`Ready`.
     """
 
     text: str

@@ -108,9 +108,7 @@ class WorkerOptions:
 
 @dataclass
 class _Slot:
-    """Place of one worker in the pool: its number and shards, the worker that fills it, and when to launch the next
-    one.
-    """
+    """Place of one worker in the pool: its number and shards, the worker that fills it, and the time of the next launch."""
 
     number: int
     shards: range
@@ -206,7 +204,7 @@ class WorkerPool:
     def receives(self, device: str, number: int) -> bool:
         """Return True if an update of ``device`` for round ``number`` would be received now.
 
-        False while the device's worker is missing or does not have the round yet. Always True without workers.
+        False while the device's worker is missing or still lacks the round. Always True without workers.
         """
         return not self._slots or self._slot_of(device).ready_round == number
 
@@ -308,7 +306,7 @@ class WorkerPool:
     def _sum_here(self, spec: RoundAggregationSpec, shards: range) -> PartialSum | None:
         """Sum the accepted updates of ``shards`` from the journal in this process. Return None if there are none.
 
-        Their events are emitted again.
+        The event of each update is emitted again, because the worker may not have sent it.
         """
         aggregation = spec.build()
         for event, checked, share in stored_updates(

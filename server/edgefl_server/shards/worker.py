@@ -109,7 +109,7 @@ class KeyRing:
                 self.keys[device] = each
 
     def open(self, device: str, topic: str, payload: bytes) -> UpdateChunk:
-        """Verify the signature of a chunk of an update, and decode it.
+        """Verify the signature of a chunk of an update, and return the decoded chunk.
 
         Args:
             device: Name in the topic.
@@ -287,7 +287,7 @@ class AggregationWorker:
         self._reports_ready = True
 
     def _update_devices(self) -> None:
-        """Replace the devices in the worker's state by those whose keys it has."""
+        """Replace the known devices in the worker's state by those whose keys the worker has."""
         known = {name: RosterEntry(name, "", 0, True, 0.0) for name in self._ring.keys}
         self._state = replace(self._state, devices=Devices(known))
 

@@ -112,7 +112,7 @@ class PublishedModel(msgspec.Struct, frozen=True, kw_only=True):
         run: Identifier of the run.
         model: Version of the model.
         oldest: Number of the oldest record with a blob that ``lines`` names.
-        lines: By published name, the complete blob and the patches since then.
+        lines: References of the complete blob and its patches, by the name of the published part.
         blobs: Bytes of the blobs that are new in this record, by SHA-256.
     """
 

@@ -132,7 +132,7 @@ def _line(at: float, event: Event) -> bytes:
 def _set_fields(event: Event) -> dict[str, Any]:
     """Return the fields of ``event`` that differ from their defaults, by name.
 
-    NaN and infinity are left out, because JSON lacks them.
+    Fields with the value NaN or infinity are left out, because JSON cannot hold them.
     """
     kind = type(event)
     required = len(kind.__struct_fields__) - len(kind.__struct_defaults__)

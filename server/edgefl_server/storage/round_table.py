@@ -81,7 +81,11 @@ def open_round(connection: Connection, run: str) -> OpenRound | None:
 
 
 def _apart(outcome: Mapping[str, Any]) -> int:
-    """Return the position of a round that does not train, such as :data:`EVALUATION`; 0 for a training round."""
+    """Return the position of a round that does not train, :data:`EVALUATION` or :data:`MEASURING`, from its stored
+    ``outcome``.
+
+    The result is 0 for a training round.
+    """
     return -int(outcome.get(EVALUATES, 0))
 
 
@@ -136,9 +140,9 @@ def open_tasks(connection: Connection, run: str) -> dict[str, Assignment]:
 
 
 def versions(connection: Connection, run: str) -> dict[int, Version]:
-    """Return, by round number, the version of the model from which each round of the run began.
+    """Return the model from which each round of the run began, by round number.
 
-    Each is with the number of exchanges (round trips of the algorithm) completed before.
+    Each :class:`Version` also has the number of exchanges (round trips of the algorithm) that were completed before.
     """
     columns = tables.rounds.c
     query = sa.select(columns.round, columns.state, columns.model_version, columns.restart, columns.outcome)
@@ -242,7 +246,7 @@ def close(connection: Connection, run: str, number: int) -> dict[str, tuple[int,
 
 
 def open_again(connection: Connection, run: str) -> None:
-    """Set rounds in the state :data:`CLOSING` back to open. A killed server left them so."""
+    """Set rounds in the state :data:`CLOSING` back to open. A killed server may have left rounds in that state."""
     which = (tables.rounds.c.run == run) & (tables.rounds.c.state == CLOSING)
     connection.execute(tables.rounds.update().where(which).values(state="open"))
 
@@ -280,7 +284,10 @@ TURNOUT = "turnout"
 
 
 def keep_participations(connection: Connection, run: str, now: Mapping[str, Participation]) -> None:
-    """Replace the participation rows of the devices in ``now``. Rows of other devices stay."""
+    """Replace the participation rows of the devices in ``now``, which maps devices to new rows.
+
+    Rows of other devices stay.
+    """
     if not now:
         return
     columns = tables.participations.c

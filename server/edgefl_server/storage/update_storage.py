@@ -65,9 +65,9 @@ _PATTERN = "round-*.bin"
 
 
 class UpdateFiles:
-    """Update storage in files of ``folder``, one per round and writer.
+    """Update storage in files of ``folder``, one file per round and writer.
 
-    ``writer`` is part of the file names, because two processes that append to one file would not know their offsets.
+    ``writer`` is part of the file names, because a process that appends must know the file's length.
     """
 
     def __init__(self, folder: Path, writer: str = "") -> None:
@@ -139,11 +139,11 @@ _PREFIX = "round-"
 class UpdateObjects:
     """Update storage in objects below ``url``, such as ``s3://bucket/run``, accessed by fsspec.
 
-    ``writer`` is part of the object names, so that no process overwrites the objects of another, or of its
-    predecessor. It is chosen if empty.
+    ``writer`` is part of the object names, so that no process overwrites objects of another one. If it is empty, a unique
+    name is chosen.
 
     Raises:
-        StoreError: If fsspec, or its driver for this URL, is not installed, or the URL cannot be opened.
+        StoreError: If fsspec or its driver for this URL is not installed, or the URL cannot be opened.
     """
 
     def __init__(self, url: str, writer: str) -> None:

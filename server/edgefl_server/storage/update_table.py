@@ -170,9 +170,9 @@ def reject(connection: Connection, key: Mapping[str, object], step: int, reason:
 
 
 def add_traffic(connection: Connection, run: str, number: int, came: Mapping[str, PublishTraffic]) -> None:
-    """Add the traffic ``came`` (by device) to the rows of the devices' accepted updates in round ``number``.
+    """Add the traffic in ``came`` to the rows of the devices' accepted updates in round ``number``.
 
-    It is of messages that they sent after the update was accepted.
+    ``came`` counts, by device, the messages that arrived after the device's update was accepted.
     """
     key = of_step(run, number) & (_updates.reason == "") & (_updates.device == sa.bindparam("name"))
     more = {"up_bytes": "payload", "up_wire_bytes": "wire", "up_float32_bytes": "payload"}

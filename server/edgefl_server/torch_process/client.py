@@ -105,10 +105,10 @@ class _RoundPlacements:
 
 @dataclass(frozen=True)
 class _RemoteSchedule:
-    """Schedule of an exchange (scalars by round) whose values the torch process computes.
+    """Schedule of an exchange, whose scalars the torch process computes.
 
-    ``exchange`` is its index in the run spec. ``pages`` caches the values of :data:`messages.PAGE` positions each, by
-    the first position.
+    ``exchange`` is the index of the exchange in the run spec. ``pages`` caches the scalars in groups of
+    :data:`messages.PAGE` positions, by the first position of a group.
     """
 
     process: TorchProcess
@@ -292,9 +292,9 @@ class TorchProcess:
         return process
 
     def _take(self, process: Process) -> Process:
-        """Make ``process`` the current one, and return it.
+        """Make ``process`` the current one and return it.
 
-        If another thread was faster, end ``process`` and return that thread's process.
+        If another thread has already set a current process, end ``process`` and return the current one.
         """
         with self._lock:
             if self._process is not None:

@@ -59,8 +59,9 @@ class PlaceRequest(msgspec.Struct, frozen=True):
 
 
 class OptimizeRequest(msgspec.Struct, frozen=True):
-    """Request for a step of the server's optimizer (:meth:`edgefl.contract.server.ServerOpt.moved`); the answer is its
-    weights.
+    """Request for a step of the server's optimizer (:meth:`edgefl.contract.server.ServerOpt.moved`).
+
+    The answer is the weights after the step.
 
     Attributes:
         exchange: Index of the algorithm's exchange.
@@ -76,7 +77,7 @@ class OptimizeRequest(msgspec.Struct, frozen=True):
 
 
 class UnfoldRequest(msgspec.Struct, frozen=True):
-    """Request for the arrays that are averaged instead of an update
+    """Request to compute, from a device's update, the arrays that are averaged
     (:meth:`edgefl.contract.server.ServerOpt.unfolded`).
 
     ``exchange`` is the index of the algorithm's exchange.
@@ -87,9 +88,10 @@ class UnfoldRequest(msgspec.Struct, frozen=True):
 
 
 class ScheduleRequest(msgspec.Struct, frozen=True):
-    """Request for the scalars of the schedule at the positions ``first`` to ``stop - 1``, of ``rounds`` in all.
+    """Request for the scalars of the schedule at the positions ``first`` to ``stop - 1``.
 
-    ``exchange`` is the index of the algorithm's exchange. The answer is a list of scalars by name.
+    ``rounds`` is the number of rounds of the run, and ``exchange`` the index of the algorithm's exchange. The answer is a
+    list with one dictionary of scalars per position.
     """
 
     exchange: int

@@ -37,8 +37,7 @@ class ReassembledUpdate:
 
 @dataclass(frozen=True)
 class MissingChunks:
-    """Chunks to request from a device, after its last chunk arrived or its complete update had another digest than
-    declared.
+    """Chunks to request from a device because they are missing, or because the complete update has a wrong digest.
 
     Attributes:
         indices: Their indices. If there are more than :data:`MAX_MISSING`, the last chunk is included: its arrival
@@ -72,7 +71,7 @@ class _PartialUpdate:
 class ChunkReassembler:
     """Store of unfinished updates, at most one per device, which joins the chunks of each.
 
-    If they exceed ``max_bytes``, the ones that are unchanged for longest are dropped.
+    If they exceed ``max_bytes``, the updates without a new chunk for the longest time are dropped.
 
     Args:
         max_update_bytes: Limit of one update.
@@ -98,7 +97,7 @@ class ChunkReassembler:
     def missing(self, device: str, chunk: UpdateChunk) -> list[int]:
         """Return the indices of the missing chunks of the update that ``chunk`` belongs to.
 
-        If there are more than :data:`MAX_MISSING`, it is the first ones and the last one.
+        If more than :data:`MAX_MISSING` are missing, only the first ones and the last one are returned.
         """
         partial = self._partial.get(device)
         return _gaps(

@@ -339,7 +339,7 @@ class UpdateReceiver:
         return _ValidUpdate(row, update, checked.added)
 
     def _answer_again(self, assignment: Assignment, number: int, chunk: UpdateChunk) -> ReceiveResult:
-        """Return the acknowledgement of an update for a task that is not open. Nothing is changed."""
+        """Return the acknowledgement of an update whose task has already been answered. Nothing is changed."""
         device, accepted = assignment.device, ""
         if assignment.status == "accepted":
             accepted = self._journal.accepted_sha256(self._rules.run, number, device, assignment.nonce)
@@ -382,9 +382,9 @@ class UpdateReceiver:
         task: Assignment | None,
         step: int,
     ) -> Reply:
-        """Journal a refused update, once, and return the reply that refuses it.
+        """Journal a refused update, at most once, and return the reply that refuses it.
 
-        ``task`` is the task that ends with it, or None. ``step`` is the number of the current round.
+        ``task`` is the task that ends with the refusal, or None. ``step`` is the number of the current round.
         """
         ack = acks.rejected(number, chunk, refusal)
         # The chunk's own nonce and digest may be of any length: the journal gets their digest.
@@ -489,9 +489,13 @@ class UpdateReceiver:
     # -- uploads and rounds ----------------------------------------------------------------------------------
 
     def request_uploads(self, opened: OpenRound) -> ReceiveResult:
-        """Return the requests to devices whose turn to upload begins, and events for devices that lost their turns.
+        """Begin the uploads for which there is memory.
 
-        ``opened`` is the open round.
+        Args:
+            opened: The open round.
+
+        Returns:
+            Requests to the devices that may upload now, and events for the devices that did not use their turn.
         """
         replies = []
         for device, offer in self._scheduler.next(opened.opened, opened.deadline):

@@ -45,8 +45,11 @@ class RetainedMessageCleaner:
     def step(self, *, shards: bool) -> float:
         """Repeat the subscription if that is due. Return the seconds until the next call.
 
-        Workers subscribe to their own shards only, but a device may publish to others. So the server subscribes to
-        all of them for a moment, which delivers the retained messages.
+        Workers subscribe to their own shards only, but a device may publish to others. So the server subscribes to all
+        topics for a moment, and the broker delivers the retained messages.
+
+        Args:
+            shards: True to stay subscribed to the topics of shards, because there are no workers.
         """
         if self._looks_at_shards and self._session.settled:
             self._session.unsubscribe(self._filters[1:])
@@ -63,9 +66,13 @@ class RetainedMessageCleaner:
         return message.topic.removeprefix(self._prefix).partition("/")[2].startswith("shards/")
 
     def erase(self, message: IncomingMessage) -> bool:
-        """Clear a message at the broker and return True, if it is retained on a topic where that is not allowed.
+        """Clear a message at the broker if it is retained on a topic where that is not allowed.
 
-        Return False for any other. A message without payload is ignored: it is such a removal itself.
+        Args:
+            message: The received message. One without payload is ignored, because it is itself such a removal.
+
+        Returns:
+            True if the message was cleared.
         """
         _, _, leaf = message.topic.removeprefix(self._prefix).partition("/")
         if (

@@ -62,7 +62,7 @@ class ProcessLauncher:
     def share(self, thing: object) -> SharedMemory:
         """Return shared memory with the pickled object ``thing``, which can be sent to any worker of this launcher.
 
-        Objects that were shared before are closed, except the first one and the last one.
+        The launcher keeps the first and the last shared object open, and closes all others.
         """
         memory = SharedMemory.of(thing)
         self._shared.append(memory)

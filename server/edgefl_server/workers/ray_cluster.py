@@ -231,13 +231,13 @@ class RayLauncher:
             ) from error
 
     def _connect(self) -> None:
-        """Connect to the cluster if that is not done, and check that it has enough cores and GPUs for all workers.
+        """Connect to the cluster if there is no connection, and check that it has enough cores and GPUs for all workers.
 
-        Ray itself would wait for them without limit. A simulation checks that once: it continues with fewer workers if
-        a node leaves.
+        Without the check, Ray would wait for them without limit. A simulation checks only once, so that it can
+        continue with fewer workers when a node leaves.
 
         Raises:
-            EdgeflError: The error of :func:`no_room`, if there are too few.
+            EdgeflError: The error of :func:`no_room`, if the cluster has too few.
         """
         if not self._ray.is_initialized():
             self._owns_connection = True

@@ -28,7 +28,7 @@ class SharedMemory:
 
     @classmethod
     def of(cls, thing: object) -> SharedMemory:
-        """Return new shared memory with a copy of the object ``thing``, pickled, and of its arrays."""
+        """Return new shared memory with the pickled object ``thing`` and copies of its arrays."""
         buffers: list[pickle.PickleBuffer] = []
         head = pickle.dumps(thing, protocol=5, buffer_callback=buffers.append)
         file = _nameless()

@@ -300,8 +300,8 @@ class FolderSource:
         self._journal.close()
 
     def load_details(self, fleet: Fleet) -> None:
-        """Load into ``fleet`` what no event reports: memory plans of bundles, stored checkpoints, properties of
-        devices.
+        """Load into ``fleet`` the data that events do not contain: planned memory of bundles, stored checkpoints, and
+        device properties.
         """
         self._loaded_at = time.monotonic()
         fleet.checkpoints = checkpoints(self.folder)

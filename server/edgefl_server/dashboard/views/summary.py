@@ -179,7 +179,7 @@ class DeviceFilter:
 
 
 def state_of(fleet: Fleet, device: DeviceRecord) -> str:
-    """Return the state of a device in the present round, one of :data:`STATES`."""
+    """Return the state of a device in the run's current round, one of :data:`STATES`."""
     if not device.online:
         return "offline"
     part = device.parts.get(fleet.current) if fleet.phase == "open" else None
@@ -316,11 +316,12 @@ def last_report(fleet: Fleet, device: DeviceRecord) -> DeviceRound | None:
 
 
 def times(fleet: Fleet) -> tuple[int, list[float], list[float]]:
-    """Return (round, seconds until each accepted update, milliseconds of a step on each device), for the newest such
-    training round.
+    """Return times of the newest training round that has accepted updates.
 
-    It is (0, [], []) if no round has an accepted update. The lists may differ in length, because a device may not
-    report a step time.
+    Returns:
+        (number of the round, seconds until each accepted update, milliseconds of a training step on each device). The
+        lists may differ in length, because a device may not report a step time. (0, [], []) if no round has an
+        accepted update.
     """
     for number, row in sorted(fleet.rounds.items(), reverse=True):
         arrived = [part for part in row.parts.values() if part.status == "accepted"]

@@ -21,9 +21,9 @@ _PATH = "/v1/traces"
 
 @dataclass
 class _TracedRound:
-    """Open round, as traced so far.
+    """Open round whose trace is being collected.
 
-    ``came``: by device, (epoch seconds at which its update was accepted, tier).
+    ``came`` holds, by device, (epoch seconds at which its update was accepted, tier).
     """
 
     opened: float

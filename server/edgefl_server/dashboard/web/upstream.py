@@ -204,7 +204,10 @@ def replace_all(fleet: Fleet, other: Fleet) -> None:
 
 
 def _without_parts(fleet: Fleet) -> Fleet:
-    """Return a copy of the fleet in which ``DeviceRecord.parts`` is empty, because its rounds have the same states."""
+    """Return a copy of the fleet with an empty ``DeviceRecord.parts`` for each device, to send it.
+
+    The rounds hold the same states, so :func:`_decode_fleet` can restore them.
+    """
     devices = {name: msgspec.structs.replace(device, parts={}) for name, device in fleet.devices.items()}
     return msgspec.structs.replace(fleet, devices=devices)
 
