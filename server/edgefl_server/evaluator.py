@@ -26,7 +26,7 @@ class Evaluation:
     Attributes:
         round: Number of the round.
         metrics: Metrics by name, including the loss; empty if the round was not due or the evaluation failed.
-        error: Error of a failed evaluation, or None.
+        error: Error of a failed evaluation; None otherwise.
     """
 
     round: int

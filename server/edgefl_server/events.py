@@ -89,8 +89,8 @@ class Waiting(Event, frozen=True, kw_only=True):
         known: Number of present devices.
         needed: Number of devices that the round needs.
         missing: Names of absent devices, if the algorithm needs particular ones.
-        reason: Why more devices are needed than the federation file requires, and why some devices do not count; or
-            empty.
+        reason: Text that explains why more devices are needed than the federation file requires, or why some devices
+            do not count. Empty if there is nothing to explain.
     """
 
     next_round: int
@@ -128,8 +128,8 @@ class DeviceLost(Event, frozen=True, kw_only=True):
     Attributes:
         device: Name of the device.
         tier: Its tier.
-        round: Round that waits for its update, or 0.
-        until: Epoch seconds until which the round waits, or 0.
+        round: Number of the round that waits for its update; 0 if none does.
+        until: Epoch seconds until which that round waits; 0 if none does.
     """
 
     device: str
@@ -284,7 +284,7 @@ class Vitals(Event, frozen=True, kw_only=True):
     Attributes:
         inbox: Number of waiting messages.
         server_lag_s: Seconds that a message waits in the server's inbox before it is handled.
-        broker_lag_s: Seconds that the broker took to confirm the last timed message, or -1.
+        broker_lag_s: Seconds that the broker took to confirm the last timed message; -1 before the first one.
         cpu_s: Processor time of the process so far.
         rss_bytes: Resident memory of the process; 0 if unknown.
     """
@@ -303,8 +303,8 @@ class Ordered(Event, frozen=True, kw_only=True):
         order: Name of the order.
         by: Origin of the order.
         done: True if it was carried out.
-        text: Why it was not carried out, or its effect.
-        version: Round whose model was restored, or -1.
+        text: Effect of the order, or the reason why it was not carried out.
+        version: Number of the round whose model was restored; -1 for other orders.
     """
 
     order: str

@@ -127,7 +127,7 @@ class MessageHandler:
         Args:
             message: The message.
             state: State of the coordinator.
-            aggregation: Round that receives updates, or None.
+            aggregation: Sums of the open round; None if no round receives updates.
 
         Returns:
             Replies, events and tasks that follow; empty for a message that is ignored.
@@ -410,7 +410,10 @@ def _online_event(device: str, state: State) -> tuple[states.Event, ...]:
 
 
 def tier_objection(rules: Rules, device: str, hello: messages.Hello) -> tuple[str, str] | None:
-    """Return (reason code, text for people) if a device fits no tier, or requests another one than it gets, else None."""
+    """Return (reason code, text for people) if a device fits no tier, or if its hello requests another tier than it gets.
+
+    Return None if there is no objection.
+    """
     tier = roster.tier_of(rules.tiers, device, hello.memory_bytes)
     known = {rule.name for rule in rules.tiers}
     there_are = f"there are {roster.describe_tiers(rules.tiers)}"

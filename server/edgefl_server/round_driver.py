@@ -160,19 +160,19 @@ class RoundDriver:
         context: The run and its environment.
         journal: Journal of the run.
         checkpoints: Models after each round.
-        announcements: Publications for devices.
+        announcements: Publisher of models, announcements and tasks.
         receiver: Receiver of updates.
         pool: Workers that receive the updates.
         evaluator: Evaluator of the models.
-        reporter: Receives what people should know.
+        reporter: Receives events and warnings for people.
         memory_plans: Memory that tiers require.
 
     Attributes:
         state: State of the coordinator.
-        aggregation: Round that receives updates, or None.
+        aggregation: Sums of the open round; None while no round receives updates.
         model: Current model.
-        announcements: Publications for devices.
-        refusal_error: Reason why the run ended unfinished, or None.
+        announcements: Publisher of models, announcements and tasks.
+        refusal_error: Error that ended the run early; None otherwise.
     """
 
     def __init__(

@@ -166,10 +166,10 @@ class RoundConclusion:
     """Result of a round.
 
     Attributes:
-        weights: Model and server state after it.
-        metrics: Metrics of the model that the updates gave, if it has been evaluated.
-        failed: Reason why ``weights`` are the old ones, or empty.
-        undone: True if the new model was evaluated and rejected; ``metrics`` describe it.
+        weights: Model and server state after the round.
+        metrics: Metrics of the model that the updates gave; None if it has not been evaluated.
+        failed: Reason why ``weights`` are the old ones; empty if they are new.
+        undone: True if the new model was evaluated and rejected; ``metrics`` describe the rejected model.
     """
 
     weights: Arrays

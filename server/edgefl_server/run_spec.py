@@ -212,11 +212,12 @@ class RunSpec:
         opening: Exchanges that happen once, before all others.
         ahead: Exchanges that alternate with the main one, before it.
         evaluation: Exchange in which devices evaluate the model on their held-out rows. None: there is none.
-        measuring: Exchange in which devices measure the statistics of batch norm before that. None: training has them.
-        norms: Statistics that the server keeps of it.
+        measuring: Exchange in which devices measure the statistics of batch norm before an evaluation. None: the
+            statistics of training are used.
+        norms: Names of the batch norm statistics that ``measuring`` gives.
         least_group: Number of devices below which a group is left out of the results of an evaluation round.
-        statistics: What the exchange ``evaluation`` sums up of the devices' data, instead of an evaluation of the model;
-            or None.
+        statistics: Request for statistics of the devices' data, which ``evaluation`` sums up instead of metrics. None:
+            it evaluates the model.
         server_state: Names of the states that the server keeps besides the model; their tensors are part of
             ``initial``.
         count: Updates that an entry averages (:class:`edgefl_server.aggregate.aggregator.Aggregator`).
@@ -224,9 +225,9 @@ class RunSpec:
         aggregate: Settings of the aggregation.
         rollback: Rollback rule. With one, each round is evaluated before it counts.
         downlink: Settings of the downlink.
-        evaluate: Function that returns the metrics of a model.
+        evaluate: Function that returns the metrics of a model; None if the server has no test data.
         metric: Metric that people are shown first.
-        evaluate_every: Rounds between evaluations; 0 for none. The last round is always evaluated otherwise.
+        evaluate_every: Rounds between evaluations; 0 for none. Otherwise the last round is always evaluated.
         limits: Limits of the federation.
     """
 

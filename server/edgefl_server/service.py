@@ -92,7 +92,7 @@ class _StoredCounter:
 
 @dataclass(frozen=True)
 class ServerKeys:
-    """Key of a server, and the list of devices that may take part.
+    """Key of a server, and the registry of devices that may take part.
 
     Attributes:
         signer: Key that signs the server's messages. None: ``signing.key`` in the folder of the run.

@@ -52,8 +52,8 @@ class ReportMedians(msgspec.Struct, frozen=True, array_like=True):
     """Medians over the accepted updates of a tier in one round.
 
     Attributes:
-        loss: Training loss, or None if no update has one.
-        train_ms: Milliseconds of local steps, or None.
+        loss: Training loss; None if no update reports a loss.
+        train_ms: Milliseconds of all local steps; None if no update reports them.
     """
 
     loss: float | None
@@ -158,7 +158,7 @@ def count_round(
         rollout: Options of the trial.
         trial: The trial before the round.
         turnout: Tasks and lost tasks of the round, by tier. A candidate's tier has the suffix ``@candidate``.
-        reports: Medians of the round's accepted updates, in the same way.
+        reports: Medians of the round's accepted updates, by the same tier names.
     """
     arms = dict(trial.arms)
     for tier in {*turnout, *reports}:

@@ -137,11 +137,10 @@ def share(fraction: float, count: int) -> int:
 
 
 def sample(seed: int, round_number: int | str, names: Iterable[str], count: int) -> list[str]:
-    """Return ``count`` of ``names`` (all if there are fewer), sorted, drawn uniformly by ``seed`` and
-    ``round_number``.
+    """Return ``count`` of ``names`` (all if there are fewer), sorted, drawn uniformly by ``seed`` and ``round_number``.
 
-    ``round_number`` may also be a text that identifies a draw within a round. Each name is ranked by its own hash, so
-    an additional device displaces at most one of the drawn devices.
+    ``round_number`` may also be a text that identifies a draw within a round. The names with the lowest hashes are
+    drawn, so an additional device displaces at most one of the others.
     """
     return sorted(heapq.nsmallest(count, names, key=places(seed, round_number)))
 

@@ -360,18 +360,18 @@ class State:
         model_version: Version of the current global model.
         waiting_since: Epoch seconds at which the phase ``waiting`` began.
         devices: Known devices by name.
-        round: The round that is open or closing, or None.
-        position: Completed exchanges (round trips of the algorithm) since the method began, or began again.
-        base: The last round that was closed; 0 before the first.
-        members: Devices that must take part until the method begins again, if all are needed.
-        refused: Attempts of the present exchange in a row that failed only by refused updates, declined tasks, or a
-            failed server step.
+        round: The round that is open or closing; None between rounds.
+        position: Completed exchanges (round trips of the algorithm) since the algorithm began, or began again.
+        base: Number of the last closed round; 0 before the first.
+        members: Devices that must take part until the algorithm begins again; empty if not all devices are needed.
+        refused: Failed attempts of the present exchange in a row, if all failed only by refused updates, declined
+            tasks, or a failed server step.
         declined: Devices that declined the last attempt, with reasons, if no device sent an update.
         strikes: Rounds in a row that each device spoiled.
-        suspended: By suspended device, the first round that may select it again.
+        suspended: First round that may select each suspended device again, by device.
         held: True while an operator lets no other round open.
         record: Participation of the devices so far.
-        trial: Trial of a candidate bundle, or None.
+        trial: Trial of a candidate bundle; None if no trial began.
         carried: Between asynchronous rounds, the open tasks.
         versions: Between asynchronous rounds, the models of the last rounds, by round.
     """
@@ -450,7 +450,7 @@ class Answered(msgspec.Struct, frozen=True):
     Attributes:
         device: Name of the device.
         accepted: True if the update was accepted.
-        reason: Why it was refused, for people; or empty.
+        reason: Explanation of a refusal, for people; empty if the update was accepted.
         nonce: Nonce of the task, which may be over; empty for the device's open task.
     """
 
@@ -486,7 +486,7 @@ class ModelReady(msgspec.Struct, frozen=True):
 
     Attributes:
         model_version: Version of the current model.
-        failed: Why the old model is kept; or empty.
+        failed: Reason why the old model is kept; empty if there is a new one.
         undone: True if the new model was rejected by the rollback rule (:mod:`edgefl_server.coordinator.collapse`).
     """
 
@@ -504,7 +504,7 @@ class TrialCounted(msgspec.Struct, frozen=True):
 
 
 class Outage(msgspec.Struct, frozen=True):
-    """Event: devices could not reach the server for ``seconds``. All deadlines move by that time."""
+    """Event: for ``seconds`` devices could not reach the server. All deadlines are moved by that time."""
 
     seconds: float
 

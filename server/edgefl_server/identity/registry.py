@@ -185,8 +185,8 @@ class Registry:
             key: Public key.
             source: Why the key is trusted.
             now: Epoch seconds.
-            until: Epoch seconds.
-            token: Name of an enrolment token that is deleted, or empty.
+            until: Epoch seconds until which the earlier keys stay valid.
+            token: Name of an enrolment token that is deleted; empty if none is used.
 
         Raises:
             ConfigError: If the key was revoked.

@@ -80,7 +80,7 @@ class UploadRecord:
     Attributes:
         traffic: Messages since the device's last report that the journal does not have yet.
         sent_bytes: Bytes of messages with new chunks of the update for the current task.
-        accepted: (round, nonce, digest) of the device's last accepted update, or None.
+        accepted: (round, nonce, digest) of the device's last accepted update; None before the first.
     """
 
     traffic: PublishTraffic = field(default_factory=PublishTraffic)

@@ -402,7 +402,10 @@ def _part_of(fleet: Fleet, number: int, name: str) -> DeviceRound:
 
 
 def _going_on(fleet: Fleet, name: str) -> DeviceRound | None:
-    """Return the state of device ``name`` in an earlier round whose task is still open (asynchronous runs), or None."""
+    """Return the state of device ``name`` in an earlier round whose task is still open (asynchronous runs).
+
+    Return None if the device has no open task from an earlier round.
+    """
     device = fleet.devices.get(name)
     part = device.at_work if device is not None else None
     return part if part is not None and fleet.rounds[part.round].state in _ENDED else None

@@ -229,7 +229,7 @@ def round_row(row: RoundRecord) -> RoundSummary:
 
 
 def newest_evaluation(fleet: Fleet) -> DeviceEvaluation | None:
-    """Return the results of the newest evaluation round, or None. Rounds that an operator undid do not count."""
+    """Return the results of the newest evaluation round, without rounds that an operator undid; None if there is none."""
     evaluations = (
         row.evaluation for _, row in sorted(fleet.rounds.items(), reverse=True) if row.state != "undone"
     )

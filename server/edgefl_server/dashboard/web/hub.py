@@ -44,8 +44,8 @@ class Hub:
     Attributes:
         glance: Snapshot of the fleet.
         ready: True once the stored state is loaded.
-        error: Exception that ended the loop, or None. The process must then end, as its contents would no longer
-            change.
+        error: Exception that ended the polling loop; None while it runs. After an error the process must end, as the
+            snapshot would no longer change.
     """
 
     def __init__(self, source: Source) -> None:
