@@ -15,10 +15,9 @@ REWRITTEN = ".next"
 
 @dataclass(frozen=True)
 class SegmentPorts:
-    """Inputs and outputs of one segment: one of several graphs that run one after another and compute a function
-    together.
+    """Inputs and outputs of one segment: one of several graphs that run one after another and compute a function together.
 
-    ``in_place`` names the state that it overwrites in the memory of its input.
+    ``in_place`` has the names of the state ports whose new value the segment writes into the memory of the old one.
     """
 
     inputs: Mapping[str, TensorSpec]

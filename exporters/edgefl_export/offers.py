@@ -38,7 +38,7 @@ class SubmodelOffer(msgspec.Struct, frozen=True, kw_only=True):
         trained_share: geometric mean of ``parameter_share`` and ``mac_share``.
         problem: limit of the device that the submodel exceeds; empty if it fits.
         note: remarks for people.
-        dead: part of invariant 31 of fiarse.md that the initial weights violate; empty if the submodel can learn.
+        dead: reason why the submodel cannot learn from the initial weights (fiarse.md, invariant 31); empty if it can.
         memory_about: ``memory_bytes`` was interpolated from other sizes instead of traced.
     """
 
@@ -79,7 +79,7 @@ class Fit:
 
     Attributes:
         offers: the offers, in the order of the kinds.
-        left_out: sizes without a submodel, each with the error that says why.
+        left_out: sizes for which no submodel can be made, each with the error that explains it.
     """
 
     offers: tuple[SubmodelOffer, ...]
@@ -121,7 +121,11 @@ class Fit:
         return "\n".join([*lines, f"recommended: {self.reason()}" if self.able else "nothing fits"])
 
     def reason(self) -> str:
-        """Return a sentence that explains the choice of :meth:`recommended`. Raises ModelError as that does."""
+        """Return a sentence that explains the choice of :meth:`recommended`.
+
+        Raises:
+            ModelError: if no offer fits and can learn.
+        """
         best = self.recommended()
         others = sorted((offer for offer in self.able if offer is not best), key=_rank, reverse=True)
         summary = (

@@ -218,8 +218,8 @@ Rule = Callable[[fx.Node, Look], ValueSet]
 def value_ranges(module: fx.GraphModule) -> dict[fx.Node, ValueSet]:
     """Return the range of the entries of each node, over all tensors of a node with several results.
 
-    Inputs are taken to be finite. An op without a rule gives ANY. A placeholder is a running variance if the name of its
-    port, ``meta[PORT]``, ends so. Divisors that are computed single numbers are assumed not to be 0
+    Inputs are assumed to be finite. An op without a rule gives ANY. A placeholder is a running variance if the name of its
+    port, ``meta[PORT]``, ends with ``running_var``. Divisors that are computed single numbers are assumed not to be 0
     (:func:`guessed_divisor`).
     """
     ranges: dict[fx.Node, ValueSet] = {}

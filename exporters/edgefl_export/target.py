@@ -58,7 +58,11 @@ class Target(ABC):
         return lowered
 
     def capture(self, function: Function) -> LoweredGraph:
-        """Trace and lower ``function``. Raises ExportError as :meth:`lower` does."""
+        """Trace ``function`` and lower it to core ops, both in one call.
+
+        Raises:
+            ExportError: if the function cannot be compiled. The text names the rule that it breaks.
+        """
         return self.lower(trace(function))
 
     @abstractmethod
@@ -116,10 +120,16 @@ class Target(ABC):
     def verify_untrusted(
         self, function: Function, model: bytes, seed: int, in_place: Collection[str] = ()
     ) -> Verification:
-        """Compare bytes of unknown origin with torch; arguments and result as in :meth:`verify`.
+        """Compare bytes of unknown origin with torch, as :meth:`verify` does for bytes of this compiler.
+
+        Args:
+            function: function that the graph should compute.
+            model: bytes of the graph, which may be damaged.
+            seed: seed of the example.
+            in_place: state ports that the runtime writes into the memory of their input, if it can.
 
         Raises:
-            ExportError: also if a damaged graph crashes the runtime.
+            ExportError: if an output differs from torch, or if the graph does not load, fails, or crashes the runtime.
         """
         return self.verify(function, model, seed, in_place)
 

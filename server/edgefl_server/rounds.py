@@ -167,7 +167,7 @@ class RoundConclusion:
 
     Attributes:
         weights: Model and server state after the round.
-        metrics: Metrics of the model that the updates gave; None if it has not been evaluated.
+        metrics: Metrics of the model that the updates gave; None without an evaluation.
         failed: Reason why ``weights`` are the old ones; empty if they are new.
         undone: True if the new model was evaluated and rejected; ``metrics`` describe the rejected model.
     """

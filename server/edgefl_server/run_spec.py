@@ -225,7 +225,7 @@ class RunSpec:
         aggregate: Settings of the aggregation.
         rollback: Rollback rule. With one, each round is evaluated before it counts.
         downlink: Settings of the downlink.
-        evaluate: Function that returns the metrics of a model; None if the server has no test data.
+        evaluate: Function that returns the metrics of a model; None: the server evaluates no model.
         metric: Metric that people are shown first.
         evaluate_every: Rounds between evaluations; 0 for none. Otherwise the last round is always evaluated.
         limits: Limits of the federation.

@@ -39,9 +39,9 @@ _WRITTEN_OUT = (
 
 
 class NoComplexFormError(Exception):
-    """Op on complex numbers for which there is no rule. Raised while tracing; :meth:`refusal` gives the error for users.
+    """Error: an op on complex numbers has no rule. It is raised while tracing; :meth:`refusal` gives the error for users.
 
-    The source line is searched for after the trace, which would record the search.
+    The source line is searched for after the trace, which would otherwise record the search.
     """
 
     def __init__(self, node: fx.Node) -> None:

@@ -37,9 +37,9 @@ def rewrite_gradients(joint: fx.GraphModule, table: Collection[object]) -> None:
 
 
 def _pass_pooled_input(node: fx.Node) -> None:
-    """Replace the input of a max pooling's gradient by the tensor that was pooled.
+    """Make the gradient of a max pooling read the tensor that was pooled, in place.
 
-    torch reads only the shape of that argument and passes a tangent there if a gradient is differentiated. A rule that
+    torch reads only the shape of that argument, and if a gradient is differentiated it passes a tangent there. A rule that
     finds the maxima again, without their positions, must read the tensor itself.
     """
     positions = argument(node, "indices")
@@ -49,8 +49,9 @@ def _pass_pooled_input(node: fx.Node) -> None:
 
 
 def _move_gain_to_kernel(graph: fx.Graph, node: fx.Node) -> None:
-    """Move the gain of a norm into the kernel of the convolution before it, if the kernel has fewer entries than the images.
+    """Move the gain of a norm into the kernel w of the convolution before it, if w has fewer entries than the images.
 
+    The norm returns the gradient gain h for the output of the convolution. The rewritten graph passes h instead:
     dL/dx = gain h * w = h * (gain w);  dL/dw = gain dL/dw of h;  dL/db = gain dL/db of h.
     """
     gradients = list(_parts(node, 0))
@@ -85,7 +86,7 @@ def _move_gain_to_kernel(graph: fx.Graph, node: fx.Node) -> None:
 
 
 def _parts(node: fx.Node, at: int) -> Iterator[fx.Node]:
-    """Return the ``getitem`` nodes that read result number ``at`` of ``node``."""
+    """Yield the ``getitem`` nodes that read result number ``at`` of ``node``."""
     return (user for user in node.users if user.target is operator.getitem and user.args[1] == at)
 
 

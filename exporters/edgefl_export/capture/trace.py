@@ -62,9 +62,10 @@ _BOUND_OF = {_aten.le.Scalar: 0, _aten.ge.Scalar: 1}
 
 
 def compare_results(graph: fx.Graph) -> None:
-    """Make comparisons x <= low and x >= high of a clamped x read y = hardtanh(x, low, high) instead, in place.
+    """Make comparisons of a clamped x with its bounds read the clamped value instead of x, in place.
 
-    The result is equal for every float x, and x need not be kept.
+    For y = hardtanh(x, low, high), x <= low becomes y <= low, and x >= high becomes y >= high. The result is equal for
+    every float x, and x need not be kept.
     """
     seen: set[fx.Node] = set()
     for node in graph.nodes:

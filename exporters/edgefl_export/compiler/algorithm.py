@@ -26,14 +26,18 @@ DEFAULT_ALGORITHM = "sgd"
 
 
 class TrainingChoices(NamedTuple):
-    """Choice of algorithm, codec and server optimizer. An ``optimizer`` of None is the one of the algorithm."""
+    """Choice of algorithm, codec and server optimizer; ``optimizer`` None is the server optimizer of the algorithm."""
 
     algorithm: AlgorithmChoice
     codec: CodecChoice
     optimizer: OptimizerChoice | None = None
 
     def build(self, submodel: Submodel) -> Algorithm:
-        """Return the local training of ``submodel`` with these choices. Raises ConfigError as :func:`coded_algorithm`."""
+        """Return the local training of ``submodel`` with these choices.
+
+        Raises:
+            ConfigError: if algorithm, codec and the kind of submodel cannot be combined.
+        """
         return coded_algorithm(
             submodel,
             self.algorithm.name,
@@ -94,13 +98,14 @@ def coded_algorithm(
 
 
 def with_shorter(algorithm: Algorithm, others: Mapping[int, Algorithm]) -> Algorithm:
-    """Return ``algorithm`` with additional steps for shorter samples.
+    """Return ``algorithm`` with additional training steps for shorter texts, so that a device need not pad them to
+    full length.
 
-    If its batches walk through the data in order, they are drawn by length instead.
+    If the batches of ``algorithm`` walk through the data in order, they are drawn by length instead.
 
     Args:
-        algorithm: local training for samples of full length.
-        others: the same training for shorter samples, by their number of tokens. If empty, ``algorithm`` is returned.
+        algorithm: local training for texts of full length (the longest that the model reads).
+        others: the same training for shorter texts, by their number of tokens. If empty, ``algorithm`` is returned.
 
     Raises:
         ConfigError: if the algorithm has several exchanges (round trips) or passes over the data, which cannot draw by

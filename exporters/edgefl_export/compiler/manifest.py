@@ -199,11 +199,11 @@ _SAMPLES = ("x", "y")
 
 @dataclass(frozen=True)
 class _RunStage:
-    """Place where a device runs a graph.
+    """Stage of a device's round in which it runs a graph.
 
     Attributes:
-        what: name of the place in error messages.
-        roles: roles of the ports that the device feeds there.
+        what: name of the stage in error messages.
+        roles: roles of the ports that the device feeds in this stage.
         remedy: advice of the error message for a port that the device does not feed.
         parts: parts of a batch that the device feeds, such as ``x``.
         first_only: the device feeds only the first stream of batches.
@@ -216,7 +216,7 @@ class _RunStage:
     first_only: bool = False
 
     def feeds(self, port: Port, others: Collection[str] = ()) -> bool:
-        """Return True if a device feeds ``port`` here. ``others`` names the inputs that its samples have besides x."""
+        """Return True if a device feeds ``port`` in this stage. ``others`` has the names of a sample's inputs besides x."""
         if port.role != "batch":
             return port.role in self.roles
         stream, _, part = port.label.partition(".")
@@ -314,7 +314,7 @@ def _check_in_place(graph: Graph) -> None:
 
 
 def _whole(manifest: Manifest) -> list[str]:
-    """Return the names of all graphs except the steps for shorter samples (:attr:`PhaseSpec.shorter`)."""
+    """Return the names of all graphs except the training steps for shorter samples (:attr:`PhaseSpec.shorter`)."""
     shorter = {bucket.graph for phase in manifest.phases for bucket in phase.shorter}
     return [graph.name for graph in manifest.graphs if graph.name not in shorter]
 

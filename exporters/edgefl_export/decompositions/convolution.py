@@ -282,8 +282,8 @@ TRANSPOSED_POSITIONS = 64
 
 
 def convolution(x: Tensor, w: Tensor, bias: Tensor | None, *args: Any) -> Tensor:
-    """Compute a convolution in another form if it is depthwise on small planes or 3 x 3 with many channels; else the op
-    stays (NotImplemented).
+    """Compute a convolution in another form if it is depthwise on small planes or 3 x 3 with many channels; else
+    return NotImplemented (the op is kept).
 
     See :mod:`edgefl_export.decompositions.depthwise` and :mod:`edgefl_export.decompositions.winograd`. ``args`` as in
     :meth:`ConvolutionArgs.of`.

@@ -24,7 +24,7 @@ PRODUCT_ROWS = 128
 def index(x: Tensor, indices: list[Tensor | None]) -> Tensor:
     """Return x[indices], where None selects a whole axis; rows are picked from a table (:func:`_table`).
 
-    With a boolean mask the op stays (NotImplemented).
+    With a boolean mask return NotImplemented (the op is kept).
     """
     if any(index is not None and index.dtype == torch.bool for index in indices):
         return DECLINED
@@ -44,7 +44,7 @@ def index_put(x: Tensor, indices: list[Tensor | None], values: Tensor, accumulat
     """Return x with ``values`` written at x[indices], or added if ``accumulate``; None selects a whole axis.
 
     For a boolean mask and a single value, the result is a selection. With other masks, and for writes at int64
-    positions, the op stays (NotImplemented).
+    positions, return NotImplemented (the op is kept).
     """
     tensors = [index for index in indices if index is not None]
     if len(tensors) == 1 and tensors[0].dtype == torch.bool and values.numel() == 1 and not accumulate:
@@ -135,7 +135,7 @@ def scatter(op: OpOverload) -> Callable[..., Tensor]:
     """Return the rule for ``op``, which writes or adds a source at positions: it drops source entries beyond those of
     ``index``.
 
-    ONNX requires equal shapes. If they are equal already, the op stays (NotImplemented).
+    ONNX requires equal shapes. If they are equal already, the rule returns NotImplemented (the op is kept).
     """
 
     def rule(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
@@ -150,9 +150,11 @@ def scatter(op: OpOverload) -> Callable[..., Tensor]:
 def scatter_reduce(
     x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
-    """Compute means, which ONNX lacks, as sums divided by counts; other reductions stay.
+    """Compute means of ``source`` at positions ``index`` along ``dim``, as sums divided by counts, because ONNX lacks
+    means.
 
-    x[p] takes part if ``include_self``, or if no entry has position p.
+    x[p] takes part if ``include_self``, or if no entry has position p. For other reductions return NotImplemented (the
+    op is kept).
     """
     if index.shape != source.shape:
         smaller = first_entries(source, index.shape)

@@ -58,7 +58,7 @@ def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
 
 
 def view(x: Tensor, size: list[int]) -> Tensor:
-    """Return a view of a contiguous copy of ``x``; if ``x`` is contiguous, the op stays (NotImplemented).
+    """Return a view of a contiguous copy of ``x``; if ``x`` is contiguous, return NotImplemented (the op is kept).
 
     The result of a rule may have other strides than that of the op (a channels-last convolution becomes matrix
     products), so that a recorded view no longer fits. ONNX knows no strides, so the copy costs nothing there.
@@ -116,7 +116,7 @@ def _fold_mirror(grad: Tensor, axis: int, size: int, left: int, right: int) -> T
 
 
 def _keep_op(x: Tensor, padding: list[int]) -> Tensor:
-    """Return NotImplemented: ONNX has a form of the op that is better than PyTorch's decomposition."""
+    """Return NotImplemented, which keeps the padding op: ONNX has a better form of it than PyTorch's decomposition."""
     return DECLINED
 
 
@@ -163,7 +163,7 @@ def _on_diagonal(
 def as_strided(x: Tensor, size: list[int], stride: list[int], offset: int | None = None) -> Tensor:
     """Return the entries of contiguous x at flat positions offset + sum_i k_i stride_i, by slices if possible.
 
-    If x is not contiguous, or a position is beyond x, the op stays (NotImplemented).
+    If x is not contiguous, or a position is beyond x, return NotImplemented (the op is kept).
     """
     start = _start(x, size, stride, offset)
     if start is None:
@@ -179,8 +179,8 @@ def as_strided(x: Tensor, size: list[int], stride: list[int], offset: int | None
 def as_strided_scatter(
     x: Tensor, source: Tensor, size: list[int], stride: list[int], offset: int | None = None
 ) -> Tensor:
-    """Return contiguous x with the entries that :func:`as_strided` reads replaced by ``source``; the op stays
-    (NotImplemented) in the same cases.
+    """Return contiguous x with the entries that :func:`as_strided` reads replaced by ``source``; return NotImplemented
+    (the op is kept) in the same cases.
     """
     start = _start(x, size, stride, offset)
     if start is None:

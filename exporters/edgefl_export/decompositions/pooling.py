@@ -74,7 +74,7 @@ class PoolingWindows:
 
 def max_pool2d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     """Return (maxima, flat positions) if the last dilated window in ceil mode reaches further than ONNX's padding can;
-    else the op stays (NotImplemented).
+    else return NotImplemented (the op is kept).
 
     Rows and columns of -inf are added at the end of the input, and the positions are corrected. ``args`` as in
     :meth:`PoolingWindows.of`.
@@ -198,8 +198,8 @@ def adaptive_max_pool(
 
 
 def avg_pool2d(x: Tensor, *args: Any) -> Tensor:
-    """Compute :func:`avg_pool` if ONNX cannot express the op: for a user-defined divisor or ceil mode; else the op
-    stays (NotImplemented).
+    """Compute :func:`avg_pool` if ONNX cannot express the op: for a user-defined divisor or ceil mode; else return
+    NotImplemented (the op is kept).
 
     ``args`` as in :meth:`PoolingWindows.of_average`.
     """
@@ -311,11 +311,10 @@ def adaptive_matrix(size: int, count: int, like: Tensor) -> Tensor:
 
 
 def max_pool3d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
-    """Return (maxima, flat positions) in ceil mode, in which runtimes count windows differently; without ceil mode the
-    op stays.
+    """Return (maxima, flat positions) in ceil mode, in which runtimes count windows differently.
 
     Entries of -inf are added at the end of the input, and the positions are corrected. ``args`` as in
-    :meth:`PoolingWindows.of`.
+    :meth:`PoolingWindows.of`. Without ceil mode return NotImplemented (the op is kept).
     """
     where = PoolingWindows.of(3, *args)
     return (

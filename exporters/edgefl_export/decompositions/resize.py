@@ -75,7 +75,7 @@ class Interpolation(ABC):
         self, x: Tensor, output_size: Sequence[int], align_corners: bool, *scales: float | None
     ) -> Tensor:
         """Compute :meth:`product` if the user gave scales from which other steps follow than from the sizes; otherwise
-        the op stays (NotImplemented).
+        return NotImplemented (the op is kept).
         """
         steps = _steps(x.shape[2:], output_size, scales, align_corners, self.copied)
         axes = zip(x.shape[2:], output_size, steps, strict=True)

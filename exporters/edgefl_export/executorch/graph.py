@@ -45,7 +45,9 @@ def base_of(node: fx.Node) -> fx.Node:
 
 
 def is_name(node: fx.Node) -> bool:
-    """Return True if a node computes nothing: it is a view, or a ``getitem`` of an op with several results."""
+    """Return True if a node computes nothing and only names memory: a view, or a ``getitem`` of an op with several
+    results.
+    """
     return node.op == "call_function" and (node.target in VIEWS or node.target is operator.getitem)
 
 

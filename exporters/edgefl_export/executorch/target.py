@@ -121,11 +121,19 @@ class ExecuTorchTarget(Target):
         return rules.table()
 
     def emit(self, lowered: LoweredGraph, budget: Budget | None = None) -> Artifact:
-        """Write a program and return it with its cost; arguments and errors as in :meth:`Target.emit`.
+        """Write a program and return it with its cost.
 
-        The writer recomputes cheap values also without a budget (:mod:`edgefl_export.executorch.program.partition`); with
-        a budget it may recompute products, too. A relative budget is a share of the bytes planned without a budget. A
-        program is never cut into segments, because each would keep an arena and an XNNPACK workspace of its own.
+        The writer recomputes cheap values also without a budget (:mod:`edgefl_export.executorch.program.partition`);
+        with a budget it may recompute products, too. A program is never cut into segments, because each would keep an
+        arena and an XNNPACK workspace of its own.
+
+        Args:
+            lowered: graph from :meth:`lower`.
+            budget: memory that one call may use; None for no limit. A relative budget is a share of the bytes planned
+                without a budget.
+
+        Raises:
+            ExportError: if ExecuTorch cannot express an op, or if no form of the graph fits the budget.
         """
         from edgefl_export.executorch.program.write import LEAST_BYTES, to_executorch
 

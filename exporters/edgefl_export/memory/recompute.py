@@ -128,7 +128,7 @@ class _CutPoint:
     up to it.
 
     Attributes:
-        made: bytes of waiting values computed before the cut.
+        made: bytes of the values before the cut that the backward pass reads.
         kept: bytes of the values that cross this cut and all cuts before it in the sequence.
         before: previous cut of the sequence; None for the start.
         values: values that cross this cut.
@@ -228,8 +228,9 @@ class _RecomputePlanner:
 
 
 def _turn(line: Timeline) -> int:
-    """Return the position of the turn (end of the forward pass), shortly before the one at which most bytes are held
-    for later.
+    """Return the position of the end of the forward pass.
+
+    It is shortly before the position at which most bytes are held for later nodes.
     """
     least = max(2, int(len(line.nodes) * WAITING))
     change = [0] * (len(line.nodes) + 1)
@@ -245,8 +246,10 @@ def _turn(line: Timeline) -> int:
 
 
 def _waits(node: fx.Node, line: Timeline, turn: int) -> bool:
-    """Return True if ``node`` owns memory of at least :data:`SMALL_BYTES` that is read after position ``turn``, the end
-    of the forward pass.
+    """Return True if the memory of ``node`` has at least :data:`SMALL_BYTES` and is read after the end of the forward
+    pass.
+
+    ``turn`` is the position of that end.
     """
     reads = line.reads[node]
     owns = node.op == "call_function" and line.owner[node] is node
@@ -407,7 +410,10 @@ class _GraphRewriter:
         return self._delayed_value(value) if size(value) >= SMALL_BYTES else self.first[value]
 
     def _hold_back(self, read: dict[fx.Node, fx.Node]) -> None:
-        """Delay one operand in ``read`` if all equal those of the first computation, so that runtimes do not merge both."""
+        """Delay one operand in ``read`` if all of them are operands of the first computation.
+
+        Otherwise runtimes would merge the second computation with the first one.
+        """
         if read and all(read[value] is self.first[value] for value in read):
             value = next(iter(read))
             read[value] = self._delayed_value(value)

@@ -169,7 +169,7 @@ def gelu(x: Value, approximate: str = "none") -> Value:
 
 
 def refused(*arguments: Value, **options: Any) -> Value:
-    """Raise the error for an op that torch.onnx would translate wrongly and that no rule rewrote, so that it is reported."""
+    """Raise the error for an op that no rule rewrote and that torch.onnx would translate wrongly."""
     raise NotImplementedError("its form in torch.onnx is known to be wrong")
 
 

@@ -431,9 +431,10 @@ def _resolve_view(values: GraphValues, name: str, own: set[int]) -> str:
 
 
 def _turns(divisor: int, count: int) -> int:
-    """Return the number of iterations for which a part of the largest value, of ``count`` numbers, is nearest to a tile.
+    """Return the divisor of ``divisor`` by which a value of ``count`` numbers is best cut into parts of the size of a
+    tile.
 
-    It divides ``divisor``.
+    It is the number of iterations of a loop; a tile has :data:`TILE_BYTES` bytes.
     """
     wanted = count * _NUMBER_BYTES / TILE_BYTES
     parts = [part for part in range(2, divisor + 1) if divisor % part == 0]

@@ -44,8 +44,8 @@ BLOCKED, ROWS = "blocked", "rows"
 class OnnxMaskPass(SelectToMultiply):
     """Pass with masks that onnxruntime computes fastest: one op on the distance from the bound of a comparison.
 
-    Comparisons and casts of onnxruntime run on one thread whatever the session has. If another core's cache holds half of
-    their input, they take several times as long.
+    Comparisons and casts of onnxruntime run on one thread even if the session has several. If another core's cache
+    holds half of their input, they take several times as long.
     """
 
     def mask(self, condition: fx.Node, negated: bool, writer: NodeWriter) -> fx.Node | None:

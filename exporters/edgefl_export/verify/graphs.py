@@ -124,7 +124,7 @@ def compare(function: Function, run: Run, seed: int, *, quick: bool = False) -> 
         quick: first measure rounding by float32 runs alone; use float64 only if the graph fails that comparison.
 
     Raises:
-        ExportError: as :func:`verify`.
+        ExportError: if an output differs from torch by more than rounding explains, or if ``run`` fails.
     """
     _compare_wide(function, run, seed)
     if quick:

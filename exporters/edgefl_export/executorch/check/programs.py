@@ -137,15 +137,26 @@ def _text(table: Table, slot: int) -> str:
 
 
 def verify(function: Function, model: bytes, seed: int, *, quick: bool = False) -> Verification:
-    """Run a program in ExecuTorch and compare its outputs with torch.
+    """Run a program in ExecuTorch on an example and compare its outputs with torch.
 
-    Arguments, result and errors as in :func:`edgefl_export.verify.graphs.verify`.
+    Args:
+        function: function that the program computes.
+        model: bytes of the program.
+        seed: seed of the first example.
+        quick: skip the float64 reference where the rounding error of float32 already explains a difference.
+
+    Raises:
+        ExportError: if the program does not load or run, or if an output differs by more than rounding.
     """
     return compare(function, load(function, model), seed, quick=quick)
 
 
 def verify_isolated(function: Function, model: bytes, seed: int, runner: IsolatedRunner) -> Verification:
-    """Verify bytes that may be damaged, as :func:`verify`, in the child process of ``runner``."""
+    """Compare a program that may be damaged with torch, in the child process of ``runner``.
+
+    Raises:
+        ExportError: if an output differs by more than rounding, or if the program fails, hangs or crashes the process.
+    """
     names, made = _names(function, model)
 
     def run(arrays: Mapping[str, Array]) -> Sequence[Array]:

@@ -49,7 +49,7 @@ class EmittedProgram:
         arena_bytes: size of its arena.
         workspace_bytes: size of the workspace that its delegates share.
         delegated_values: number of values in all delegates.
-        instructions: first instruction that runs a node, by name of the node.
+        instructions: index of the instruction that first runs a node, by name of the node.
     """
 
     model: bytes
@@ -270,7 +270,8 @@ class _ProgramWriter:
             self._call("aten::view_copy", "out", copied)
 
     def _write_result(self, node: fx.Node, index: int, turn: int) -> tuple[int, list[int]]:
-        """Return (index of the value that a kernel writes, arguments of a copy to the output).
+        """Register the memory of a result, and return (index of the value that a kernel writes, arguments of a copy to
+        the output).
 
         The arguments are empty unless no kernel writes the type of the output. Then the bytes in the arena have two
         descriptions: one with a type that kernels write, one with the type of the output.
@@ -343,7 +344,10 @@ class _ProgramWriter:
 
 
 def _to_plain(value: object, text: str) -> object:
-    """Return an argument as a program stores it: dtypes as ExecuTorch's numbers, layouts and devices as 0."""
+    """Return an argument as a program stores it: dtypes as ExecuTorch's numbers, layouts and devices as 0.
+
+    ``text`` is the argument's type in the schema; numbers become floats if it is ``float``.
+    """
     if isinstance(value, torch.dtype):
         return _number_of(value)
     if isinstance(value, (torch.layout, torch.device, torch.memory_format)):

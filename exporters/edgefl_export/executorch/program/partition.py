@@ -112,7 +112,7 @@ def _is_large(node: fx.Node, early: set[fx.Node]) -> bool:
 
 
 class _Recomputation:
-    """Writer of copies of dropped values after the turn (the end of the forward pass)."""
+    """Writer of second copies of dropped values, for readers after the end of the forward pass."""
 
     def __init__(self, graph: fx.Graph, early: set[fx.Node], kept: set[fx.Node]) -> None:
         self._graph, self._early, self._kept = graph, early, kept
@@ -145,9 +145,10 @@ class _Recomputation:
 
 
 def _hold_back(graph: fx.Graph, early: set[fx.Node]) -> None:
-    """Set ``meta[HELD]``, the node that must run before, of backward nodes that read only values of the forward pass.
+    """Delay backward nodes that read only values of the forward pass, so that they do not run long before they are needed.
 
-    It is the deepest gradient so far, so that these nodes do not run long before their results are needed.
+    ``meta[HELD]`` of such a node is set to the node that must run first: the deepest gradient so far. ``early`` are
+    the nodes of the forward pass.
     """
     depth: dict[fx.Node, int] = {}
     furthest: fx.Node | None = None

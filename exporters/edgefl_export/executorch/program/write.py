@@ -381,10 +381,11 @@ def to_executorch(lowered: LoweredGraph, *, lean: bool = True, planned_outputs: 
 
 
 def to_row_variant(lowered: LoweredGraph, artifact: Artifact) -> bytes | None:
-    """Write a variant of ``artifact``, the program of ``lowered``, that updates large state in blocks of rows.
+    """Return the bytes of a variant of ``artifact``, the program of ``lowered``, that updates large state in blocks of
+    rows.
 
-    Return its bytes. Return None if there is no such state, if ``artifact`` plans its outputs, or if the variant needs
-    more memory or writes fewer states in place.
+    Return None if there is no such state, if ``artifact`` plans its outputs, or if the variant needs more memory or writes
+    fewer states in place.
     """
     if artifact.planned_outputs or not has_large_state(lowered):
         return None

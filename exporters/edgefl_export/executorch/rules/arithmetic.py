@@ -19,7 +19,7 @@ _aten = torch.ops.aten
 
 
 def floor_divide(x: Number, y: Number) -> Tensor:
-    """Compute floor(x / y). For two integer tensors of one type the op stays (NotImplemented)."""
+    """Compute floor(x / y). For two integer tensors of one type return NotImplemented (the op is kept)."""
     a, b = operands(x, y)
     if a.is_floating_point():
         return plain.floor_divide(a, b)
@@ -27,8 +27,8 @@ def floor_divide(x: Number, y: Number) -> Tensor:
 
 
 def divide(x: Number, y: Number, *, rounding_mode: str | None) -> Tensor:
-    """Compute x / y rounded down ("floor"), or for integers towards zero ("trunc"); in other cases the op stays
-    (NotImplemented).
+    """Compute x / y rounded down ("floor"), or for integers towards zero ("trunc"); in other cases return
+    NotImplemented (the op is kept).
     """
     a, b = operands(x, y)
     if rounding_mode == "floor":
@@ -52,8 +52,8 @@ def vector_norm(
 ) -> Tensor:
     """Compute (sum |x|^p)^(1/p) over ``dim``, or over all axes if that is None; p is ``order``.
 
-    For p = inf or -inf, compute the largest or smallest |x|. If ``dtype`` is another one than that of x, the op stays
-    (NotImplemented).
+    For p = inf or -inf, compute the largest or smallest |x|. If ``dtype`` is another one than that of x, return
+    NotImplemented (the op is kept).
     """
     if dtype not in (None, x.dtype):
         return DECLINED
@@ -74,7 +74,7 @@ def cumprod(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
     """Compute the running product y_k = x_0 ... x_k along ``dim``.
 
     Products over 1, 2, 4, ... entries are built from two shorter ones, so the graph grows with the logarithm of the
-    length. For a single number, and if ``dtype`` is another one, the op stays (NotImplemented).
+    length. For a single number, and if ``dtype`` is another one, return NotImplemented (the op is kept).
     """
     if dtype is None and not x.is_floating_point():
         x = x.to(torch.int64)
@@ -150,7 +150,7 @@ def _tanh_gelu_backward(grad: Tensor, x: Tensor) -> Tensor:
 def safe_softmax(x: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
     """Compute the softmax along ``dim``, and 0 for minus infinity even if a whole row is masked, as torch does.
 
-    For other types than float32 the op stays (NotImplemented).
+    For other types than float32 return NotImplemented (the op is kept).
     """
     if dtype not in (None, torch.float32) or x.dtype != torch.float32:
         return DECLINED

@@ -254,7 +254,10 @@ def _pad(x: Tensor, where: PoolingWindows, value: float) -> Tensor:
 
 
 def _volume_moves(where: PoolingWindows) -> tuple[KernelArgs, KernelArgs]:
-    """Return (moves of windows over padded input in depth, as the first axis of KernelArgs; moves over a plane)."""
+    """Return (stride and dilation in depth, as the first axis of KernelArgs; stride and dilation over a plane).
+
+    Both have padding 0, because the input is padded before.
+    """
     (deep, *stride), (far, *dilation) = where.stride, where.dilation
     plane = KernelArgs((stride[0], stride[1]), (0, 0), (dilation[0], dilation[1]))
     return KernelArgs((deep, 1), (0, 0), (far, 1)), plane
@@ -272,7 +275,7 @@ def _windows(padded: Tensor, where: PoolingWindows) -> list[Tensor]:
 def max_pool3d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
     """Return (maximum of each window, its flat position in the volume); unread positions leave the graph.
 
-    ``args`` are the op's arguments after the input. For x without a batch axis the op stays (NotImplemented).
+    ``args`` are the op's arguments after the input. For x without a batch axis return NotImplemented (the op is kept).
     """
     if x.dim() != 5:
         return DECLINED
@@ -287,8 +290,9 @@ def max_pool3d(x: Tensor, *args: Any) -> tuple[Tensor, Tensor]:
 
 
 def max_pool3d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
-    """Compute dL/dx[q] = sum of dL/dy[p] over windows p whose first maximum is x[q]. For x without a batch axis the op
-    stays (NotImplemented).
+    """Compute dL/dx[q] = sum of dL/dy[p] over windows p whose first maximum is x[q].
+
+    For x without a batch axis return NotImplemented (the op is kept).
     """
     if x.dim() != 5:
         return DECLINED

@@ -22,7 +22,7 @@ def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Te
     """Return (entries along ``dim`` in order, their positions); positions of equal entries ascend, as in torch.
 
     A second sort, of integers without equal ones, orders the positions within each run of equal entries. For a single
-    number or an empty axis the op stays (NotImplemented).
+    number or an empty axis return NotImplemented (the op is kept).
     """
     if not x.dim() or not x.shape[dim]:
         return DECLINED
@@ -105,7 +105,7 @@ _REDUCTIONS: dict[str, tuple[Callable[[torch.dtype], float], Callable[[Tensor, i
 def constant_pad(x: Tensor, amounts: Sequence[int], value: float = 0.0) -> Tensor:
     """Crop x by the negative amounts, then pad it with ``value`` by the others; two amounts an axis, last axis first.
 
-    Without negative amounts the op stays (NotImplemented).
+    Without negative amounts return NotImplemented (the op is kept).
     """
     if min(amounts, default=0) >= 0:
         return DECLINED

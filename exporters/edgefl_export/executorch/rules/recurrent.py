@@ -24,7 +24,23 @@ take 9 seconds to export: two bidirectional layers of more steps than this would
 def lstm(
     x: Tensor, kernel: Tensor, recurrent: Tensor, bias: Tensor, h: Tensor, c: Tensor, reverse: bool
 ) -> tuple[Tensor, ...]:
-    """Compute the op ``edgefl::lstm_cells``, which documents arguments and results, step by step."""
+    """Compute the op ``edgefl::lstm_cells`` (T steps of an LSTM) as separate ops for each step.
+
+    Args:
+        x: sequence (T, B, E).
+        kernel: input weights (4H, E), gates in the order i, f, g, o.
+        recurrent: recurrent weights (4H, H).
+        bias: bias (4H).
+        h: initial hidden state (B, H).
+        c: initial cell state (B, H).
+        reverse: run from the last position to the first.
+
+    Returns:
+        (hidden states (T, B, H), last h, last c, and six tensors (T, H, B) for the backward pass).
+
+    Raises:
+        ExportError: if the sequence has more than :data:`STEPS` steps.
+    """
     projected, hidden = _project(x, kernel, bias), h.shape[1]
     h, c = h.t(), c.t()
     rows: list[tuple[Tensor, ...]] = []
@@ -40,7 +56,17 @@ def lstm(
 
 
 def lstm_backward(d_states: Tensor | None, d_h: Tensor, d_c: Tensor, *saved: Any) -> tuple[Tensor, ...]:
-    """Compute the op ``edgefl::lstm_cells_backward``, which documents arguments and results, step by step."""
+    """Compute the op ``edgefl::lstm_cells_backward`` (gradients of an LSTM) as separate ops for each step.
+
+    Args:
+        d_states: gradient of the hidden states (T, B, H); None counts as zero.
+        d_h: gradient of the last h (B, H).
+        d_c: gradient of the last c (B, H).
+        *saved: the six tensors that the forward pass saved, the recurrent weights and ``reverse``.
+
+    Returns:
+        Gradients of the gates before activation (T, B, 4H), of the initial h and of the initial c.
+    """
     i, f, g, o, before, squashed, recurrent, reverse = saved
     transposed, dh, dc = recurrent.t(), d_h.t(), d_c.t()
     d_rows = None if d_states is None else _transpose(d_states)
@@ -65,7 +91,23 @@ def lstm_backward(d_states: Tensor | None, d_h: Tensor, d_c: Tensor, *saved: Any
 def gru(
     x: Tensor, kernel: Tensor, recurrent: Tensor, outer: Tensor, inner: Tensor, h: Tensor, reverse: bool
 ) -> tuple[Tensor, ...]:
-    """Compute the op ``edgefl::gru_cells``, which documents arguments and results, step by step."""
+    """Compute the op ``edgefl::gru_cells`` (T steps of a GRU) as separate ops for each step.
+
+    Args:
+        x: sequence (T, B, E).
+        kernel: input weights (3H, E), gates in the order r, z, n.
+        recurrent: recurrent weights (3H, H).
+        outer: bias of the input product (3H).
+        inner: bias of the recurrent product (3H).
+        h: initial hidden state (B, H).
+        reverse: run from the last position to the first.
+
+    Returns:
+        (hidden states (T, B, H), last h, and five tensors (T, H, B) for the backward pass).
+
+    Raises:
+        ExportError: if the sequence has more than :data:`STEPS` steps.
+    """
     projected, hidden = _project(x, kernel, outer), h.shape[1]
     h, column = h.t(), inner.unsqueeze(1)
     rows: list[tuple[Tensor, ...]] = []
@@ -82,7 +124,17 @@ def gru(
 
 
 def gru_backward(d_states: Tensor | None, d_h: Tensor, *saved: Any) -> tuple[Tensor, ...]:
-    """Compute the op ``edgefl::gru_cells_backward``, which documents arguments and results, step by step."""
+    """Compute the op ``edgefl::gru_cells_backward`` (gradients of a GRU) as separate ops for each step.
+
+    Args:
+        d_states: gradient of the hidden states (T, B, H); None counts as zero.
+        d_h: gradient of the last h (B, H).
+        *saved: the five tensors that the forward pass saved, the recurrent weights and ``reverse``.
+
+    Returns:
+        Gradients of the input product plus bias (T, B, 3H), of the recurrent product plus bias (T, B, 3H), and of the
+        initial h.
+    """
     r, z, n, p_n, away, recurrent, reverse = saved
     transposed, dh = recurrent.t(), d_h.t()
     d_rows = None if d_states is None else _transpose(d_states)

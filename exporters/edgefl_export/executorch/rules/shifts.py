@@ -77,9 +77,10 @@ MOST_OF_CHAIN = 2**18
 
 
 def in_parts(chain: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
-    """Apply ``chain`` to ``tensors``, all of one shape, some rows at a time, so that its inner values stay small.
+    """Apply the element-wise function ``chain`` to blocks of rows of ``tensors``, and return the joined results.
 
-    Each entry of the result of ``chain`` may depend only on the same entry of each tensor.
+    All tensors have one shape. Intermediate values are then as small as a block. Each entry of a result of ``chain`` may
+    depend only on the same entry of each tensor.
     """
     first = tensors[0]
     count = min(len(first), -(-first.numel() // MOST_OF_CHAIN)) if first.dim() else 1
@@ -120,7 +121,9 @@ def interleave(parts: Sequence[Tensor | None], axis: int, size: int) -> Tensor |
 def place(
     parts: Sequence[Sequence[Tensor]], size: Sequence[int], met: Sequence[Sequence[Sequence[tuple[int, int]]]]
 ) -> Tensor:
-    """Apply the adjoint of reading by two-dimensional taps, and return [N, *size, C].
+    """Add gradients to the positions of the input that each kernel position (i, j) read, and return the sum [N, *size, C].
+
+    It is the adjoint of reading the input by two-dimensional taps.
 
     Args:
         parts: ``parts[i][j]`` [N, H', W', C] is added to the inputs that kernel position (i, j) read.

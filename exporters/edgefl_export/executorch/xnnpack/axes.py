@@ -33,9 +33,9 @@ def _permute(builder: Builder, node: fx.Node) -> None:
 
 
 def _is_turned(node: fx.Node, last: int) -> bool:
-    """Return True if the node is a matrix transposed to be a left factor of products; its operand may have more axes.
+    """Return True if ``node`` is the transposition of a matrix that only matrix products read, as their left factor.
 
-    ``last`` is the size of the last axis of the operand's value.
+    ``last`` is the size of the last axis of the value that is transposed; its stored value may have more axes.
     """
     if len(shape_of(node)) != 2 or shape_of(node)[0] != last or axes_of(node, 2) != [1, 0]:
         return False
@@ -162,7 +162,7 @@ def _is_cat(node: fx.Node) -> bool:
 
 
 def _expand(builder: Builder, node: fx.Node) -> None:
-    """Multiply by a row of ones along each axis that grows."""
+    """Write an expansion as a product with ones, which broadcasts each axis that grows."""
     shape = shape_of(node)
     before = shape_of(node.args[0])
     before = (1,) * (len(shape) - len(before)) + before

@@ -206,7 +206,10 @@ def _reduced(builder: Builder, node: fx.Node, factor: float) -> None:
 
 
 def _turned(builder: Builder, node: fx.Node) -> TensorValue | None:
-    """Return the matrix whose rows are summed, transposed, if a weight's gradient reads it; else None."""
+    """Return the transpose of the matrix whose rows ``node`` sums, if the delegate has computed it already; else None.
+
+    A weight's gradient reads that transpose.
+    """
     matrix = node_argument(node, 0)
     shape = shape_of(matrix)
     if len(shape) != 2 or _axes(node) != [0] or not LONG <= shape[0] <= MOST_TURNED:
@@ -242,8 +245,9 @@ def _ones_times(builder: Builder, value: TensorValue, before: int, run: int, beh
 
 
 def _parts(run: int) -> list[int]:
-    """Return the factors (at most two) of a number of terms: sums of sums have a smaller rounding error than one long
-    sum.
+    """Return at most two factors of the number of terms ``run``.
+
+    A sum of sums has a smaller rounding error than one long sum.
     """
     if run < LONG:
         return [run] if run > 1 else []

@@ -37,14 +37,16 @@ class DepthwiseGradient:
 class DepthwiseGradientFinder:
     """Finder of weight gradients of depthwise convolutions in an ONNX graph.
 
-    One ends in a node that concatenates a sum for each kernel position.
+    The last node of such a gradient concatenates one sum for each kernel position.
     """
 
     def __init__(self, values: GraphValues) -> None:
         self._values = values
 
     def gradient(self, node: NodeProto) -> DepthwiseGradient | None:
-        """Return the gradient whose result ``node`` computes, or None if it is no such node."""
+        """Return the depthwise weight gradient whose result ``node`` computes, or None if ``node`` computes something
+        else.
+        """
         if node.op_type != "Concat" or _attribute(node, "axis") != 1:
             return None
         products = [self._product(name) for name in node.input]
@@ -123,7 +125,10 @@ class DepthwiseGradientFinder:
         return node.input[0], tuple(start.get(a, 0) for a in _SPACE), tuple(step.get(a, 1) for a in _SPACE)
 
     def _match_padded(self, name: str) -> tuple[str, tuple[int, ...]]:
-        """Return (value [N, C, H, W], zeros before it by axis) if ``name`` is that value channels last with zeros around."""
+        """Return (value [N, C, H, W], zeros before it by axis) if ``name`` is that value channels last, padded with zeros.
+
+        The value is "" if ``name`` is something else.
+        """
         node, padding = self._values.maker(name, "Pad"), [0, 0]
         if node is not None:
             pads = self._numbers(self._input(node, 1)) or []

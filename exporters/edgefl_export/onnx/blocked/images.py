@@ -70,10 +70,11 @@ class ImageRules:
             self._look_ahead(node, convolutions.fits(node))
 
     def _look_ahead(self, node: NodeProto, fits: bool) -> None:
-        """Collect values that a convolution on the layout (``_convolved``) or a node off it (``_elsewhere``) depends
-        on.
+        """Update the sets of values that later nodes need on the blocked layout (``_convolved``) and off it
+        (``_elsewhere``).
 
-        ``fits``: ``node`` is a convolution that can be written on the layout.
+        It is called for all nodes, the last one first. ``fits``: ``node`` is a convolution that can be written on the
+        layout.
         """
         images = node.input if node.op_type in PAIRS else node.input[:1]
         out = node.output[0]
@@ -84,8 +85,10 @@ class ImageRules:
             self._elsewhere.update(node.input)
 
     def _pays(self, node: NodeProto) -> bool:
-        """Return True if the node is worth writing on the blocked layout. Only for a convolution, operands are
-        converted to it.
+        """Return True if the node is worth writing on the blocked layout.
+
+        It is if a convolution on the layout depends on its result. It also is if its operands are on the layout and no
+        other node needs its result.
         """
         out, images = node.output[0], filter(self._layout.is_image, node.input)
         inside = all(map(self._layout.is_inside, images))
@@ -95,7 +98,7 @@ class ImageRules:
         return node.op_type == "Reshape" and self._layout.waits(node)
 
     def _ends(self, node: NodeProto) -> bool:
-        """Return True if the node reads an image on the blocked layout and its result is on none, such as a sum over
+        """Return True if the node reads an image on the blocked layout but its result is no image, such as a sum over
         positions.
         """
         if node.op_type == "ReduceSum":

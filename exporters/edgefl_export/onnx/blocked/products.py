@@ -236,7 +236,8 @@ class _ProductWriter:
         """Write the weight gradient ``result`` [N, M]: the product of ``product.of`` [T, N], transposed, and
         ``product.y`` [T, M].
 
-        One of them is a kernel as it is stored; the rows of the other are channels.
+        One factor becomes the kernel of a 1 x 1 convolution without a conversion. The other becomes its image, whose
+        channels are the T rows.
         """
         left, right = product.of, product.y
         (rows, columns), (_, others) = self._values.shapes[left], self._values.shapes[right]
