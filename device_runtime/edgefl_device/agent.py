@@ -295,7 +295,9 @@ class DeviceAgent:
 
 
 class _Upkeep:
-    """Periodic work of the agent's loop: trimming memory, ending the idle engine, counting traffic, reporting drops."""
+    """Periodic work of the agent's loop: trims memory, ends the idle engine, counts traffic, and reports dropped
+    messages.
+    """
 
     def __init__(self, agent: DeviceAgent) -> None:
         self._agent = agent

@@ -219,7 +219,7 @@ def _run(command: tuple[str, ...]) -> tuple[int, bytes] | None:
 
 @dataclass(frozen=True)
 class OwnerRules:
-    """Decision whether work is allowed now, from the owner's policy, the conditions and today's traffic."""
+    """Rules that decide if work is allowed now: the owner's policy, the conditions and today's traffic."""
 
     policy: OwnerPolicy
     queries: SystemQueries

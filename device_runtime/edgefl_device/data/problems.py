@@ -63,7 +63,7 @@ def checked_policy(name: str) -> Policy:
     """Return ``name`` if it is a policy for bad rows (``refuse`` or ``skip``).
 
     Raises:
-        ConfigError: It is another word; the text lists the policies.
+        ConfigError: ``name`` is no policy; the text lists the policies.
     """
     for known in get_args(Policy):
         if name == known:

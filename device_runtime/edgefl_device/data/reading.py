@@ -58,7 +58,7 @@ class Reading:
         """Check that the model takes samples of one of the ``shapes`` that the reader produces.
 
         Raises:
-            DataError: It takes another shape.
+            DataError: The model takes another shape.
         """
         if self.spec.shape not in shapes:
             raise DataError(

@@ -72,7 +72,7 @@ class BundleParts(Protocol):
 
 
 class NoBundle:
-    """Substitute for a bundle's parts where there is no bundle; every access raises BundleError."""
+    """Implementation of :class:`BundleParts` where there is no bundle; every access raises BundleError."""
 
     def blob(self, ref: BlobRef) -> bytes:
         """Raise BundleError, because the data need a blob and there is no bundle."""
@@ -197,12 +197,13 @@ class LocalSource(Protocol):
             parts: Blobs and graphs of the bundle that decode files.
 
         Raises:
-            DataError: They do not fit; the text names the difference.
+            DataError: The data do not fit the model; the text names the difference.
         """
 
     def state(self) -> Hashable:
-        """Return a value that changes when rows of the data are added, removed or replaced. It costs far less than to
-        read all rows as the model does.
+        """Return a value that changes when rows of the data are added, removed or replaced.
+
+        Computing it costs far less than reading all rows for the model.
         """
 
 
@@ -231,8 +232,8 @@ class LocalData:
         """Check the arrays as far as it is possible without a bundle.
 
         Raises:
-            DataError: They are single values, differ in number, are empty, or (policy ``refuse``) hold NaN or
-                infinite values.
+            DataError: Samples or labels have no row axis, are empty or differ in number; or, with policy ``refuse``,
+                they hold NaN or infinite values.
         """
         if self.x.ndim == 0 or self.y.ndim == 0:
             raise DataError(f"{self.source} should hold arrays of samples and labels, found single values")
@@ -248,10 +249,12 @@ class LocalData:
         self, spec: DataSpec, label: LabelSpec = ONE_CLASS, parts: BundleParts = NO_BUNDLE
     ) -> FittedData:
         """Return the data as the manifest's ``spec`` and ``label`` describe them, without bad rows if the policy is
-        ``skip``. ``parts`` are not used.
+        ``skip``.
+
+        ``parts`` are not used.
 
         Raises:
-            DataError: They do not fit, or no row is left; the text names the difference.
+            DataError: The data do not fit the model, or no row is left; the text names the difference.
         """
         x = self._reshape(spec)
         others = {each.name: self._other(each) for each in spec.others}
@@ -486,14 +489,15 @@ _held_out: WeakKeyDictionary[LocalSource, tuple[str, Hashable, Array]] = WeakKey
 
 
 def fit_rows(source: LocalSource, manifest: Manifest, parts: BundleParts = NO_BUNDLE) -> FittedData:
-    """Return the rows of ``source`` that a bundle uses: those of its part, if its manifest divides them.
+    """Return the rows of ``source`` that a bundle uses: all, or one part if its manifest divides rows into two parts.
 
-    The division is computed once for equal data: a later round with the same source, spec and split hashes no row.
+    One part is for training and one is held out for evaluation. The division is computed once for equal data: a later
+    round with the same source, spec and split hashes no row.
 
     Args:
         source: The device's data.
         manifest: The bundle's manifest.
-        parts: Decode files.
+        parts: Blobs and graphs of the bundle that decode files.
 
     Raises:
         DataError: The data do not fit the model, or no row is in the part.

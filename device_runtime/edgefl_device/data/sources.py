@@ -67,15 +67,16 @@ def load(data: Path | Source, policy: Policy = "refuse") -> LocalSource:
     """Return the samples and labels at a path, or of a function (:data:`edgefl_device.config.Source`).
 
     A path is an npz with x and y, a folder of x.npy and y.npy, a folder with a pair of idx files; or files that become
-    samples as a bundle says (:mod:`edgefl.wire.bundle.readers`): a folder with one sub-folder of files per class
-    (images, WAV, text, npy, series), or a file or a folder of CSV, JSON lines or text.
+    samples as a bundle says (:mod:`edgefl.wire.bundle.readers`): a folder with one sub-folder of files per class (images,
+    WAV, text, npy, series), or a file or a folder of CSV, JSON lines or text.
 
     Args:
         data: The path, or the function, which is called once.
         policy: ``refuse`` raises DataError for rows that cannot be used, ``skip`` leaves them out.
 
     Raises:
-        DataError: There is none of these, or a value of an array is NaN or infinite and bad rows are refused.
+        DataError: ``data`` is none of these or is damaged, or a value of an array is NaN or infinite and bad rows are
+            refused.
         ConfigError: The files are images, and Pillow is not installed.
     """
     if callable(data):

@@ -20,10 +20,10 @@ IN_MEMORY = 16 << 20
 
 
 class Spool:
-    """Append-only rows of one ``shape`` and ``dtype``.
+    """Append-only array of rows of one ``shape`` and ``dtype``.
 
-    Beyond ``limit`` bytes they move to an unnamed file in the user's cache folder, which ends with the last array on
-    it.
+    Beyond ``limit`` bytes the rows move to an unnamed file in the user's cache folder. The system deletes the file
+    with the last array that maps it.
 
     Raises:
         DataError: The disk is full (from any method).

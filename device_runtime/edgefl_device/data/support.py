@@ -60,7 +60,7 @@ def checked_protocol(name: str) -> Protocol:
     """Return ``name`` if it is an evaluation protocol.
 
     Raises:
-        ConfigError: It is not; the text lists the protocols.
+        ConfigError: ``name`` is no protocol; the text lists the protocols.
     """
     for known in NOTES:
         if name == known:

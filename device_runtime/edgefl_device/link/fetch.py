@@ -45,7 +45,7 @@ _SILENCE: _Message = ("", b"silence")
 
 
 class Fetcher:
-    """Downloads blobs into the store, from mirrors or from the broker.
+    """Downloader of blobs into the store, from mirrors or from the broker.
 
     The thread that reads the session's inbox calls :meth:`deliver`; the round's thread calls the other methods.
 
@@ -109,7 +109,14 @@ class Fetcher:
         self._arrived.put(_POKE)
 
     def get(self, ref: BlobRef) -> bytes:
-        """Return the decompressed blob ``ref``, downloaded if it is not in the store. Raises like :meth:`get_all`."""
+        """Return the decompressed blob ``ref``, downloaded if it is not in the store.
+
+        Raises:
+            BundleError: Chunks do not arrive or are damaged, or the blob decompresses to another size.
+            RoundDeclined: The blob is at mirrors only and this device may use none, or chunks exceed its message
+                limit.
+            RoundAborted: The download was cancelled.
+        """
         return next(self.get_all([ref]))
 
     def get_all(self, refs: Sequence[BlobRef]) -> Iterator[bytes]:
@@ -128,7 +135,10 @@ class Fetcher:
         return (decompress(ref, self._whole(ref, refs), limit) for ref in refs)
 
     def _bring(self, refs: Sequence[BlobRef]) -> None:
-        """Download the missing chunks of ``refs`` into the store, from mirrors first. Raises like :meth:`get_all`."""
+        """Download the missing chunks of ``refs`` into the store, from mirrors first.
+
+        Raise the errors of :meth:`get_all`.
+        """
         once = list({ref.sha256: ref for ref in refs}.values())
         if not self._store.missing(once):
             self._store.touch(once)

@@ -75,7 +75,7 @@ class HelloSender:
             self._conditions.begin()
 
     def send(self, *, again: bool = False) -> None:
-        """Publish the hello. ``again`` marks a hello in which only the conditions changed."""
+        """Publish the hello. ``again`` is True if only the conditions changed since the last one."""
         known = self._conditions.take()
         self._again_at = None
         conditions = known if known != UNKNOWN_CONDITIONS else UNSET

@@ -15,7 +15,7 @@ from edgefl_device.config import AgentConfig, DeviceLog
 
 
 class StatusReporter:
-    """Reports the status of one device, each fact once for as long as it is true.
+    """Reporter of the status of one device: each fact once for as long as it is true.
 
     Args:
         config: Names of device and federation, broker and limits.

@@ -174,7 +174,10 @@ def graphs_of(manifest: Manifest) -> tuple[Graph, ...]:
 
 
 class Personalizer:
-    """Adapts the model of a :class:`Job` on this device. ``folder`` holds the activations of frozen units while it runs."""
+    """Personalization of a :class:`Job`'s model on this device.
+
+    ``folder`` holds the activations of frozen units while it runs.
+    """
 
     def __init__(self, *, engine: Engine, manifest: Manifest, blobs: BlobSource, folder: Path) -> None:
         if not manifest.personalize:

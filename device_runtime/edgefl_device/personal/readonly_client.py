@@ -165,7 +165,7 @@ def job_of(announced: Round, tier: str, format: str = "onnx") -> Job:
         format: Format that the engine runs.
 
     Raises:
-        ConfigError: There is no such tier, or none in this format; lists those that exist.
+        ConfigError: There is no such tier, or none in this format; the text lists the existing ones.
     """
     offer = announced.offer(format)
     offered = sorted(offer.bundles)

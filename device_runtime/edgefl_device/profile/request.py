@@ -293,7 +293,7 @@ class ProfileService:
     def _attempt(self, asked: _ActiveRequest, fetcher: Fetcher) -> None:
         """Measure the bundle of a request once, on the worker thread, and set the request's answer.
 
-        Without an answer, because a round begins, it is tried again after the round.
+        If the measurement stops because a round begins, no answer is set; it is tried again after the round.
         """
         nonce = asked.nonce
         try:

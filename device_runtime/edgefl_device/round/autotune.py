@@ -162,7 +162,7 @@ class TrialStep:
 
 
 class Autotuner:
-    """Chooses variants by measuring them, and stores the results.
+    """Chooser of the fastest variant of a graph, by measuring the variants. It stores the results.
 
     Args:
         store: Storage of results.
@@ -347,7 +347,7 @@ class Autotuner:
 
 
 class ProcessorTable(Autotuner):
-    """Chooses the variant that suits the processor's instruction sets, without a measurement.
+    """Chooser of the variant that suits the processor's instruction sets, without a measurement.
 
     Args:
         features: Instruction sets of the processor; None reads this machine's.

@@ -91,7 +91,7 @@ class RoundProfiler:
 
 @dataclass
 class WeightResidency:
-    """Account of the weights in memory (invariants I10 and I11).
+    """Account of the units whose weights are in memory, so that tests and profiles can check how many are there at once.
 
     Attributes:
         held: Units whose weights are in memory now.

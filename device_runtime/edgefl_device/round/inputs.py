@@ -144,14 +144,14 @@ class RoundInputs:
         return feeds
 
     def rows(self, port: Port, indices: Array) -> Array:
-        """Return what ``port`` reads of the samples ``indices``: labels, the first input of the trained units, or a
-        further input.
+        """Return the rows ``indices`` of the local data for a batch ``port``, shape (len(indices), *row).
 
-        The last part of the port's label decides: ``y``, ``x``, or the name of the further input.
+        The last part of the port's label selects them: ``y`` for labels, ``x`` for the samples (or for the activations
+        of a frozen prefix), or the name of a further input.
 
         Raises:
             BundleError: The manifest lacks that input.
-            DataError: The rows have another shape or dtype.
+            DataError: The rows have another shape or dtype than the port.
         """
         part = port.label.partition(".")[2]
         if part == "y":

@@ -80,7 +80,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def following(self, announced: Round, format: str = "onnx") -> Job | None:
-        """Return this job with the fields that ``announced`` has for its round now, or None as :meth:`of` does."""
+        """Return this job with the fields that ``announced`` has for its round now.
+
+        Return None if the announcement is about other rounds or does not offer the tier.
+        """
         announcement = _announcement(announced, self.run, self.round, self.tier, format)
         return None if announcement is None else msgspec.structs.replace(self, **announcement)
 

@@ -58,7 +58,9 @@ AgentInbox = Inbox[Event | RoundOutcome | PageOutcome]
 
 
 class RoundScheduler:
-    """Runs one round at a time on a thread of its own; its methods are called on the agent's thread.
+    """Scheduler of the device's rounds, one at a time on a thread of its own.
+
+    Its methods are called on the agent's thread.
 
     At its end the thread puts :class:`RoundOutcome` or :class:`PageOutcome` into ``inbox``; then call :meth:`finish`.
 
@@ -126,8 +128,9 @@ class RoundScheduler:
         return self._answer()
 
     def _answer(self) -> list[Decline]:
-        """Cancel useless work, send stored updates again, and return the declines to publish: the server may have lost
-        them.
+        """Cancel work whose result is not needed, and send stored updates again.
+
+        Return all declines to publish, because the server may have lost earlier ones.
         """
         self._is_at_rest = False
         if self._is_over():
@@ -292,10 +295,11 @@ class RoundScheduler:
         return self._store_job(job, None)
 
     def _begun_job(self, announced: Round) -> Job | None:
-        """Return the stored job of a killed process or failed attempt, as its round is announced now; drop it if that is
-        over.
+        """Return the stored job of a killed process or failed attempt, with the fields of ``announced``.
 
-        A server that was started again may announce the same round with other chunks, another bundle or another key.
+        Delete the stored job and return None if its round is over or a newer task replaces it. A server that was
+        started again may announce the same round with other chunks, another bundle or another key; the checkpoint is
+        then deleted.
         """
         data = self._store.job()
         if data is None:

@@ -29,7 +29,7 @@ class RoundResult:
 
     Attributes:
         update: Arrays that are sent to the server.
-        masks: Number of entries of those arrays of the update that are packed bits.
+        masks: Number of bits of each array of the update that holds packed bits, by name.
         carry: Arrays that stay on the device for the next round.
         metrics: Means over the steps that report them, and those of ``finish`` unchanged.
         samples: Number of local rows used.
@@ -50,7 +50,7 @@ class RoundResult:
 
 
 class LocalTrainer:
-    """Runs the rounds of one bundle on local data.
+    """Trainer that runs the rounds of one bundle on local data.
 
     Args:
         loader: Loader of the bundle's graphs and of the round's weights.
@@ -189,7 +189,7 @@ class LocalTrainer:
 def round_result(
     manifest: Manifest, arrays: Arrays, sums: Mapping[str, float], steps: Sequence[int], samples: int
 ) -> RoundResult:
-    """Return the result of a round.
+    """Return the result of a round from its last outputs and the sums of its metrics.
 
     Args:
         manifest: The bundle's manifest.
@@ -225,7 +225,10 @@ def mean_metrics(manifest: Manifest, sums: Mapping[str, float], steps: Sequence[
 
 
 def _steps_made(steps: Sequence[int], done: int) -> list[int]:
-    """Return the number of steps made in each phase (with ``steps`` in full) when ``done`` are made in total."""
+    """Return the number of steps made in each phase, if ``done`` steps are made in total and phases run one after another.
+
+    ``steps`` has the planned number of steps of each phase.
+    """
     made = []
     for count in steps:
         made.append(min(count, done))

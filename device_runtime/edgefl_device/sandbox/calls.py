@@ -75,7 +75,7 @@ class SeccompMachine:
 
     Attributes:
         audit: The kernel's constant for the architecture.
-        column: Its column in the tables above.
+        column: Index of its column in the tables of system call numbers.
         seccomp, clone, prlimit64, tgkill, ioctl, fcntl: Number of the system call of this name.
     """
 
@@ -89,7 +89,7 @@ class SeccompMachine:
     fcntl: int
 
     def refused(self) -> tuple[int, ...]:
-        """Return the numbers of the calls that are refused with any arguments."""
+        """Return the numbers of the system calls that the filter refuses whatever their arguments."""
         rows = (row.split() for group in _GROUPS for row in group.split(","))
         return tuple(int(row[self.column]) for row in rows if row[self.column] != "-")
 

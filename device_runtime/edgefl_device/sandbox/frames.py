@@ -36,7 +36,7 @@ class TookTooLong(Exception):
 
 @dataclass
 class EnginePipe:
-    """Reading end and writing end of two pipes.
+    """Two-way connection to another process: the reading end of one pipe and the writing end of another.
 
     ``until`` is a deadline (``time.monotonic``) after which reads and writes raise TookTooLong; the writing end must
     then be non-blocking.
@@ -67,7 +67,12 @@ class EnginePipe:
                 data = data[os.write(self.write_end, data) :]
 
     def head(self) -> bytes:
-        """Read and return the head of the next frame. Raises like :meth:`send`."""
+        """Read and return the head of the next frame.
+
+        Raises:
+            PipeClosed: The other side is gone.
+            TookTooLong: The deadline passed.
+        """
         room = bytearray(8)
         self.fill(memoryview(room))
         length = int.from_bytes(room, "little")
@@ -78,13 +83,23 @@ class EnginePipe:
         return bytes(data)
 
     def array(self, dtype: str, shape: tuple[int, ...]) -> Array:
-        """Read and return the next array of a frame; the caller knows its type and shape. Raises like :meth:`send`."""
+        """Read and return the next array of a frame; the caller knows its type and shape.
+
+        Raises:
+            PipeClosed: The other side is gone.
+            TookTooLong: The deadline passed.
+        """
         array: Array = np.empty(shape, dtype)
         self.fill(memory_of(array))
         return array
 
     def fill(self, room: memoryview) -> None:
-        """Read exactly as many bytes as fit into ``room``. Raises like :meth:`send`."""
+        """Read exactly as many bytes as fit into ``room``.
+
+        Raises:
+            PipeClosed: The other side is gone.
+            TookTooLong: The deadline passed.
+        """
         while room:
             self._wait([self.read_end], [])
             try:

@@ -45,7 +45,7 @@ class StoreFile:
     """SQLite database in ``folder`` with the tables of ``schema``. Thread-safe; one process at a time.
 
     Raises:
-        StoreError: It belongs to another device or federation, is in use, or cannot be used.
+        StoreError: The database belongs to another device or federation, is in use by another process, or is damaged.
     """
 
     def __init__(self, folder: Path, schema: str, *, federation: str, device: str) -> None:
@@ -412,7 +412,7 @@ class Store(StoreFile):
         """Drop the least recently used blobs until ``needed`` fit into the limit.
 
         Raises:
-            StoreError: They exceed the limit by themselves.
+            StoreError: The blobs in ``needed`` alone exceed the limit.
         """
         keep = {ref.sha256: ref.size for ref in needed}
         if sum(keep.values()) > self._limit:
@@ -435,7 +435,7 @@ class Store(StoreFile):
         """Drop the least recently used blobs until a file of ``nbytes`` in the store's folder fits into the limit.
 
         Raises:
-            StoreError: It exceeds the limit together with the other files of rounds there.
+            StoreError: The file and the other files of rounds in the folder exceed the limit.
         """
         beside = self._beside_bytes() + nbytes
         if beside > self._limit:
@@ -588,7 +588,7 @@ class Store(StoreFile):
         """Return the oldest update in the outbox; None if the outbox is empty.
 
         Raises:
-            StoreError: It cannot be read; it has been dropped.
+            StoreError: The update cannot be decoded. It is deleted from the outbox, so that the next call continues.
         """
         rows = self._all("SELECT rowid FROM outbox ORDER BY rowid LIMIT 1")
         if not rows:

@@ -78,7 +78,7 @@ def find_wheel() -> ExecuTorchWheel:
     """Find the installed ExecuTorch without importing it, because its Python modules need torch.
 
     Raises:
-        ConfigError: It is not installed.
+        ConfigError: ExecuTorch is not installed.
     """
     spec = importlib.util.find_spec("executorch")
     roots = [Path(place) for place in spec.submodule_search_locations or ()] if spec is not None else []
@@ -92,7 +92,7 @@ def binding(wheel: ExecuTorchWheel, say: Callable[[str], None]) -> Path:
     """Return the path of the compiled binding for ``wheel``; compile it if there is none, after a message to ``say``.
 
     Raises:
-        ConfigError: It cannot be compiled.
+        ConfigError: The binding cannot be compiled.
     """
     name = _file_name(wheel)
     if (_SOURCE.parent / name).exists():

@@ -105,7 +105,7 @@ def load(wheel: ExecuTorchWheel, say: Callable[[str], None]) -> ctypes.CDLL:
     ``say`` receives messages for people.
 
     Raises:
-        ConfigError: It cannot be compiled or loaded.
+        ConfigError: The binding cannot be compiled or loaded.
     """
     path = binding(wheel, say)
     try:
@@ -153,7 +153,7 @@ class NativeProgram:
         """Allocate the arena, look up kernels and set up delegates, so that the program can run.
 
         Raises:
-            NativeError: One of these fails.
+            NativeError: The arena does not fit, a kernel is missing, or a delegate fails.
         """
         if self._native.calls.edgefl_prepare(self._handle) != 0:
             raise self._native.error()
@@ -319,7 +319,7 @@ def places(
     """Return (locations of the program's inputs, locations of its outputs), each in the program's order.
 
     Raises:
-        BundleError: They contradict the manifest, or an output's memory cannot be provided.
+        BundleError: Inputs or outputs contradict the manifest, or an output's memory cannot be provided.
     """
     wrong: list[str] = []
     found = (

@@ -32,7 +32,10 @@ from edgefl_device.round.trainer import LocalTrainer
 
 @dataclass
 class RoundStage:
-    """Stage of a round: from the download of a graph's weights, or from its load, to the next. Times in milliseconds."""
+    """Stage of a measured round: download of a graph's weights, load and runs of the graph. Times in milliseconds.
+
+    It ends where the stage of the next graph begins.
+    """
 
     graph: str
     start_ms: float
@@ -45,7 +48,7 @@ class RoundStage:
 
 @dataclass
 class WatchedEngine:
-    """Engine that records each load and run of the ``inner`` engine as a stage."""
+    """Engine that records each load of a graph, and its runs, as a stage of the round; ``inner`` does the work."""
 
     inner: Engine
     folder: BundleFolder
