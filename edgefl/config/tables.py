@@ -255,6 +255,13 @@ class DataTable(ConfigTable):
     )
     train_samples: int = Field(0, ge=0, description="training samples to use over all devices; 0 means all")
     test_samples: int = Field(2000, ge=0, description="test samples the server evaluates on; 0 means all")
+    validation: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the training samples, such as 0.1, that no device gets and that takes the place of the test "
+        "samples, to choose settings with; the same samples for every seed; 0: none",
+    )
 
     @field_validator("reader", mode="before")
     @classmethod
@@ -283,6 +290,11 @@ class DataTable(ConfigTable):
                 'name "file" and the key file go together: set both, or leave file out'
                 if self.file
                 else 'name is "file": set the key file to the .npz or .csv with your data'
+            )
+        if self.validation and self.devices_dir:
+            raise ValueError(
+                "validation takes samples from those that are spread over the devices, but devices_dir has their own: "
+                "leave one of them out"
             )
         if self.label and (self.reader or not self.file.lower().endswith((".csv", ".jsonl"))):
             raise ValueError(

@@ -346,19 +346,57 @@ class Dataset:
         rows, held_out = choose(rng, len(self.train_y), train), choose(rng, len(self.test_y), test)
         if len(rows) == len(self.train_y) and len(held_out) == len(self.test_y):
             return self
+        return replace(self._at(rows, held_out), name=limited_name(self.name, len(rows), len(held_out)))
+
+    def validation_split(self, share: float, most: int = 0) -> Dataset:
+        """Return a dataset that tests on a share of this one's training samples, and trains on the rest.
+
+        The test samples of this one are in neither part. The choice is the same for every seed, so that runs with
+        different seeds never train on a sample that another one is measured on.
+
+        Args:
+            share: Share of the training samples, above 0 and below 1.
+            most: Most test samples of the result; more are in neither part. 0: no limit.
+
+        Raises:
+            DataError: A part would have no sample.
+        """
+        order = np.random.default_rng(0).permutation(len(self.train_y))
+        count = round(share * len(order))
+        if not 0 < count < len(order):
+            raise DataError(
+                f"expected samples to train on and samples for validation, found {share:g} of the {len(order)} "
+                f"training samples of {self.name}: change data.validation, or use more samples",
+                share=share,
+                samples=len(order),
+            )
+        train, validation = np.sort(order[count:]), np.sort(order[: min(count, most or count)])
+        on_training = replace(
+            self,
+            name=f"{self.name}, validation split",
+            test_x=self.train_x,
+            test_y=self.train_y,
+            others={
+                name: OtherInput(each.train, each.train, each.below) for name, each in self.others.items()
+            },
+            test_owners=self.owners,
+        )
+        return on_training._at(train, validation)
+
+    def _at(self, train: Array, test: Array) -> Dataset:
+        """Return the dataset of the training samples and test samples at these row numbers."""
         return replace(
             self,
-            name=limited_name(self.name, len(rows), len(held_out)),
-            train_x=self.train_x[rows],
-            train_y=self.train_y[rows],
-            test_x=self.test_x[held_out],
-            test_y=self.test_y[held_out],
+            train_x=self.train_x[train],
+            train_y=self.train_y[train],
+            test_x=self.test_x[test],
+            test_y=self.test_y[test],
             others={
-                name: OtherInput(each.train[rows], each.test[held_out], each.below)
+                name: OtherInput(each.train[train], each.test[test], each.below)
                 for name, each in self.others.items()
             },
-            owners=None if self.owners is None else self.owners[rows],
-            test_owners=None if self.test_owners is None else self.test_owners[held_out],
+            owners=None if self.owners is None else self.owners[train],
+            test_owners=None if self.test_owners is None else self.test_owners[test],
         )
 
     def write_device(self, path: Path, rows: Array) -> None:

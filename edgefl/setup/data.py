@@ -52,10 +52,10 @@ def data_table(data: object) -> dict[str, Any]:
 
 
 def open_data(federation: Federation) -> Dataset:
-    """Load the dataset of the table ``[data]``, scaled and limited as the table says. It may be downloaded.
+    """Load the dataset of the table ``[data]``, scaled, split and limited as the table says. It may be downloaded.
 
     Raises:
-        DataError: if its files are missing or damaged.
+        DataError: if its files are missing or damaged, or too small for its validation split.
     """
     table = federation.data
     directory = Path(table.dir) if table.dir else None
@@ -70,7 +70,11 @@ def open_data(federation: Federation) -> Dataset:
     if reader := table.way_to_read:
         loaded = replace(loaded, reader=reader)
     scaled = loaded.unit() if table.scale == "unit" else loaded
-    return scaled.limited(table.train_samples, table.test_samples, seed=federation.federation.seed)
+    test_samples = table.test_samples
+    if table.validation:
+        # Before the limit of training samples, which depends on the seed.
+        scaled, test_samples = scaled.validation_split(table.validation, test_samples), 0
+    return scaled.limited(table.train_samples, test_samples, seed=federation.federation.seed)
 
 
 def _load_own(table: DataTable, seed: int) -> Dataset:
@@ -113,7 +117,8 @@ def _texts(table: DataTable, corpus: Corpus, seed: int) -> Dataset:
     if task == "next":
         made = samples.window_samples(corpus, encode, length=length, vocabulary=known.size)
     else:
-        corpus = corpus.limited(table.train_samples, table.test_samples, seed)
+        if not table.validation:  # a validation split comes before the limits
+            corpus = corpus.limited(table.train_samples, table.test_samples, seed)
         made = samples.text_samples(corpus, encode, length=length, vocabulary=known.size, mask=table.mask)
     return replace(made, reader=TextSpec(mask=next(iter(made.others), "")), tokenizer=known.tokenizer)
 

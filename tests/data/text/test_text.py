@@ -15,6 +15,7 @@ import pytest
 from pyarrow import Table, parquet
 
 from edgefl.config import parse
+from edgefl.data.dataset import Dataset
 from edgefl.data.download import md5_of
 from edgefl.data.partition import by_owners
 from edgefl.data.text import corpora, samples, vocabulary
@@ -302,6 +303,21 @@ def test_a_model_takes_its_length_and_vocabulary_from_the_texts(
     assert spec.sample.below == dataset.below == int(str(data.get("vocabulary", 256)))
     if spread is not None:
         assert sorted(map(len, partition(federation, dataset, len(spread)))) == spread
+
+
+def test_texts_are_split_for_validation_before_the_limit_of_training_texts(tmp_path: Path) -> None:
+    table = {"name": "imdb", "dir": str(written(tmp_path)), "length": 8, "vocabulary": 16}
+
+    def opened(seed: int, **more: object) -> Dataset:
+        return open_data(parse({"data": {**table, **more}, "federation": {"seed": seed}}, source="the test"))
+
+    whole = opened(0)
+    for seed in range(3):
+        split = opened(seed, validation=0.5, train_samples=1)
+        assert (len(split.train_x), len(split.test_x)) == (1, 2)
+        assert np.array_equal(split.test_x, opened(0, validation=0.5).test_x)
+        assert not (split.test_x[:, None] == split.train_x).all(axis=2).any()
+        assert (split.test_x[:, None] == whole.train_x).all(axis=2).any(axis=1).all()
 
 
 def test_a_partition_by_class_is_refused_where_samples_have_none(tmp_path: Path) -> None:
