@@ -379,7 +379,7 @@ def _reporting(
     exchanges: Mapping[str, Exchange],
     bundle_for: BundleFor,
 ) -> ExchangeSpec:
-    """Return an exchange in which devices report sums over their rows, with the bundles of all tiers."""
+    """Return an exchange (round trip) in which devices report sums over their rows, with the bundles of all tiers."""
     specs = {}
     for name, tier in tiers.items():
         exchange = exchanges[name]

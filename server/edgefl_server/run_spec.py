@@ -303,15 +303,17 @@ class RunSpec:
         }
 
     def next_main(self, position: int) -> int:
-        """Return the first position (number of completed exchanges) from ``position`` on at which the main exchange
-        happens.
+        """Return the first position (number of completed exchanges) from ``position`` on after which the main exchange
+        follows.
+
+        An exchange is a round trip of the algorithm.
         """
         while self.index(position) != len(self.exchanges) - 1:
             position += 1
         return position
 
     def exchange(self, position: int) -> ExchangeSpec:
-        """Return the exchange that follows after ``position`` completed exchanges.
+        """Return the exchange (round trip of the algorithm) that follows after ``position`` completed exchanges.
 
         The positions :data:`~edgefl_server.coordinator.states.EVALUATION` and ``MEASURING`` return the exchange for
         evaluation or for measuring.

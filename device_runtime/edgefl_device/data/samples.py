@@ -465,7 +465,10 @@ class FittedData:
 
 @dataclass(frozen=True)
 class ChosenRows(FittedData):
-    """Rows ``at`` (int64 row numbers) of larger data, which are not copied; only the labels ``y`` are selected now."""
+    """Rows ``at`` (int64 row numbers) of larger data.
+
+    Samples are not copied; only the labels ``y`` are selected at once.
+    """
 
     at: Array = field(kw_only=True)
 

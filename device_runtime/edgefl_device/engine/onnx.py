@@ -91,7 +91,10 @@ class PageFile:
 
 
 def _leading_bytes(port: Port) -> int:
-    """Return the padding before a value of ``port``, so that kernels that read beyond its end stay inside its last page."""
+    """Return the number of unused bytes in the mapped file before a value of ``port``.
+
+    They leave enough room between the value and the end of its last page for kernels that read beyond its end.
+    """
     return _SLACK if -port.nbytes % mmap.PAGESIZE < _SLACK else 0
 
 

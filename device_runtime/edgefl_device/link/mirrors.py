@@ -123,7 +123,10 @@ class Mirrors:
         return self.received_bytes - self._taken
 
     def take_received(self) -> int:
-        """Return and reset the bytes received from mirrors; 0 if the server names none, as it may not know the field."""
+        """Return and reset the number of bytes received from mirrors.
+
+        The result is 0 if the server's announcement names no mirrors, because such a server may not know this count.
+        """
         fresh, self._taken = self.fresh_bytes, self.received_bytes
         return fresh if self._counted else 0
 

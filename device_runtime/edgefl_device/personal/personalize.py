@@ -261,8 +261,10 @@ class Personalizer:
         return {port.label for graph in graphs for port in graph.inputs_of("weights")}
 
     def _split(self, data: LocalSource, adaptation: Adaptation) -> tuple[ChosenRows, ChosenRows]:
-        """Return (query, support). Without ``adaptation.test``, some local samples are held out, or all form the test
-        shard.
+        """Return (query, support): the rows to evaluate on and the rows to adapt to.
+
+        Without ``adaptation.test``, the protocol ``train_support`` holds out some local samples as test samples. The other
+        protocols then use all local samples as test samples.
         """
         label = LabelSpec.of(self._manifest)
         pools = [data.fitted(self._manifest.data, label, self._parts)]

@@ -83,7 +83,8 @@ def choose(carries: Sequence[StoredCarry], begun: RoundToBegin, exchanges: int) 
 
 
 def of_other_tiers(carries: Sequence[StoredCarry], begun: RoundToBegin, exchanges: int) -> list[StoredCarry]:
-    """Return the valid carries that the same run and algorithm left in other tiers, oldest first.
+    """Return the valid carries (stored state of earlier rounds) of the same run and algorithm in other tiers, oldest
+    first.
 
     Args:
         carries: Stored carries, oldest first.
@@ -102,22 +103,24 @@ def of_other_tiers(carries: Sequence[StoredCarry], begun: RoundToBegin, exchange
 
 
 def foreign(carries: Sequence[StoredCarry], run: str) -> list[StoredCarry]:
-    """Return the carries of runs other than ``run``; no round of ``run`` reads them."""
+    """Return the carries (stored state of earlier rounds) of runs other than ``run``; no round of ``run`` reads them."""
     return [carry for carry in carries if not carry.name.startswith(f"{run}/")]
 
 
 def abandoned(carries: Sequence[StoredCarry], base: int, before: int | None) -> list[StoredCarry]:
-    """Return the carries of rounds after ``base``, the last completed one. With ``before``, only those of rounds before
-    ``before``.
+    """Return the carries (stored state) of rounds that were abandoned: those later than ``base``, the last completed
+    round.
+
+    If ``before`` is not None, only carries of rounds before round ``before`` are returned.
     """
     return [carry for carry in carries if carry.round > base and (before is None or carry.round < before)]
 
 
 def _too_old(carry: StoredCarry, base: int, exchanges: int) -> str:
-    """Return the reason why a carry has expired, or "" if it is valid.
+    """Return the reason why a carry (stored state of an earlier round) has expired, or "" if it is valid.
 
-    ``base`` is the last completed round, ``exchanges`` the number of completed rounds for which it is valid; 0: without
-    limit.
+    ``base`` is the last completed round, ``exchanges`` the number of completed rounds for which a carry is valid; 0:
+    without limit.
     """
     if not exchanges or base - carry.round < exchanges:
         return ""
@@ -133,13 +136,14 @@ class RestoredCarry:
 
 
 def carry_name(job: Job, manifest: Manifest) -> str:
-    """Return the store's name for the carries of a job: ``<run>/<algorithm>/<tier>``."""
+    """Return the name in the store of a job's carry (state for later rounds): ``<run>/<algorithm>/<tier>``."""
     return f"{job.run}/{manifest.program}/{job.tier}"
 
 
 def carry_ports(manifest: Manifest) -> tuple[Port, ...]:
-    """Return the inputs with role ``carry`` of all graphs of a training round; empty if the algorithm stores no state
-    on the device.
+    """Return the inputs with role ``carry`` (state from an earlier round) of all graphs of a training round.
+
+    The result is empty if the algorithm stores no state on the device.
     """
     names = dict.fromkeys((manifest.start, *(phase.graph for phase in manifest.phases), manifest.finish))
     return tuple(port for name in names for port in manifest.graph(name).inputs_of("carry"))
@@ -212,7 +216,11 @@ def drop_abandoned(store: Store, announced: Round, log: DeviceLog) -> None:
 
 
 def _read(carry: StoredCarry, data: bytes, ports: Sequence[Port]) -> tuple[RestoredCarry, str]:
-    """Return (arrays, ""), or (empty, reason) if the carry's tensors do not fit the ports."""
+    """Decode the stored bytes of a carry (state of an earlier round), and check them against the ports that read them.
+
+    Returns:
+        (arrays, ""), or (no arrays, reason) if they do not fit the ports.
+    """
     try:
         arrays = tensors.load(data)
         missing = [port.label for port in ports if port.label not in arrays]

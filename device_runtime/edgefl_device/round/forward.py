@@ -73,7 +73,10 @@ class MultiStepForward:
         return source
 
     def _find_sealed(self, job: Job, data: FittedData) -> tuple[int, FittedData | ActivationRecord]:
-        """Return (index of the first chunk to run, its input): the last complete record, or the samples."""
+        """Return (index of the first chunk to run, its input).
+
+        The input is the last complete record (activations on disk) of an earlier process, or the samples if there is none.
+        """
         for index in reversed(range(len(self._loader.manifest.prefix))):
             try:
                 record = ActivationRecord.reopen(self._folder / f"record-{index}.bin", record_tag(job))
@@ -92,11 +95,13 @@ class MultiStepForward:
         data: FittedData,
         control: RoundControl,
     ) -> ActivationRecord:
-        """Run one chunk over all rows in fixed groups and return its record. Its weights are downloaded and then
-        dropped.
+        """Run one chunk of the frozen units over all rows in groups of fixed size, and return the record of its
+        outputs on disk.
+
+        The chunk's weights are downloaded, and dropped afterwards.
 
         Args:
-            index: Number of the chunk in the prefix.
+            index: Number of the chunk.
             job: The task, and the blobs of the weights.
             source: Input of the chunk: the record of the chunk before it, or the samples.
             data: The samples, which also have the further inputs.

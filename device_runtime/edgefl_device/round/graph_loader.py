@@ -91,7 +91,7 @@ class RoundProfiler:
 
 @dataclass
 class WeightResidency:
-    """Account of the units whose weights are in memory, so that tests and profiles can check how many are there at once.
+    """Account of the units whose weights are in memory, from which tests and profiles read how many are held at once.
 
     Attributes:
         held: Units whose weights are in memory now.

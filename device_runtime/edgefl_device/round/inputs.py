@@ -30,7 +30,8 @@ Features = Callable[[Array], Array]
 
 @dataclass(frozen=True, eq=False)
 class RoundInputs:
-    """Inputs of graphs except weights, state and carry: a pure function of the seed and the number of the step.
+    """Inputs of graphs except weights, state and carry (state of an earlier round): a function of seed and step number
+    only.
 
     Attributes:
         seed: Seed of the task.

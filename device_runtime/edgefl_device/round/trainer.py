@@ -171,7 +171,9 @@ class LocalTrainer:
         return round_result(manifest, arrays, sums, phase_steps, len(data))
 
     def _weights_and_carry(self, job: Job, graph: str, carry: Arrays) -> Arrays:
-        """Return the inputs of ``graph`` with roles ``weights`` (downloaded if needed) and ``carry``."""
+        """Return the inputs of ``graph`` with roles ``weights`` (downloaded if needed) and ``carry`` (state of an
+        earlier round).
+        """
         spec = self.loader.manifest.graph(graph)
         feeds: Arrays = {}
         if spec.inputs_of("weights"):

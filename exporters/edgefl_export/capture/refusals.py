@@ -198,7 +198,9 @@ def _is_only_written(node: fx.Node, writes: set[fx.Node]) -> bool:
 
 
 def _is_copy(node: fx.Node) -> bool:
-    """Return True if the node is a copy of a constant; the objective copies every counter."""
+    """Return True if ``node`` only copies a constant, such as the counter of batch norm, which every loss function
+    copies.
+    """
     return node.target is _aten.clone.default and node.args[0].op == "get_attr"  # type: ignore[union-attr]
 
 

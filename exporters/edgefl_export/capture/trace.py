@@ -77,7 +77,11 @@ def compare_results(graph: fx.Graph) -> None:
 
 
 def _clamp(value: object, place: int, bound: object) -> fx.Node | None:
-    """Return a node that clamps ``value`` with ``bound`` as lower (``place`` 0) or upper limit, or None."""
+    """Return an existing node that clamps ``value`` with ``bound`` as its lower (``place`` 0) or upper limit
+    (``place`` 1).
+
+    Return None if the graph has no such node.
+    """
     if not isinstance(value, fx.Node):
         return None
     for user in value.users:

@@ -148,7 +148,7 @@ def _manifest(path: Path) -> Manifest | None:
 
 
 def cache_summary(*, compiled: int, reused: int, folder: Path, nbytes: int) -> str:
-    """Return a line of text for the command line.
+    """Return a line of text about compiled and reused bundles, for the command line.
 
     Args:
         compiled: number of bundles that were compiled.

@@ -141,11 +141,13 @@ def segments_of(artifact: Artifact) -> tuple[Segment, ...]:
 
 
 def batch_size(algorithm: Algorithm) -> int:
-    """Return the rows of ``batch.0`` in the steps that draw batches, or in those that pass over the data if none draws.
+    """Return the number of rows of a training batch: the size of ports ``batch.0.*`` in the steps that draw batches.
+
+    If no step draws batches, it is their size in the steps that pass over the data.
 
     Raises:
-        ExportError: if no step reads ``batch.0``, if steps draw batches of several sizes from the same stream, or if the
-            ports of one pass differ in size. Different streams may differ in size.
+        ExportError: if no step reads ``batch.0``, if steps draw batches of several sizes from the same stream, or if
+            the ports of one pass differ in size. Different streams may differ in size.
     """
     draw_steps = [phase.function for phase in algorithm.phases if not phase.over_data]
     passing = [phase.function for phase in algorithm.phases if phase.over_data]
@@ -160,8 +162,10 @@ def batch_size(algorithm: Algorithm) -> int:
 
 
 def _stream_sizes(algorithm: Algorithm, functions: Sequence[Function]) -> dict[str, int]:
-    """Return the rows of a batch that ``functions`` read, by stream: ``"0"`` for ports ``batch.0.*``. ExportError if
-    ports of a stream differ.
+    """Return the number of rows of the batches that ``functions`` read, by stream: ``"0"`` for ports ``batch.0.*``.
+
+    Raises:
+        ExportError: if ports of a stream differ in size.
     """
     streams: dict[str, set[int]] = {}
     for function in functions:

@@ -124,7 +124,11 @@ def _reads(line: Timeline, fixed: frozenset[fx.Node]) -> dict[fx.Node, list[int]
 
 
 class _CutTable:
-    """Table of the segments between every two places for a cut: their memory (``held``) and bytes of pages."""
+    """Table of the segments (parts of a step that run one after another) between every two places for a cut.
+
+    For each it has the bytes that the segment holds (``held``) and the bytes of the values that it reads from and
+    leaves in files.
+    """
 
     def __init__(self, line: Timeline) -> None:
         self._values = _PageValues(line)
@@ -151,7 +155,9 @@ class _CutTable:
         self._moved[first, last] = read + left
 
     def cheapest(self, limit: int) -> SegmentCuts | None:
-        """Return the cheapest cuts whose segments hold at most ``limit`` bytes each, or None if there are none."""
+        """Return the cheapest cuts of the step whose segments hold at most ``limit`` bytes each, or None if there are
+        none.
+        """
         costs = [0.0] + [math.inf] * (len(self._places) - 1)
         before = [0] * len(self._places)
         for last in range(1, len(self._places)):
@@ -278,7 +284,10 @@ def within_onnx(lowered: LoweredGraph, budget: Budget) -> tuple[Form, int]:
 
 
 class OnnxMemory(MemoryMeasure):
-    """Measure of the memory that onnxruntime needs for a step, as one graph or in segments."""
+    """Measure of the memory that onnxruntime needs for a step, which is one graph or cut into segments.
+
+    ``estimates``: :meth:`likely` predicts the peak; otherwise only the bound :meth:`safe` is used.
+    """
 
     def __init__(self, *, estimates: bool) -> None:
         self.estimates = estimates
@@ -322,7 +331,7 @@ def _input_bytes(lowered: LoweredGraph) -> dict[str, int]:
 class _StepForms:
     """Generator of the forms of a step: the unchanged step, steps with recomputation, and steps cut into segments.
 
-    Recomputation plans are made once.
+    A segment is a part of the step that runs as a graph of its own. Recomputation plans are made once.
     """
 
     def __init__(self, lowered: LoweredGraph, first: LoweredGraph) -> None:

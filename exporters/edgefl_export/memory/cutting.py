@@ -133,9 +133,9 @@ class _SegmentWriter:
         return named
 
     def _inputs(self) -> dict[str, TensorSpec]:
-        """Add placeholders for all inputs of the step and for pages of earlier segments; return their specs by name.
+        """Add placeholders for all inputs of the step, and for pages (values that earlier segments left in files).
 
-        Unread placeholders are removed at the end.
+        Unread placeholders are removed at the end. Return the shapes and dtypes of all placeholders by name.
         """
         crossing, specs = self._crossing, dict[str, TensorSpec]()
         for node, (name, spec) in self._ports.items():
@@ -152,7 +152,8 @@ class _SegmentWriter:
     def _reads(self, node: fx.Node) -> dict[fx.Node, fx.Node]:
         """Return the node of this segment that replaces each operand of ``node``.
 
-        A node that reads pages alone could run too early, so its operands wait for the latest value of this segment.
+        If all operands are pages (values that earlier segments left in files), a runtime could run ``node`` too early. The
+        operands are then delayed until the latest value of this segment has been computed.
         """
         read = {value: self._value(value) for value in node.all_input_nodes}
         owners = {value: self._crossing.line.owner[value] for value in read}
@@ -186,7 +187,10 @@ class _SegmentWriter:
         return self._body.node_copy(node, self._made.__getitem__)
 
     def _sources(self, node: fx.Node) -> list[fx.Node]:
-        """Return the operands of ``node``, without triggers that an earlier segment computes."""
+        """Return the operands of ``node`` that this segment must have.
+
+        For an op that delays a value until a trigger, the trigger is left out if an earlier segment computes it.
+        """
         if node.target is not AFTER:
             return node.all_input_nodes
         value, trigger = node_argument(node, 0), node_argument(node, 1)
@@ -203,7 +207,7 @@ class _SegmentWriter:
 
 
 def _is_floats(node: fx.Node) -> bool:
-    """Return True if ``node`` is a floating-point tensor of at least :data:`SMALL_BYTES`; others may wait for such a one."""
+    """Return True if ``node`` is a floating-point tensor of at least :data:`SMALL_BYTES`."""
     value = node.meta.get("val")
     return isinstance(value, Tensor) and value.is_floating_point() and size(node) >= SMALL_BYTES
 

@@ -204,7 +204,9 @@ class _RecomputePlanner:
         self.turn = _turn(line)
 
     def cheap(self) -> RecomputedGraph:
-        """Return the plan that computes all values again but products, slow functions and values that bypass products."""
+        """Return the plan that computes all values again except products, slow functions and values that bypass
+        products.
+        """
         early = self.line.nodes[: self.turn + 1]
         around = around_products(early, self.line.owner.__getitem__, _is_expensive)
         slow = {node for node in early if node.target in _SLOW}
@@ -257,10 +259,10 @@ def _waits(node: fx.Node, line: Timeline, turn: int) -> bool:
 
 
 def _crossing(line: Timeline, turn: int, waiting: set[fx.Node], spacing: float) -> frozenset[fx.Node]:
-    """Return the values to keep: those that cross the cheapest sequence of cuts.
+    """Return the values to keep for the backward pass: those that cross the cheapest sequence of cuts.
 
-    Between two cuts lie at most ``spacing`` bytes of waiting values, or a single larger value. Among such sequences,
-    the one with the fewest bytes of kept values is chosen by a shortest path over the places for a cut.
+    Between two cuts lie at most ``spacing`` bytes of values in ``waiting``, or a single larger value. Among such
+    sequences, the one with the fewest bytes of kept values is chosen by a shortest path over the places for a cut.
 
     Args:
         line: nodes of the graph in order.
@@ -378,7 +380,9 @@ class _GraphRewriter:
         return early and size(owner) >= SMALL_BYTES and owner not in self.kept
 
     def _later(self, node: fx.Node) -> fx.Node:
-        """Return the node that replaces operand ``node`` after the turn: its first copy, or a recomputation of it."""
+        """Return the node that the backward pass reads for ``node``: its first copy, or a recomputation if it was
+        dropped.
+        """
         if self.trigger is None or not self._is_dropped(node):
             return self.first[node]
         for value in self._chain(node):

@@ -239,9 +239,9 @@ def _join_waiting(graph: ir.Graph, node: ir.Node) -> bool:
 
 
 def _delay(node: ir.Node | None) -> ir.Value | None:
-    """Return the computed summand if the Reshape ``node`` delays a value, else None.
+    """Return the computed summand if the Reshape ``node`` delays a value (:mod:`edgefl_export.operators`), else None.
 
-    Its shape is then a sum of constant sizes and a computed value.
+    The shape argument of such a Reshape is the sum of constant sizes and a computed value.
     """
     add = made_by(node.inputs[1], "Add") if node is not None and node.op_type == "Reshape" else None
     if add is None or integers(add.inputs[0]) is None:

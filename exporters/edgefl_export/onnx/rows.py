@@ -289,7 +289,10 @@ def _reduced(values: GraphValues, node: NodeProto) -> tuple[str, ...]:
 
 
 def _view(values: GraphValues, node: NodeProto) -> tuple[str, ...]:
-    """Return the input of a view with constant sizes; equal numbers of first rows then hold the same entries."""
+    """Return (input,) of a reshape to constant sizes, else ().
+
+    Equal numbers of first rows hold the same entries in both.
+    """
     return () if values.whole(node.input[1]) is None else (node.input[0],)
 
 
@@ -298,7 +301,7 @@ def _pooled(values: GraphValues, node: NodeProto) -> tuple[str, ...]:
 
 
 def _scaled(values: GraphValues, node: NodeProto) -> tuple[str, ...]:
-    """Return the input of a convolution that only scales each channel, and may add a number for each."""
+    """Return (input,) of a convolution that only scales each channel, and may add a number to each, else ()."""
     kernel = values.shapes.get(node.input[1], (0, 0))
     return (node.input[0],) if math.prod(kernel[1:]) == 1 else ()
 

@@ -67,9 +67,9 @@ class GraphValues:
             self._infer(node)
 
     def maker(self, name: str, op: str = "") -> NodeProto | None:
-        """Return the node that computes a value, or None.
+        """Return the node that computes the value ``name``; None if it is an input or a constant of the graph.
 
-        With ``op``, also None if it is no ``op`` of the default domain.
+        With ``op``, also return None if the node is no ``op`` of the default domain.
         """
         place = self.places.get(name)
         node = None if place is None else self.graph.node[place]

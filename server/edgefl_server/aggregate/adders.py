@@ -84,10 +84,10 @@ class UpdateBatch:
 
 
 def loop_of(batch: UpdateBatch, work: SectionBlocks) -> Chosen:
-    """Return a function that prepares the compiled loop which adds the section ``work`` of the batch.
+    """Return a function that prepares the compiled loop for the section ``work`` (tensors with one encoding) of the batch.
 
-    The function takes a slice of the section's blocks and these blocks (int64 [n, 5]). It returns a second function,
-    which takes a :class:`~edgefl_server.aggregate.blocks.Sink` and adds the values of all updates to its sums.
+    The function takes a slice of the section's blocks and these blocks (int64 [n, 5]). It returns a second function, which
+    takes a :class:`~edgefl_server.aggregate.blocks.Sink` and adds the values of all updates to its sums.
     """
     from edgefl_server.aggregate import code_kernels, kernels
 
@@ -136,10 +136,10 @@ def code_values(
 
 
 def _starts(pieces: TierBlocks, work: SectionBlocks, updates: Sequence[CheckedArrays]) -> Integers:
-    """Return the index in the array ``values`` at which each block of a sparse section begins, int64 [updates,
-    blocks].
+    """Return the position of each block's first value in the array ``values`` of an update, int64 [updates, blocks].
 
-    It is the section's first index plus the number of mask bits that are set before the block.
+    ``work`` is a sparse section: a group of tensors of which only the entries in a mask are sent. The position is the
+    section's first index plus the number of mask bits that are set before the block.
     """
     from edgefl_server.aggregate import scans
 

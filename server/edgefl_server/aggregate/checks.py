@@ -121,10 +121,10 @@ def _largest_bits(
 
 
 def _refuse_floats(named: Mapping[str, Array], form: Form) -> None:
-    """Check the arrays of floats among ``named`` one by one.
+    """Check the arrays of floats in ``named`` one by one.
 
     Raises:
-        UpdateRejected: For the first array with NaN, infinity, or a value beyond the limit of the form.
+        UpdateRejected: For the first array with NaN, infinity, or a value beyond the limit of the encoding ``form``.
     """
     for name, array in named.items():
         if form.sections and name not in ("values", "halves", "scales"):
@@ -170,10 +170,11 @@ def _check_scales(update: CheckedArrays) -> None:
 
 
 def _check_mask(mask: npt.NDArray[np.uint8], pieces: TierBlocks) -> None:
-    """Check that the mask sets as many bits for each tensor as the form keeps, and none beyond the last entry.
+    """Check that the mask of an update selects as many entries of each tensor as required, and sets no bit beyond the
+    last entry.
 
     Raises:
-        UpdateRejected: If it does not.
+        UpdateRejected: If the mask does not.
     """
     from edgefl_server.aggregate import scans
 

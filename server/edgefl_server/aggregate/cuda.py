@@ -67,7 +67,10 @@ class EntrySlab:
 
 
 def slabs(work: SectionBlocks, batch: DeviceBatch) -> Iterator[EntrySlab]:
-    """Yield the positions of all entries of the section ``work``, in order, about SLAB of them at a time."""
+    """Yield the positions of all entries of the section ``work`` (tensors with one encoding), in order.
+
+    Each item has about SLAB entries.
+    """
     step = work.encoding.bits if isinstance(work.encoding, CodeEncoding) else 1
     slab_of = np.cumsum(work.blocks[:, LENGTH]) // SLAB
     edges = [0, *(np.flatnonzero(np.diff(slab_of)) + 1).tolist(), len(slab_of)]
@@ -141,7 +144,9 @@ class SectionReader(Protocol):
 
 
 class _CodeReader:
-    """Reader of a section of codes: looks up the fixed-point value of each code in the update's table."""
+    """Reader of a section (tensors with one encoding) of codes: looks up each code's fixed-point value in the update's
+    table.
+    """
 
     def __init__(self, batch: DeviceBatch, work: SectionBlocks, factors: Factors, bits: int) -> None:
         values = code_values(batch.pieces, work, batch.updates, factors)
@@ -157,7 +162,9 @@ class _CodeReader:
 
 
 class _FloatReader:
-    """Reader of a section of floats: multiplies them by the update's factor and rounds half to even."""
+    """Reader of a section (tensors with one encoding) of floats: multiplies by the update's factor and rounds half to
+    even.
+    """
 
     def __init__(self, batch: DeviceBatch, work: SectionBlocks, factors: Factors, dtype: str) -> None:
         rows, self._starts = batch.join_arrays(np.unique(work.blocks[:, SOURCE]).tolist())
@@ -169,7 +176,10 @@ class _FloatReader:
 
 
 class _SparseReader:
-    """Reader of a section of masked floats: an entry whose mask bit is 1 takes the next stored value, and any other 0."""
+    """Reader of a section (tensors with one encoding) of masked floats.
+
+    An entry whose mask bit is 1 takes the next stored value, and any other entry is 0.
+    """
 
     def __init__(self, batch: DeviceBatch, work: SectionBlocks, factors: Factors) -> None:
         self._mask = batch.rows(int(work.blocks[0, SOURCE]))

@@ -227,9 +227,9 @@ class TierBlocks:
 
     @cached_property
     def steepest(self) -> float:
-        """Largest magnitude of a code's level, before it is multiplied by a scale that is part of the update.
+        """Largest magnitude of the level of a code, which is multiplied by a scale that is part of the update.
 
-        0 if no section of the form has such scales.
+        0 if the encoding has no such scales.
         """
         codes = [work.encoding for work in self.works if isinstance(work.encoding, CodeEncoding)]
         return max((reach(each, 1.0) for each in codes if each.scale is None), default=0.0)

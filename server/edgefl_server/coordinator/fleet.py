@@ -32,7 +32,7 @@ class Assignment:
         reason: Why the device declined, or why its update was refused.
         round: Round whose model it begins from.
         until: End of its time in epoch seconds, in asynchronous rounds.
-        lost_turn: True if the device had a turn to upload and did not use it.
+        lost_turn: True if the server requested the update and the device did not upload it in time.
     """
 
     device: str

@@ -105,7 +105,7 @@ class _RoundPlacements:
 
 @dataclass(frozen=True)
 class _RemoteSchedule:
-    """Schedule of an exchange, whose scalars the torch process computes.
+    """Schedule of an exchange (round trip of the algorithm), whose scalars the torch process computes.
 
     ``exchange`` is the index of the exchange in the run spec. ``pages`` caches the scalars in groups of
     :data:`messages.PAGE` positions, by the first position of a group.

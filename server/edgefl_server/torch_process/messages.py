@@ -184,10 +184,9 @@ class PlacementRef(msgspec.Struct, frozen=True):
 
 
 class OptimizerRef(msgspec.Struct, frozen=True):
-    """Placeholder for the server's optimizer of an exchange, with the attributes of
-    :class:`edgefl.contract.server.ServerOpt`.
+    """Placeholder for the server's optimizer of an exchange (round trip of the algorithm).
 
-    ``exchange`` is the index of the algorithm's exchange.
+    It has the attributes of :class:`edgefl.contract.server.ServerOpt`. ``exchange`` is the index of the exchange.
     """
 
     exchange: int
@@ -198,9 +197,9 @@ class OptimizerRef(msgspec.Struct, frozen=True):
 
 
 class ScheduleRef(msgspec.Struct, frozen=True):
-    """Placeholder for the schedule (scalars by round) of an exchange.
+    """Placeholder for the schedule (scalars by round) of an exchange (round trip of the algorithm).
 
-    ``exchange`` is the index of the algorithm's exchange. ``known`` are the values at the first positions.
+    ``exchange`` is the index of the exchange. ``known`` are the scalars at the first positions.
     """
 
     exchange: int

@@ -24,11 +24,11 @@ _END_S = 5.0
 class Process:
     """Handle of a torch process, which is started by the constructor and ends when this process ends.
 
-    It has two connections, which answer requests at the same time. It loads torch after its start.
+    Its two connections answer requests at the same time. The process loads torch after its start.
 
     Attributes:
         composed: True if the process has composed the run.
-        broken: True if an exchange was interrupted, so that the next message may belong to an earlier request.
+        broken: True if a request was interrupted, so that the next message may answer an earlier request.
         locks: Lock of each connection, which its user holds.
         connections: The connections; the second one is for requests that must not wait.
     """

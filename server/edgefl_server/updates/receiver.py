@@ -508,7 +508,7 @@ class UpdateReceiver:
         return ReceiveResult(tuple(replies), lost)
 
     def cancel(self, devices: Iterable[str]) -> None:
-        """Drop the unfinished updates and the turns of ``devices``, because their tasks are over."""
+        """Drop the unfinished updates of ``devices`` and their places in the upload queue, because their tasks are over."""
         for device in devices:
             self._reassembler.forget(device)
             self._scheduler.remove(device)

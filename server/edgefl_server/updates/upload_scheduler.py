@@ -120,8 +120,9 @@ class UploadScheduler:
         return turn is not None and turn.offer == offer
 
     def note_chunk(self, device: str, chunk: UpdateChunk) -> None:
-        """Note that a chunk of the device's update arrived, to measure the rate of its turn. Does nothing for other
-        devices.
+        """Note that a chunk of an update arrived, to measure the rate of the device's upload.
+
+        Does nothing for a device that is not uploading.
         """
         if (turn := self._turns.get(device)) is not None:
             turn.last_chunk = self._clock()
@@ -149,9 +150,9 @@ class UploadScheduler:
         self._lost.clear()
 
     def next(self, opened: float, deadline: float) -> list[tuple[str, UpdateChunk]]:
-        """Begin the turns for which there is room, and return the (device, offer) pairs to request updates from.
+        """Begin the uploads for which there is room, and return the (device, offer) pairs to request updates from.
 
-        These are new turns, and requests to repeat. Turns that took too long end before.
+        The pairs include lost requests to repeat. Uploads that took too long are ended before.
 
         Args:
             opened: Begin of the round.

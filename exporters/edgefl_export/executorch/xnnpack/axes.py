@@ -87,7 +87,9 @@ def _select(builder: Builder, node: fx.Node) -> None:
 
 
 def _pad(builder: Builder, node: fx.Node) -> None:
-    """Join the operand along each axis with constant blocks: XNNPACK's own padding takes several times as long."""
+    """Write a padding as concatenations with constant blocks, axis by axis: XNNPACK's own padding takes several times
+    as long.
+    """
     value, fill = builder.plain(builder.read(node.args[0])), float(argument(node, "value") or 0.0)
     grown = list(shape_of(node.args[0]))
     pairs = [pair for pair in _pairs(node) if any(pair[1:])]

@@ -29,9 +29,10 @@ def _binary(builder: Builder, node: fx.Node) -> None:
 def _operands(
     builder: Builder, node: fx.Node, first: Any, second: Any
 ) -> tuple[TensorValue, TensorValue, Sequence[int]]:
-    """Return (first operand, second operand, shape of the result), in stored shapes.
+    """Return (first operand, second operand, shape of the result) of an element-wise op on two arguments.
 
-    They are reshaped if entries would not meet as they do in the shapes of the nodes.
+    The values have the shapes in which they are stored if these broadcast to the same entries. Otherwise they are
+    reshaped to the shapes of the nodes.
     """
     low, high = builder.stored(first), builder.stored(second)
     count = math.prod(shape_of(node)) if builder.is_inner(node) else 0
@@ -45,10 +46,10 @@ def _operands(
 def _fit_shape(
     builder: Builder, node: fx.Node, full: TensorValue, argument: Any, value: TensorValue
 ) -> TensorValue | None:
-    """Return ``argument``, stored as ``value``, in a shape that broadcasts to ``full`` in its stored shape.
+    """Return ``argument``, stored as ``value``, in a shape that broadcasts to the stored shape of ``full``.
 
-    It has equally many entries, a single one, one for each index of the last axis, or one for each of the other axes.
-    Return None if no such shape exists.
+    That is possible if it has as many entries as ``full``, or a single one. It is also possible with one entry for
+    each index of the last axis, or for each combination of the other axes. Return None otherwise.
     """
     count, last = math.prod(value.shape), full.shape[-1:]
     if count == math.prod(full.shape):

@@ -175,13 +175,16 @@ class ImageRules:
         return True
 
     def _with_channels(self, op: str, x: str, numbers: str, shape: Shape) -> str:
-        """Write the sum, difference or product of x and a number for each channel, and return its name on the layout.
+        """Write the sum, difference or product of x and a number for each channel.
 
         Args:
             op: ``Add``, ``Sub`` or ``Mul``.
-            x: image of ``shape``.
-            numbers: one number for each channel.
+            x: name of the image.
+            numbers: name of the numbers, one for each channel.
             shape: shape [N, C, H, W] of the image.
+
+        Returns:
+            Name of the result on the blocked layout.
         """
         channels = shape[1]
         if op == "Mul":
@@ -199,10 +202,9 @@ class ImageRules:
         return self._layout.reshaped(numbers, (channels,))
 
     def _scale(self, twin: str, scale: str, channels: int, *bias: str, **options: Any) -> str:
-        """Write scale x + bias, with ``scale`` and ``bias`` [C], as a depthwise 1 x 1 convolution, and return its name
-        on the layout.
+        """Write scale x + bias, with ``scale`` and ``bias`` [C], as a depthwise 1 x 1 convolution on the blocked layout.
 
-        ``twin`` is the name of x on the layout.
+        ``twin`` is the name of x on that layout. Return the name of the result on it.
         """
         kernel = self._layout.reshaped(scale, (channels, 1, 1, 1))
         return self._layout.call(

@@ -64,9 +64,7 @@ class BlockedLayout:
         return self._twins[name]
 
     def keep(self, name: str, twin: str, shape: Shape) -> None:
-        """Register ``twin``, a value that was computed on the layout, as the value ``name`` of the original graph, with
-        that ``shape``.
-        """
+        """Register ``twin``, a value on the blocked layout with ``shape``, as the value ``name`` of the original graph."""
         self._twins[name] = self._inside[name] = twin
         self.shapes[name] = self.shapes[twin] = shape
 
