@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import edgefl
 from edgefl.config import parse
 from edgefl.data.equal import dirichlet_clients
 from edgefl.data.partition import histograms
-from edgefl.setup.data import open_data, partition
+from edgefl.setup.data import held_out, open_data, partition
+from edgefl.setup.model import federation_model
 from tests.support.errors import DataError, refuses
 
 
@@ -53,3 +57,43 @@ def test_it_is_asked_for_in_a_file_and_refused_where_it_cannot_be() -> None:
         dirichlet_clients(np.arange(3), 4, alpha=1.0, seed=0)
     with refuses(DataError, alpha=0.0):
         dirichlet_clients(np.arange(3), 2, alpha=0.0, seed=0)
+
+
+def test_test_samples_have_each_client_s_own_mix_in_equal_sizes() -> None:
+    tables = {"data": {"name": "digits", "partition": "dirichlet_clients", "alpha": 0.3, "test_samples": 0}}
+    federation = parse(tables, source="a test")
+    dataset = open_data(federation)
+    parts = partition(federation, dataset, 5)
+    mixes, own = (
+        histograms(labels, rows, dataset.classes)
+        for labels, rows in (
+            (dataset.train_y, parts),
+            (dataset.test_y, held_out(federation, dataset, parts)),
+        )
+    )
+    sizes = own.sum(axis=1, keepdims=True)
+    assert np.ptp(sizes) <= dataset.classes and not own[mixes == 0].any()
+    assert np.abs(own / sizes - mixes / mixes.sum(axis=1, keepdims=True)).max() < 1.5 / sizes.min()
+
+
+def test_clients_lack_classes_so_that_the_masked_loss_acts(tmp_path: Path) -> None:
+    """One client trains for a round: its absent classes keep their weights with the masked loss only."""
+    unmoved = {}
+    for masked in (True, False):
+        tables = {
+            "federation": {"rounds": 1},
+            "model": {"name": "mlp", "options": {"hidden": [8], "initial": "torch"}},
+            "algorithm": {"batch": 16, "steps": 20, "lr": 0.1, "momentum": 0.0, "masked_loss": masked},
+            "data": {"name": "digits", "partition": "dirichlet_clients", "alpha": 0.3, "test_samples": 50},
+            "round": {"fraction": 1 / 12},
+            "tiers": {"strong": {"kind": "width", "gamma": 0.5, "options": {"scaler": True}, "count": 12}},
+        }
+        federation = parse(tables, source="a test")
+        trained = edgefl.simulate(federation, tmp_path / str(masked)).model
+        dataset = open_data(federation)
+        initial = federation_model(federation, dataset).weights["head.dense.bias"].numpy()
+        unmoved[masked] = np.isclose(trained["head.dense.bias"], initial, rtol=0, atol=1e-6).tolist()
+    absent = histograms(dataset.train_y, partition(federation, dataset, 12), dataset.classes) == 0
+    assert absent.any(axis=1).mean() > 0.5
+    assert any(unmoved[True]) and unmoved[True] in absent.tolist()
+    assert not any(unmoved[False])
