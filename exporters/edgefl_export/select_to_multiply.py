@@ -60,7 +60,7 @@ NodeWriter = Callable[..., fx.Node]
 
 
 class _Rewriter:
-    """One run of the pass over a graph."""
+    """Single run of the pass :class:`SelectToMultiply` over a graph."""
 
     def __init__(self, module: fx.GraphModule, selections: SelectToMultiply) -> None:
         self._graph, self._module, self._selections = module.graph, module, selections

@@ -477,7 +477,11 @@ class Normalization(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Lines to paste: of the federation file for a reader of columns, else keywords of :class:`edgefl.data.Dataset`."""
+        """Lines of text with these values, for people to copy.
+
+        For a reader of columns they belong into the federation file, otherwise into the call of
+        :class:`edgefl.data.Dataset`.
+        """
         if self.by_column:
             return ("[data.reader]", f"mean = {list(self.mean)}", f"deviation = {list(self.deviation)}")
         return (f"scale = {self.scale!r}", f"shift = {self.shift!r}")

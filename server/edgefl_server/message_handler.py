@@ -299,7 +299,7 @@ class MessageHandler:
         """Return the event for a status (online or offline) of a device that arrived before the hello with the
         device's key.
 
-        No event is returned if no such status arrived. If the run has no place for the device (``is_known`` False),
+        No event is returned if no such status arrived. If the device is not admitted to the run (``is_known`` False),
         the rate limiter stores the status instead.
         """
         status = self._authenticator.take_status(device)
@@ -311,9 +311,10 @@ class MessageHandler:
         return ()
 
     def _refuse_place(self, device: str) -> tuple[Reply, ...]:
-        """Return the reply that refuses a device without a place and names the time of its next attempt.
+        """Return the reply to a device that the limit of devices does not admit; it names the time of the device's
+        next attempt.
 
-        No reply if the rate limit does not allow one.
+        The result is empty if the rate limit does not allow a reply.
         """
         self._rate_limiter.counts["no room"] += 1
         if not self._rate_limiter.allow("answer", device):

@@ -449,7 +449,7 @@ class Service:
             self.dispatch(states.Answers(received.answers))
 
     def _request_uploads(self) -> None:
-        """Send requests to the devices whose turn to upload begins."""
+        """Send the devices that may upload now the requests for their updates."""
         if self.state.round is None:
             return
         received = self._receiver.request_uploads(self.state.round)

@@ -302,8 +302,15 @@ class OnnxGraph:
         return self.run_into(feeds, state, {})
 
     def run_into(self, feeds: Mapping[str, Array], state: State, rooms: Mapping[str, Array]) -> Outputs:
-        """Run once and write outputs into the given memory ``rooms``; see
-        :meth:`edgefl_device.engine.onnx.LoadedSegment.run_into`.
+        """Run once, and write the outputs named in ``rooms`` into the given memory.
+
+        Args:
+            feeds: All inputs but state, by port name.
+            state: State by port name.
+            rooms: Memory for outputs by port name.
+
+        Returns:
+            The new state, and the outputs that are not in ``rooms``.
         """
         in_place = {name: state[name] for name in self._graph.in_place}
         later_state = {

@@ -98,7 +98,11 @@ class SignedSession:
         return self.publish_payload(topic, self.seal(topic, message), qos=qos, retain=retain)
 
     def publish_payload(self, topic: str, payload: bytes, *, qos: int = 1, retain: bool = False) -> Delivery:
-        """Publish a payload that :meth:`seal` returned; arguments and result as in :meth:`publish`."""
+        """Publish a payload that :meth:`seal` returned, and return its delivery, whose ``wait`` blocks until the
+        broker confirmed it.
+
+        ``qos`` and ``retain`` as in MQTT.
+        """
         return self.session.publish(topic, payload, qos=qos, retain=retain)
 
 

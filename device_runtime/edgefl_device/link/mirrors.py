@@ -146,11 +146,11 @@ class Mirrors:
             failed += not self._fetch(mirror, wanted, store, cancelled)
 
     def check_broker(self) -> None:
-        """Check that the broker can provide blobs that mirrors did not.
+        """Check that missing blobs may be downloaded from the broker, after mirrors did not provide them.
 
         Raises:
-            RoundDeclined: Blobs are at mirrors only, and this device may use none.
-            BundleError: Blobs are at mirrors only, and none delivered them.
+            RoundDeclined: The federation offers blobs at mirrors only, and this device may use none.
+            BundleError: The federation offers blobs at mirrors only, and none delivered them.
         """
         if not self._only:
             return

@@ -191,9 +191,10 @@ class Autotuner:
         return f"{forms} {engine.name} {engine.version} {engine.thread_counts[-1]} {processor()}"
 
     def known(self, engine: Engine, graph: Graph) -> TuningResult | None:
-        """Return the stored result.
+        """Return the stored result for a graph.
 
-        Return None if there is none, another release wrote it, or it was not measured and this tuner measures.
+        Return None if no result is stored, if another release stored it in another form, or if it was chosen without
+        measuring and this tuner measures.
         """
         data = self._store.choice(self.key(engine, graph))
         try:

@@ -195,8 +195,9 @@ class RoundScheduler:
     # -- work ------------------------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Start work on the open round, if this device has a task in it that is neither done, running, nor failed just
-        now.
+        """Start work on the open round if this device has a task in it and no work is running.
+
+        Nothing is started if the task is done, or for a pause after it failed.
         """
         announced = self.announced
         if self._stopping or self._thread is not None or self._is_at_rest or announced is None:
@@ -283,8 +284,9 @@ class RoundScheduler:
         return True
 
     def next_job(self, announced: Round) -> Job | None:
-        """Return the job to work on, with the fields of ``announced``: a begun one, else that of the task. None if there
-        is none.
+        """Return the job to work on, with the fields of ``announced``: a begun job, else that of the current task.
+
+        Return None if there is neither.
         """
         if (job := self._begun_job(announced)) is not None:
             return job
@@ -434,7 +436,10 @@ class ProgressMessages:
         self._last = 0.0
 
     def step_done(self, job: Job, step: StepProgress) -> None:
-        """Publish a step if it is time, or if it is the last of its stage and the task sets no slower rate."""
+        """Publish a step if enough time has passed since the last one.
+
+        The last step of a stage is always published, unless the task sets a slower rate.
+        """
         now = time.monotonic()
         is_paced = job.progress_s > _PROGRESS_PERIOD_S
         is_last = step.step >= step.steps and not is_paced

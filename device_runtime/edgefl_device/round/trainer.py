@@ -183,7 +183,7 @@ class LocalTrainer:
         return feeds | carry_inputs(spec, carry)
 
     def _tensors(self, state: State) -> Iterator[tuple[str, Array]]:
-        """Yield name and array of each tensor of the state, copied out of the engine one by one."""
+        """Yield (name, array) of each tensor of the state; they are read from the engine one by one to save memory."""
         for name, value in state.items():
             yield from self.loader.engine.read_state({name: value}).items()
 

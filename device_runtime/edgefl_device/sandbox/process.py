@@ -292,7 +292,9 @@ class EngineProcess:
         self._gone_graphs.append(number)
 
     def used_bytes(self) -> int:
-        """Return the anonymous memory above that of the idle process; 0 if the system does not report it."""
+        """Return the anonymous memory of the process, minus that which it had when idle; 0 if the system does not
+        report it.
+        """
         return max(0, status_bytes("RssAnon", self.process.pid) - self._idle_bytes)
 
     def end(self) -> None:
@@ -323,7 +325,7 @@ class RemoteTensor:
     shape: tuple[int, ...]
 
     def description(self, name: str) -> TensorHeader:
-        """Return the description of this tensor that an answer must contain."""
+        """Return the header with name, dtype and shape that the process must send for this tensor."""
         return TensorHeader(name=name, dtype=self.dtype, shape=self.shape)
 
 
@@ -408,7 +410,7 @@ class SandboxedEngine:
 
     @property
     def confinement(self) -> Confinement:
-        """Rights of its process."""
+        """Rights of the engine's process."""
         return self._settings.confinement()
 
     def used_bytes(self) -> int:

@@ -531,7 +531,7 @@ class Store(StoreFile):
                 del array, data  # or they would live on while the next one is made
 
     def checkpoint(self, nonce: str) -> Checkpoint | None:
-        """Return the checkpoint of the task ``nonce``, or None.
+        """Return the checkpoint of the task ``nonce``; None if none is stored.
 
         Its tensors are read during iteration, which raises StoreError if the checkpoint was replaced meanwhile.
         """
@@ -660,7 +660,7 @@ class Store(StoreFile):
     # -- which forms of graphs run fastest here --------------------------------------------------------------
 
     def choice(self, key: str) -> bytes | None:
-        """Return the encoded tuning result under ``key``, or None."""
+        """Return the encoded tuning result under ``key``; None if none is stored."""
         return self._one("SELECT data FROM choices WHERE key = ?", key)
 
     def keep_choice(self, key: str, data: bytes) -> None:

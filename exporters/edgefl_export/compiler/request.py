@@ -90,7 +90,11 @@ class TierTraining:
         return self.exchanges[-1]
 
     def exchange(self, name: str) -> Exchange:
-        """Return the exchange called ``name``. Raise ConfigError if the algorithm has none of that name."""
+        """Return the exchange (round trip of the algorithm) called ``name``.
+
+        Raises:
+            ConfigError: if the algorithm has none of that name.
+        """
         for exchange in self.exchanges:
             if exchange.name == name:
                 return exchange
@@ -110,7 +114,7 @@ class TierTraining:
         )
 
     def prefix_of(self, exchange: Exchange) -> tuple[ChunkForward, ...]:
-        """Return the chunks of frozen units that run before ``exchange``, in order."""
+        """Return the chunks of frozen units that run before the ``exchange`` (round trip of the algorithm), in order."""
         return self.prefix if exchange.prefix is None else exchange.prefix
 
     def blobs_to_fetch(self, exchange: Exchange) -> tuple[str, ...]:

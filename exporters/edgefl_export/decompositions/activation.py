@@ -35,7 +35,11 @@ def glu_jvp(out: Tensor, x: Tensor, dx: Tensor, dim: int) -> Tensor:
 
 
 def glu_backward_jvp(grad_x: Tensor, grad: Tensor, x: Tensor, dgrad: Tensor, dx: Tensor, dim: int) -> Tensor:
-    """Compute the derivative of dL/dx = [g s, g a s (1 - s)], s = sigmoid(b), in the direction (``dgrad``, ``dx``)."""
+    """Compute the derivative of the gradient of y = a sigmoid(b), x = [a, b] along ``dim``, in a direction.
+
+    The gradient is dL/dx = [g s, g a s (1 - s)] with s = sigmoid(b) and g = ``grad``; the direction is (``dgrad``,
+    ``dx``).
+    """
     a, b = x.chunk(2, dim)
     da, db = dx.chunk(2, dim)
     s = b.sigmoid()

@@ -106,10 +106,9 @@ def pool_padded(
 
 
 def in_larger(place: Tensor, own: Sequence[int], other: Sequence[int]) -> Tensor:
-    """Return the flat positions ``place`` in a block of sizes ``own`` as those of the same entries in a block of sizes
-    ``other``.
+    """Convert flat positions ``place`` in a block of sizes ``own`` to flat positions in a block of sizes ``other``.
 
-    Both blocks begin at the same entry.
+    Both blocks begin at the same entry, so a position keeps its index along each axis.
     """
     rest, unit = place, 1
     for size, wanted in zip(reversed(own[1:]), reversed(other[1:]), strict=True):

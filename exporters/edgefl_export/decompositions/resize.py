@@ -69,13 +69,16 @@ class Interpolation(ABC):
 
     @abstractmethod
     def row(self, i: int, step: float, align_corners: bool) -> Row:
-        """Return row i of a matrix: (input, weight) pairs for output i."""
+        """Return the inputs that output i of a resized axis is computed from, as (input, weight) pairs.
+
+        They are row i of the axis's matrix. ``step`` is the distance between the inputs of neighbouring outputs.
+        """
 
     def forward(
         self, x: Tensor, output_size: Sequence[int], align_corners: bool, *scales: float | None
     ) -> Tensor:
-        """Compute :meth:`product` if the user gave scales from which other steps follow than from the sizes; otherwise
-        return NotImplemented (the op is kept).
+        """Compute :meth:`product` if the user gave scales that differ from the ratio of the sizes; otherwise return
+        NotImplemented (the op is kept).
         """
         steps = _steps(x.shape[2:], output_size, scales, align_corners, self.copied)
         axes = zip(x.shape[2:], output_size, steps, strict=True)
@@ -86,7 +89,9 @@ class Interpolation(ABC):
     def product(
         self, x: Tensor, output_size: Sequence[int], align_corners: bool, *scales: float | None
     ) -> Tensor:
-        """Compute y = A_H x A_W^T by products with the matrices, for formats that have no resizing."""
+        """Compute the resized y = A_H x A_W^T by products with the matrices of the axes, for formats that have no
+        resizing.
+        """
         steps = _steps(x.shape[2:], output_size, scales, align_corners, self.copied)
         return _product(x, output_size, steps, partial(self.row, align_corners=align_corners))
 

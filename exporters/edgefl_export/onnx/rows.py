@@ -427,7 +427,10 @@ def _chain(values: GraphValues, places: Sequence[int], rows: Mapping[int, Sequen
 
 
 def _resolve_view(values: GraphValues, name: str, own: set[int]) -> str:
-    """Return the value that ``name`` shows, through views within the chain."""
+    """Return the value whose entries ``name`` has, after following views back.
+
+    ``own`` has the positions of the nodes of a chain; only views among them are followed.
+    """
     while (place := values.places.get(name, -1)) in own and values.graph.node[place].op_type in VIEWS:
         name = values.graph.node[place].input[0]
     return name

@@ -100,9 +100,7 @@ class GraphValues:
         return self.whole(sizes.input[0]) if self.whole(nothing.input[1]) == (0,) else None
 
     def is_waited_for(self, name: str) -> bool:
-        """Return True if only the first entry of a value is read: by nodes that need no value of it, and only run after
-        it.
-        """
+        """Return True if the value serves only to delay other nodes: no node reads more than its first entry."""
         return name not in self.outputs and all(
             node.op_type == "Slice" and list(map(self.whole, node.input[1:])) == [(0,), (1,)]
             for node in self.read_at(name)
@@ -138,7 +136,7 @@ class GraphValues:
         return tuple(rest if size == -1 else size for size in sizes)
 
     def _on_layout(self, node: NodeProto, given: Shape | None, kernel: Shape | None) -> Shape | None:
-        """Return the shape of the result of a node on the blocked layout, [N, C, H, W] or channels last.
+        """Return the shape of the result of a node on the blocked layout (NCHWc), [N, C, H, W] or channels last.
 
         ``given`` is the shape of its input, ``kernel`` that of a convolution's kernel [O, C, h, w].
         """

@@ -30,7 +30,7 @@ class CertificatePair:
 
     @property
     def exists(self) -> bool:
-        """Return True if both files exist."""
+        """Return True if the files of the certificate and of the key exist."""
         return self.certificate.is_file() and self.key.is_file()
 
 

@@ -23,8 +23,8 @@ class SelectionRules:
         thermal: Highest thermal state.
         unknown: Treatment of devices that do not report a condition: ``in`` selects them.
         measured: Select more devices than wanted, by the share of tasks that the last rounds lost.
-        most_over_selection: Largest multiple of the wanted devices.
-        quorum: A round opens once it has its ``min_reports`` with this probability; 0 does not wait for that.
+        most_over_selection: Largest number of selected devices, as a multiple of the wanted ones.
+        quorum: Probability of getting ``min_reports`` updates with which a round opens; 0 to open without it.
         patience_s: Longest wait for the quorum, in seconds.
     """
 

@@ -151,8 +151,9 @@ class Assignments(Mapping[str, Assignment]):
         return after
 
     def with_lost_turn(self, name: str) -> Assignments:
-        """Return a copy in which the open task of device ``name`` has ``lost_turn`` set; the map itself if there is
-        none.
+        """Return a copy in which the open task of device ``name`` is marked as not uploaded in time (``lost_turn``).
+
+        If the device has no open task, the map itself is returned.
         """
         if (task := self.open.get(name)) is None:
             return self

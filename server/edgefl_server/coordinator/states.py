@@ -469,7 +469,7 @@ class TaskDeclined(msgspec.Struct, frozen=True):
 
 
 class TurnLost(msgspec.Struct, frozen=True):
-    """Event: a device did not upload within its turn while others waited. ``nonce`` identifies its task."""
+    """Event: a device did not upload its requested update in time while others waited. ``nonce`` identifies its task."""
 
     device: str
     nonce: str

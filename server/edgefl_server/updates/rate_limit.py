@@ -147,7 +147,7 @@ class RateLimiter:
         return allowed
 
     def set_presence(self, device: str, *, online: bool) -> None:
-        """Store ``online`` for a device that sent no hello until now.
+        """Store the presence (online or offline) of a device before its first hello.
 
         If too many such names are stored, the oldest is forgotten.
         """
@@ -168,11 +168,11 @@ class RateLimiter:
 
 @dataclass(frozen=True)
 class AdmissionDecision:
-    """Decision about the admission of one device.
+    """Decision about the admission of one device to a run, which takes a limited number of devices.
 
     Attributes:
-        is_admitted: True if it gets a place.
-        replaces: Device that loses its place to it; empty if a place was free.
+        is_admitted: True if the device is admitted.
+        replaces: Device that must be removed for it; empty if the limit was not reached.
     """
 
     is_admitted: bool
@@ -180,14 +180,12 @@ class AdmissionDecision:
 
 
 class AdmissionControl:
-    """Lottery for the places of a server whose list has more devices than it takes.
+    """Lottery that decides which devices are admitted, if more of the enrolled ones connect than the server takes.
 
-    Each name has a lot number computed from the federation's seed. The lowest numbers get the places, so the order of
-    arrival does not matter. A device that has had a task keeps its place. The others are asked to return later,
-    spread over a time that grows with their number.
-
-    Without a list of devices there is no lottery, because it would favour whoever invents more names: see
-    :class:`RateLimiter`.
+    Each name has a lot number computed from the federation's seed. The lowest numbers are admitted, so the order of
+    arrival does not matter. A device that has had a task stays admitted. The others are asked to return later, spread
+    over a time that grows with their number. If devices need not be enrolled there is no lottery, because it would
+    favour whoever invents more names: see :class:`RateLimiter`.
 
     Args:
         seed: Seed of the federation.
@@ -204,15 +202,14 @@ class AdmissionControl:
         self._refused: OrderedDict[str, int] = OrderedDict()
 
     def lot(self, name: str) -> int:
-        """Return the lot number of a device name, from 0 to 2**64 - 1. The lowest numbers get the places."""
+        """Return the lot number of a device name, from 0 to 2**64 - 1. The devices with the lowest numbers are admitted."""
         digest = hashlib.sha256(f"admit/{self._seed}/{name}".encode()).digest()
         return int.from_bytes(digest[:8], "big")
 
     def decide(self, name: str, state: State) -> AdmissionDecision:
-        """Decide whether a device without a place is admitted. An admitted device counts as having a place from then
-        on.
+        """Decide if a device that is not in ``state`` is admitted, though the number of devices is limited.
 
-        The caller removes the device that the decision replaces.
+        The caller adds the device to the state, and removes the device that the decision replaces.
         """
         decision = self._decision(name, state)
         if decision.is_admitted:
@@ -250,7 +247,7 @@ class AdmissionControl:
         return window * (1.0 + jitter)
 
     def select_admitted(self, state: State, names: Iterable[str]) -> Collection[str]:
-        """Return those of ``names`` that keep their places when a server restarts with a lower limit of devices.
+        """Return those of ``names`` that stay admitted when a server restarts with a lower limit of devices.
 
         Devices that had a task come first, then the lowest lot numbers.
         """
@@ -259,6 +256,6 @@ class AdmissionControl:
 
 
 def _is_replaceable(state: State, name: str) -> bool:
-    """Return True if the device has a place and never had a task, so that another one may take its place."""
+    """Return True if the device is admitted and never had a task, so that another one may be admitted instead."""
     tasks = state.round.assignments if state.round is not None else {}
     return name in state.devices and name not in state.record.of and name not in tasks

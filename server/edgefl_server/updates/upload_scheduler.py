@@ -41,16 +41,16 @@ _MEASURE_S = 0.5
 
 @dataclass
 class _Turn:
-    """Upload in progress: a device's turn.
+    """Upload in progress, which the server has requested from a device.
 
     Attributes:
         offer: Description of the update.
-        began: Time at which the turn began.
+        began: Time of the request.
         last_chunk: Time of the last chunk.
         measured: Time of the last measurement of the rate.
-        nbytes: Bytes received since then.
-        is_slow: True if the turn took longer than usual, so that it reserves no bytes.
-        relative_rate: Rate of a slow turn as a fraction of the usual rate, at most 1.
+        nbytes: Bytes received since the last measurement.
+        is_slow: True if the upload takes longer than usual, so that it reserves no bytes.
+        relative_rate: Rate of a slow upload as a fraction of the usual rate, at most 1.
     """
 
     offer: UpdateChunk
@@ -68,7 +68,7 @@ class _Turn:
         return self.offer.size / rate if rate else IDLE_S
 
     def measure(self, now: float, rate: float) -> None:
-        """Compute the turn's rate relative to the usual ``rate``, from the bytes since the last call."""
+        """Set ``relative_rate`` to the rate since the last call, relative to the usual ``rate`` (bytes a second)."""
         self.relative_rate = min(
             1.0, self.nbytes / self.offer.size * self.usual_s(rate) / (now - self.measured)
         )
@@ -76,7 +76,7 @@ class _Turn:
 
 
 class UploadScheduler:
-    """Scheduler of uploads: a queue of the devices that have offered their update, and the devices whose turn it is.
+    """Scheduler of uploads: a queue of devices that have offered their update, and the uploads that are requested now.
 
     Args:
         nbytes: Bytes of updates to request at a time. One update is requested in any case, however large.
@@ -101,7 +101,7 @@ class UploadScheduler:
     def offer(self, device: str, offer: UpdateChunk) -> None:
         """Queue a device with the offer of its update. A queued device keeps its position.
 
-        If it repeats the offer during its turn, the request was lost, and :meth:`next` returns it again.
+        If its update is requested already, the request was lost, and :meth:`next` returns it again.
 
         Args:
             device: Name of the device.
@@ -115,7 +115,7 @@ class UploadScheduler:
         self._queue[device] = offer  # a queued device keeps its position
 
     def is_requested(self, device: str, offer: UpdateChunk) -> bool:
-        """Return True if it is the device's turn to upload the update of exactly this offer (a chunk without data)."""
+        """Return True if the upload of the update with exactly this offer (a chunk without data) is requested now."""
         turn = self._turns.get(device)
         return turn is not None and turn.offer == offer
 
@@ -131,9 +131,9 @@ class UploadScheduler:
             self._sending[device] = self._clock()
 
     def remove(self, device: str, *, is_complete: bool = False) -> None:
-        """Remove a device from the queue and end its turn.
+        """Remove a device from the queue, or end its upload.
 
-        ``is_complete``: its update arrived complete, so the rate of the turn is measured.
+        ``is_complete``: its update arrived complete, so the rate of the upload is measured.
         """
         if is_complete and (turn := self._turns.get(device)) is not None:
             self._rates.append(turn.offer.size / max(1e-3, self._clock() - turn.began))
@@ -173,7 +173,7 @@ class UploadScheduler:
         return requests
 
     def take_lost(self) -> list[str]:
-        """Return the devices that lost a turn since the last call, so that each loss is reported once."""
+        """Return the devices whose upload was ended because it took too long since the last call. Each is returned once."""
         lost, self._lost = self._lost, []
         return lost
 
@@ -187,8 +187,9 @@ class UploadScheduler:
         return len(self._turns) == self._slow or self._requested_bytes + size <= self._nbytes
 
     def _scan(self, now: float, opened: float, deadline: float) -> None:
-        """Mark slow turns, and end turns that took too long or had no chunk for too long. Their devices are queued
-        again.
+        """Mark slow uploads, and end those that took too long or had no chunk for too long.
+
+        Their devices are queued again.
         """
         rate = statistics.median(self._rates) if self._rates else 0.0
         for turn in self._turns.values():
@@ -214,7 +215,7 @@ class UploadScheduler:
                 self._lost.append(device)
 
     def _end(self, device: str) -> None:
-        """End the device's turn, if it has one, and release the bytes that it reserved."""
+        """End the device's upload, if it has one, and release the bytes that it reserved."""
         self._repeated.pop(device, None)
         if (turn := self._turns.pop(device, None)) is None:
             return

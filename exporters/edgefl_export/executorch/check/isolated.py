@@ -68,9 +68,9 @@ class IsolatedRunner:
             )
 
     def _run_folder(self, folder: str) -> str:
-        """Let the process run the program in ``folder``. Return "" on success, else a text with the problem.
+        """Run the program in ``folder`` in the child process, which is started if there is none.
 
-        Starts the process if there is none.
+        Return "" on success, else a text with the problem.
         """
         if self._process is None and (problem := self._start()):
             return problem

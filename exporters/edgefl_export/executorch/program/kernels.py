@@ -49,7 +49,7 @@ class Kernel:
 
     @property
     def takes_list(self) -> bool:
-        """True if the kernel takes its outputs as one list of tensors."""
+        """True if the kernel receives its outputs as one list of tensors instead of one argument each."""
         return any(item.is_out and "List" in str(item.type) for item in self.overload._schema.arguments)
 
     @property

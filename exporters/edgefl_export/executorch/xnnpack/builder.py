@@ -157,7 +157,7 @@ class Builder:
         return self._known[argument]
 
     def latest(self, value: TensorValue) -> TensorValue:
-        """Return ``value`` in the shape in which it was read last, so that equal readers share one reshape."""
+        """Return ``value`` in the shape of its most recent read, so that readers of that shape share one reshape."""
         while value in self._latest:
             value = self._latest[value]
         return value
@@ -207,7 +207,9 @@ class Builder:
         self._known[node] = value
 
     def write_output(self, node: fx.Node) -> None:
-        """Copy the value of an output into the output's own value, unless the op wrote it there."""
+        """Copy the result of ``node`` into the value that the delegate returns for it, unless the op wrote its result
+        there.
+        """
         wanted, source = self._outputs[node], self._known[node]
         if source.id == wanted.id:
             return
@@ -243,9 +245,10 @@ class Builder:
         self.values[value.id].flags |= flag
 
     def finish(self, outputs: Sequence[fx.Node]) -> tuple[xnn.XNNGraph, bytearray]:
-        """Return (graph, bytes of its constants), with ``outputs`` as the nodes that are read outside.
+        """Return (graph, bytes of its constants) of the delegate.
 
-        External ids number the arguments of the delegate: inputs first, then outputs.
+        ``outputs`` are the nodes whose results are read outside of it. External ids of values number the arguments of the
+        delegate: inputs first, then outputs.
         """
         read = [self._known[node].id for node in self.inputs]
         order = {value: place for place, value in enumerate(read)}

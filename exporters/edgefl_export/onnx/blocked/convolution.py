@@ -183,8 +183,9 @@ class ConvolutionRules:
         self._gradients = DepthwiseGradientFinder(layout.values)
 
     def add(self, node: NodeProto) -> bool:
-        """Write ``node`` on the blocked layout if it is a convolution that fits. Return False and write nothing for any
-        other node.
+        """Write ``node`` on the blocked layout (NCHWc) if it is a convolution that fits.
+
+        Return False and write nothing for any other node.
         """
         if node.domain:
             return False
@@ -200,7 +201,7 @@ class ConvolutionRules:
         return True
 
     def fits(self, node: NodeProto) -> bool:
-        """Return True if ``node`` is a convolution that can be written on the blocked layout."""
+        """Return True if ``node`` is a convolution that can be written on the blocked layout (NCHWc)."""
         if node.op_type == "ConvTranspose":
             return self._fits_transposed(node, attributes(node))
         return node.op_type == "Conv" and not node.domain and self._fits(node)

@@ -37,7 +37,9 @@ Norm = tuple[str, ...]
 
 
 class ImageRules:
-    """Rules that write ops between convolutions on the blocked layout. Each rule returns True if it wrote the node.
+    """Rules that write ops between convolutions on the blocked layout (NCHWc).
+
+    Each rule returns True if it wrote the node.
 
     Args:
         nodes: nodes of the graph, in order.
@@ -85,7 +87,7 @@ class ImageRules:
             self._elsewhere.update(node.input)
 
     def _pays(self, node: NodeProto) -> bool:
-        """Return True if the node is worth writing on the blocked layout.
+        """Return True if the node is worth writing on the blocked layout (NCHWc).
 
         It is if a convolution on the layout depends on its result. It also is if its operands are on the layout and no
         other node needs its result.
@@ -98,8 +100,8 @@ class ImageRules:
         return node.op_type == "Reshape" and self._layout.waits(node)
 
     def _ends(self, node: NodeProto) -> bool:
-        """Return True if the node reads an image on the blocked layout but its result is no image, such as a sum over
-        positions.
+        """Return True if the node reads an image on the blocked layout (NCHWc) but its result is no image, such as a
+        sum over positions.
         """
         if node.op_type == "ReduceSum":
             axes = self._layout.values.whole(node.input[1]) if len(node.input) > 1 else None
@@ -109,8 +111,9 @@ class ImageRules:
         return node.op_type == "Reshape" and self._layout.values.is_waited_for(node.output[0])
 
     def add(self, node: NodeProto) -> bool:
-        """Write ``node`` on the blocked layout if a rule fits and that is worth it. Return False and write nothing
-        otherwise.
+        """Write ``node`` on the blocked layout (NCHWc) if a rule fits and that is worth it.
+
+        Return False and write nothing otherwise.
         """
         if node.op_type == "BatchNormalization" and not node.domain:
             norm = self._norm(node)
@@ -126,7 +129,7 @@ class ImageRules:
         return rule is not None and self._pays(node) and rule(node)
 
     def torn(self) -> set[Norm]:
-        """Return the batch norms of which one copy is on the blocked layout and an equal, recomputed one is not.
+        """Return the batch norms of which one copy is on the blocked layout (NCHWc) and an equal, recomputed one is not.
 
         The two would round differently. A comparison of their results, as in the gradient of a maximum, would find no
         equal ones.
@@ -184,7 +187,7 @@ class ImageRules:
             shape: shape [N, C, H, W] of the image.
 
         Returns:
-            Name of the result on the blocked layout.
+            Name of the result on the blocked layout (NCHWc).
         """
         channels = shape[1]
         if op == "Mul":
@@ -202,7 +205,8 @@ class ImageRules:
         return self._layout.reshaped(numbers, (channels,))
 
     def _scale(self, twin: str, scale: str, channels: int, *bias: str, **options: Any) -> str:
-        """Write scale x + bias, with ``scale`` and ``bias`` [C], as a depthwise 1 x 1 convolution on the blocked layout.
+        """Write scale x + bias, with ``scale`` and ``bias`` [C], as a depthwise 1 x 1 convolution on the blocked
+        layout (NCHWc).
 
         ``twin`` is the name of x on that layout. Return the name of the result on it.
         """
@@ -219,7 +223,7 @@ class ImageRules:
 
     def _mean(self, twin: str, result: str) -> None:
         """Write ``result`` [C], the means over all other axes of the value [N, C, H, W] that is called ``twin`` on the
-        blocked layout.
+        blocked layout (NCHWc).
         """
         pooled, axes = self._layout.call("GlobalAveragePool", [twin]), self._layout.sizes(_ALL_BUT_CHANNELS)
         self._layout.emit("ReduceMean", [pooled, axes], result, domain="", keepdims=0)
@@ -273,9 +277,11 @@ class ImageRules:
         return True
 
     def _reshape(self, node: NodeProto) -> bool:
-        """Write a Reshape to the same shape, for a value that is delayed. Return True if ``node`` was written.
+        """Write ``node`` on the blocked layout (NCHWc) if it is a Reshape of an image on it that only delays a value.
 
-        Also write a read of the first entry of a value that others wait for; it is the same entry in both layouts.
+        Return True if so.
+
+        A Reshape is also written if it reads the first entry of an image, which is the same entry in both layouts.
         """
         x, shape = node.input
         if not self._layout.is_inside(x):
@@ -291,7 +297,8 @@ class ImageRules:
 
 
 def write_blocked(model: bytes, room: float = ROOM) -> bytes | None:
-    """Return the ONNX model with its spatial convolutions and large products on the blocked layout, or None if nothing fits.
+    """Return the ONNX model with its spatial convolutions and large products on the blocked layout (NCHWc), or None if
+    nothing fits.
 
     Ops between them are on it, too, if values then need at most ``room`` times their memory. For products see
     :mod:`edgefl_export.onnx.blocked.products`.
@@ -304,7 +311,7 @@ def write_blocked(model: bytes, room: float = ROOM) -> bytes | None:
 
 
 def _write(model: bytes, most: float, *, through: bool, products: bool) -> bytes | None:
-    """Return the model on the blocked layout, or None if nothing fits or values need more than ``most`` entries at
+    """Return the model on the blocked layout (NCHWc), or None if nothing fits or values need more than ``most`` entries at
     once.
 
     ``through``: also write ops between convolutions on it. ``products``: also write large products on it.

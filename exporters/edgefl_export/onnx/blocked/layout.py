@@ -43,20 +43,20 @@ class BlockedLayout:
         self._inside: dict[str, str] = {}
 
     def is_image(self, name: str) -> bool:
-        """Return True if a value can be on the blocked layout: float32 [N, C, H, W] with a multiple of :data:`BLOCK`
-        channels.
+        """Return True if a value can be on the blocked layout (NCHWc): float32 [N, C, H, W] with a multiple of
+        :data:`BLOCK` channels.
         """
         shape = self.shapes.get(name, ())
         known = len(shape) == AXES and self.values.types.get(name) == TensorProto.FLOAT
         return known and shape[_CHANNELS] % BLOCK == 0
 
     def is_inside(self, name: str) -> bool:
-        """Return True if a value was computed on the blocked layout."""
+        """Return True if a value was computed on the blocked layout (NCHWc)."""
         return name in self._inside
 
     def twin(self, name: str) -> str:
-        """Return the name of the copy of value ``name`` on the blocked layout; write the conversion if there is no copy
-        yet.
+        """Return the name of the copy of value ``name`` on the blocked layout (NCHWc); write the conversion if there
+        is no copy yet.
         """
         if name not in self._twins:
             self._twins[name] = self.call("ReorderInput", [name])
@@ -64,7 +64,9 @@ class BlockedLayout:
         return self._twins[name]
 
     def keep(self, name: str, twin: str, shape: Shape) -> None:
-        """Register ``twin``, a value on the blocked layout with ``shape``, as the value ``name`` of the original graph."""
+        """Register ``twin``, a value on the blocked layout (NCHWc) with ``shape``, as the value ``name`` of the
+        original graph.
+        """
         self._twins[name] = self._inside[name] = twin
         self.shapes[name] = self.shapes[twin] = shape
 
@@ -85,13 +87,14 @@ class BlockedLayout:
         return reader.output[0], {"activation": "Relu"}
 
     def waits(self, node: NodeProto) -> bool:
-        """Return True if ``node`` delays a value by a Reshape to its own shape."""
+        """Return True if ``node`` is a Reshape to the same shape, which only delays its operand."""
         sizes = self.values.waiting(node)
         return sizes is not None and sizes == self.shapes.get(node.input[0])
 
     def call(self, op: str, inputs: Sequence[str], domain: str = LAYOUT, **options: Any) -> str:
-        """Append a node of op ``op`` and return the name of its result. ``options`` are its attributes; by default it
-        is an op of the blocked layout.
+        """Append a node of op ``op`` and return the name of its result.
+
+        ``options`` are its attributes; by default it is an op of the blocked layout (NCHWc).
         """
         result = f"blocked{len(self.nodes)}"
         self.emit(op, inputs, result, domain, **options)
@@ -117,8 +120,9 @@ class BlockedLayout:
         return self._numbers[key]
 
     def finished(self, outputs: set[str]) -> list[NodeProto]:
-        """Return the written nodes without unread ones. Values on the blocked layout are converted back for all other
-        nodes that read them.
+        """Return the written nodes without unread ones.
+
+        Values on the blocked layout (NCHWc) are converted back for all other nodes that read them.
 
         ``outputs`` are the names of the graph's outputs.
         """

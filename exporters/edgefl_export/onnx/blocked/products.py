@@ -58,7 +58,7 @@ class MatrixProduct:
 
 
 def with_products(graph: GraphProto) -> int:
-    """Write the products of ``graph`` on the blocked layout, in place, and return their number."""
+    """Write the products of ``graph`` on the blocked layout (NCHWc), in place, and return their number."""
     values = GraphValues(graph)
     products = {
         node.output[0]: product for node in graph.node if (product := _product(values, node)) is not None
@@ -137,7 +137,7 @@ def _connected_values(
     """Return the names of the values that a maker or reader of ``name`` connects with it, or None if the node needs
     another layout.
 
-    ``products`` has the products that can be on the blocked layout, by name of the result.
+    ``products`` has the products that can be on the blocked layout (NCHWc), by name of the result.
     """
     result = node.output[0]
     product = products.get(result)
@@ -218,8 +218,8 @@ class _ProductWriter:
         self._reshape(made, (rows, columns), result)
 
     def _kernel(self, matrix: str) -> str:
-        """Return the name of the matrix [I, O] as the kernel of a 1 x 1 convolution on the blocked layout; write the
-        conversion if needed.
+        """Return the name of the matrix [I, O] as the kernel of a 1 x 1 convolution on the blocked layout (NCHWc);
+        write the conversion if needed.
         """
         turned = _find_transposed(self._values, matrix)
         key = ("kernel", matrix)
@@ -271,8 +271,8 @@ class _ProductWriter:
         self._reshape(total, self._values.shapes[result], result)
 
     def _image(self, name: str, shape: Shape) -> str:
-        """Return the name of the matrix on the blocked layout, as an image of ``shape`` [1, C, 1, T]; write the
-        conversion if needed.
+        """Return the name of the matrix on the blocked layout (NCHWc), as an image of ``shape`` [1, C, 1, T]; write
+        the conversion if needed.
         """
         if name in self._inside:
             return self._reshape(name, shape)
@@ -280,7 +280,7 @@ class _ProductWriter:
         return self._reorder(name, (1, 1, rows, channels), channels_last=1)
 
     def _outside(self, name: str) -> str:
-        """Return the name of the matrix in row order; write the conversion if it is on the blocked layout."""
+        """Return the name of the matrix in row order; write the conversion if it is on the blocked layout (NCHWc)."""
         if name not in self._inside:
             return name
         key = ("outside", name)

@@ -43,7 +43,7 @@ _PARTS = (8, 4, 2)
 
 
 def write_sums(model: bytes) -> bytes | None:
-    """Return the ONNX model with the updates of its large state written as sums on the blocked layout.
+    """Return the ONNX model with the updates of its large state written as sums on the blocked layout (NCHWc).
 
     Return None if it has no such state, or if values need more than :data:`ROOM` times their memory, because all terms
     of a sum exist at once.
@@ -102,7 +102,9 @@ class _GradientSum:
 
 
 def _sum_of(values: GraphValues, result: str) -> _GradientSum | None:
-    """Return the sum that computes the new state ``result`` if it takes fewer passes on the blocked layout, else None."""
+    """Return the sum that computes the new state ``result`` if it takes fewer passes on the blocked layout (NCHWc),
+    else None.
+    """
     shape, count = values.shapes.get(result, ()), values.count(result)
     is_state = result.startswith(_STATE) and values.types.get(result) == TensorProto.FLOAT
     if not (is_state and shape) or count < LEAST or count % BLOCK:
@@ -152,7 +154,7 @@ def _terms(
 
 
 class _UpdateWriter:
-    """Writer of sums on the blocked layout, each at the position of its last node."""
+    """Writer of sums on the blocked layout (NCHWc), each at the position of its last node."""
 
     def __init__(self, values: GraphValues, sums: Sequence[_GradientSum]) -> None:
         self._values, self._graph = values, values.graph
@@ -211,8 +213,9 @@ class _UpdateWriter:
         return self._call("Conv", inputs, LAYOUT, result, group=BLOCK, kernel_shape=[1, 1])
 
     def _image(self, name: str, shape: Shape) -> str:
-        """Return the name of the tensor as an image. State becomes an input port of that shape if nothing else reads
-        these rows.
+        """Return the name of the tensor ``name`` reshaped to an image [1, C, H, W], with one block of channels.
+
+        If only sums read a state port, the port itself gets that shape; otherwise a Reshape is written.
         """
         if name not in self._images:
             is_port = name in self._values.inputs and name.startswith(_STATE)
@@ -265,7 +268,7 @@ class _UpdateWriter:
 
 
 def _image_shape(shape: Shape) -> Shape:
-    """Return ``shape`` as that of an image with one block of channels."""
+    """Return the shape [1, C, H, W] of an image with one block of channels that has as many entries as ``shape``."""
     positions = math.prod(shape) // BLOCK
     rows = next((part for part in _PARTS if positions % part == 0), 1)
     return 1, BLOCK, rows, positions // rows

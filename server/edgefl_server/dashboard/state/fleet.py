@@ -100,7 +100,7 @@ class DeviceRecord(msgspec.Struct, kw_only=True):
 
     @property
     def at_work(self) -> DeviceRound | None:
-        """State of the device in its newest round if its task is open, else None.
+        """State of the device in its newest round if its task in that round is open, else None.
 
         In asynchronous runs that round may have ended already.
         """

@@ -167,7 +167,7 @@ class DeviceFilter:
     page: int = 1
 
     def of(self, fleet: Fleet) -> list[DeviceRecord]:
-        """Return the devices of ``fleet`` that match, sorted by name. All pages are included."""
+        """Return the devices of ``fleet`` that match this filter, sorted by name, for all pages together."""
         wanted = self.q.casefold()
         return [
             device

@@ -129,7 +129,7 @@ class PageState:
         self._edition = -1
 
     def news(self, glance: FleetSnapshot) -> PageChanges | None:
-        """Return the changes since the last call, and remember them as sent; None without changes."""
+        """Return the changes of the page since the last call, and remember them as sent; None without changes."""
         board = self._look(glance)
         html = _find_changed(board.pieces, self._sent.pieces)
         rows = {
