@@ -88,7 +88,7 @@ def mosquitto_program() -> str:
     """Return the path of the Mosquitto program.
 
     Raises:
-        BrokerError: If it is not installed.
+        BrokerError: If Mosquitto is not installed.
     """
     program = shutil.which("mosquitto") or shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin")
     if program is None:
@@ -140,7 +140,7 @@ def check_private(host: str) -> None:
     outside.
 
     Raises:
-        BrokerError: If it is not.
+        BrokerError: If ``host`` is another address.
     """
     if not Address(host).is_loopback:
         raise BrokerError(

@@ -317,7 +317,7 @@ class _Bundles:
         It is compiled or taken from the cache, and written to the run's folder.
 
         Raises:
-            ExportError: If it cannot be compiled.
+            ExportError: If the bundle cannot be compiled.
         """
         found = bundle_of(
             self._federation,
@@ -334,7 +334,7 @@ class _Bundles:
         """Return the bundle of a request in ``format``, compiled or from the cache, and write it to the run's folder.
 
         Raises:
-            ExportError: If it cannot be compiled.
+            ExportError: If the bundle cannot be compiled.
         """
         compiler = Compiler(target_of(format, self._federation.export.outputs), self._cache)
         found = compiler.compile(request, lambda text: self._report(Exporting(tier=request.tier, text=text)))

@@ -95,7 +95,7 @@ class Mailbox:
         """Write an order, durable before this returns. The server reads it soon.
 
         Raises:
-            OSError: If it cannot be written.
+            OSError: If the order cannot be written.
         """
         make_folder(self._folder)
         name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.json"

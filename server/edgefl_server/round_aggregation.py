@@ -162,7 +162,7 @@ class RoundAggregation:
         """Validate the tensors of an update, and return them as received and as they are added to the sums.
 
         Raises:
-            UpdateRejected: If they are not what the tier sends.
+            UpdateRejected: If names, shapes, dtypes or values differ from what the tier sends.
         """
         return self.check_sent(update.tier, update.tensors, update.round, update.samples)
 

@@ -143,7 +143,7 @@ def check_configuration(run: RunRecord, federation: str, digest: str) -> None:
     """Check that a run of ``federation`` was begun with the configuration of this ``digest``.
 
     Raises:
-        AnotherConfiguration: If it was not.
+        AnotherConfiguration: If the run has another digest.
     """
     if run.digest != digest:
         raise AnotherConfiguration(

@@ -41,10 +41,13 @@ class StatusReporter:
         self._reported_left_out: set[bool] = set()
 
     def step(self, *, alone: bool) -> None:
-        """Search the broker for other federations from time to time. Call it periodically.
+        """Search the broker for other federations from time to time while nothing of this one arrives.
+
+        Call it periodically.
 
         Args:
-            alone: True if the broker is connected, and nothing of this federation has arrived.
+            alone: True if the broker is connected, and nothing of this federation has arrived. Without that, no search
+                is made.
         """
         self._alone = alone
         self._search.step(alone=alone)

@@ -252,9 +252,7 @@ class Personalizer:
 
     @property
     def _read(self) -> set[str]:
-        """Names of the tensors that the adapting and evaluating graphs read; other tensors of the server are not
-        returned.
-        """
+        """Names of the weights that the graphs ``personalize`` and ``evaluate`` read."""
         graphs = (
             self._manifest.graph(name) for name in (self._manifest.personalize, self._manifest.evaluate)
         )

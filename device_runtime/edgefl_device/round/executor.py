@@ -177,7 +177,7 @@ class RoundExecutor:
         """Check before loading that ``graphs`` need no more memory than this device offers.
 
         Raises:
-            RoundDeclined: One of them needs more.
+            RoundDeclined: A graph needs more.
         """
         offered = self.config.memory_bytes
         check_graphs(manifest, graphs, offered)
@@ -270,7 +270,7 @@ class LoadedBundleParts:
         """Load graph ``name`` and return it as a function from array to array.
 
         Raises:
-            BundleError: It has more than one input or output.
+            BundleError: The graph has more than one input or output.
         """
         spec = self._manifest.graph(name)
         if len(spec.inputs) != 1 or len(spec.outputs) != 1:
@@ -294,7 +294,7 @@ def check_manifest_ref(ref: BlobRef, limits: Limits) -> None:
     """Check the size of a manifest before it is downloaded.
 
     Raises:
-        RoundDeclined: It is larger than ``limits.max_manifest_bytes``.
+        RoundDeclined: The manifest is larger than ``limits.max_manifest_bytes``.
     """
     _check_sizes([ref], limits.max_manifest_bytes, "its manifest", "raise limits.max_manifest_bytes")
 

@@ -229,7 +229,7 @@ class ActivationRecord:
         """Open the sealed record at ``path``.
 
         Raises:
-            StaleRecordError: It is missing, incomplete, or has another ``version``.
+            StaleRecordError: The record is missing, incomplete, or has another ``version``.
         """
         try:
             meta = msgspec.msgpack.decode(_meta_path(path).read_bytes(), type=_RecordMeta)

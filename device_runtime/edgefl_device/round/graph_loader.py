@@ -215,8 +215,8 @@ def check_port(port: Port, array: Array) -> None:
     """Check that ``array`` has the shape and dtype of ``port``.
 
     Raises:
-        DataError: It does not, and the port is a batch.
-        BundleError: It does not, and the port has another role.
+        DataError: Shape or dtype differ, and the port is a batch.
+        BundleError: Shape or dtype differ, and the port has another role.
     """
     if array.shape != port.shape or array.dtype != np.dtype(port.dtype):
         kind = DataError if port.role == "batch" else BundleError

@@ -230,7 +230,7 @@ def _call(number: int, *arguments: int | bytes | None) -> int:
     """Make a system call by number, for calls without a function in libc.
 
     Raises:
-        OSError: It fails, or the system is not Linux.
+        OSError: The call fails, or the system is not Linux.
     """
     if sys.platform != "linux":
         raise OSError(f"not on {sys.platform}")

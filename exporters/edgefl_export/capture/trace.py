@@ -283,7 +283,10 @@ def _call_entry(signature: ExportGraphSignature, inputs: int, outputs: int) -> M
 
 
 def _constants_to_placeholders(graph: fx.Graph, module: fx.GraphModule) -> dict[str, str]:
-    """Replace each ``get_attr`` by a leading placeholder; map its node name to the attribute's name."""
+    """Replace each ``get_attr`` node by a placeholder at the begin of ``graph``.
+
+    Return the name of the attribute for each placeholder, by the placeholder's name.
+    """
     placeholders: dict[str, fx.Node] = {}
     first = next(iter(graph.nodes))
     for node in [node for node in graph.nodes if node.op == "get_attr"]:

@@ -109,25 +109,27 @@ def weight_gradient(grad: Tensor, x: Tensor, sizes: WinogradPlan) -> Tensor:
 
 
 def _tiles(x: Tensor, sizes: WinogradPlan) -> Tensor:
-    """Compute B^T d B for tiles d of 4 x 4, two positions apart: [N, C, H, W] -> [16, T, C]."""
+    """Compute B^T d B, with Winograd's matrix B, for tiles d of 4 x 4, two positions apart: [N, C, H, W] -> [16, T, C]."""
     rows = _pad(x, sizes.before, [_TILE * n + 2 for n in sizes.tiles])
     return _transform(_pairs(_B, _B), _cut(rows, sizes, _POINTS))
 
 
 def _kernels(w: Tensor, *, turned: bool = False) -> Tensor:
-    """Compute G g G^T: [O, C, 3, 3] -> [16, O, C]; if ``turned``, for the flipped kernel."""
+    """Compute G g G^T, with Winograd's matrix G, for kernels g: [O, C, 3, 3] -> [16, O, C]; if ``turned``, for flipped
+    kernels.
+    """
     side = _G if not turned else tuple(row[::-1] for row in _G)
     return _transform(_pairs(side, side), w.reshape(-1, 9).t().contiguous()).view(-1, *w.shape[:2])
 
 
 def _gradients(grad: Tensor, sizes: WinogradPlan) -> Tensor:
-    """Compute A dL/dY A^T: [N, O, P, Q] -> [16, T, O]."""
+    """Compute A dL/dY A^T, with Winograd's matrix A, for tiles Y of the result: [N, O, P, Q] -> [16, T, O]."""
     rows = _pad(grad, (0, 0), [_TILE * n for n in sizes.tiles])
     return _transform(_transpose(_pairs(_A, _A)), _cut(rows, sizes, _TILE))
 
 
 def _results(points: Tensor, sizes: WinogradPlan) -> Tensor:
-    """Compute A^T m A: [16, T, O] -> [N, O, P, Q]."""
+    """Compute A^T m A, with Winograd's matrix A, for products m of each tile: [16, T, O] -> [N, O, P, Q]."""
     (down, across), (height, width) = sizes.tiles, sizes.outputs
     tiles = sizes.batch * down * across
     parts = _transform(_pairs(_A, _A), points).view(-1, sizes.out)
@@ -182,7 +184,10 @@ def _pad(images: Tensor, before: Sequence[int], space: Sequence[int]) -> Tensor:
 
 
 def _pairs(left: Matrix, right: Matrix) -> Matrix:
-    """Return the Kronecker product of two matrices: it maps the entries of d, row by row, to those of M d N^T."""
+    """Return the Kronecker product of two matrices.
+
+    It maps the entries of a matrix d, row by row, to those of ``left`` d ``right``^T.
+    """
     return tuple(tuple(a * b for a in upper for b in lower) for upper in left for lower in right)
 
 

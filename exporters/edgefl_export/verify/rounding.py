@@ -112,7 +112,7 @@ def _arrays(tensors: Tensors) -> dict[str, Array]:
 
 
 def _copy(example: Tensors) -> Tensors:
-    """Return a copy, because a function may update its arguments in place."""
+    """Return a copy of all tensors in ``example``, because a function may update its arguments in place."""
     return {name: value.clone() for name, value in example.items()}
 
 

@@ -249,7 +249,7 @@ class Aggregator:
         """Check that ``weight`` can be added to the weights so far.
 
         Raises:
-            ValueError: If it is below 1, or the sum would exceed the limit of the round.
+            ValueError: If ``weight`` is below 1, or if the sum would exceed the limit of the round.
             RuntimeError: After :meth:`release_sums`.
         """
         self._check_in_use()

@@ -299,7 +299,7 @@ def _check_codes(encoding: Encoding, form: Form) -> None:
     elsewhere.
 
     Raises:
-        ConfigError: If they can.
+        ConfigError: If a code's value exceeds the limit.
     """
     if not isinstance(encoding, CodeEncoding) or encoding.scale is None:
         return

@@ -104,7 +104,7 @@ class EvaluationSchedule:
         return 1 + self.measures
 
     def planned_rounds(self, rounds: int) -> int:
-        """Return the number of all rounds without ``extra``, for ``rounds`` training rounds."""
+        """Return the number of training, evaluation and measuring rounds, without the requested ones in ``extra``."""
         return rounds + (-(-rounds // self.every) * self.length if self.every else 0)
 
     def last_round(self, rounds: int) -> int:

@@ -101,7 +101,7 @@ class Announcements:
         """Publish all parts of a new model, so that :meth:`announce` can name them.
 
         Raises:
-            StoreError: If they cannot be written to disk.
+            StoreError: If the parts cannot be written to disk.
             ConfigError: If a part is larger than the limit of a blob.
         """
         self._downlink.publish(model.number, model.version, model.parts(self._spec))

@@ -22,7 +22,7 @@ class BlobStore(Protocol):
         """Store a blob. ``sha256`` is the digest of ``data``.
 
         Raises:
-            StoreError: If it cannot be written.
+            StoreError: If the blob cannot be written.
         """
 
     def read(self, sha256: str) -> bytes:
@@ -43,7 +43,7 @@ class BlobStore(Protocol):
         """Delete all blobs except those ``wanted`` (SHA-256), including blobs of an earlier process.
 
         Raises:
-            StoreError: If they cannot be deleted.
+            StoreError: If a blob cannot be deleted.
         """
 
     def close(self) -> None:

@@ -125,7 +125,7 @@ class Downlink:
             parts: Parts by published name.
 
         Raises:
-            StoreError: If they cannot be written. The parts of the model before stay published.
+            StoreError: If the parts cannot be written. The parts of the previous model then stay published.
         """
         before, after = self._lines, {name: self._next(number, name, part) for name, part in parts.items()}
         if self._spec.encoding == "int8":

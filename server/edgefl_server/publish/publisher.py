@@ -122,8 +122,8 @@ class Publisher:
             Reference of the blob as it is sent.
 
         Raises:
-            ConfigError: If it is larger than the limit.
-            StoreError: If it cannot be stored.
+            ConfigError: If the blob is larger than the limit.
+            StoreError: If the blob cannot be stored.
         """
         if len(data) > self._limit:
             raise ConfigError(
@@ -138,7 +138,7 @@ class Publisher:
         """Publish a blob that is encoded already, unless an equal one is live, and return its reference.
 
         Raises:
-            StoreError: If it cannot be stored.
+            StoreError: If the blob cannot be stored.
         """
         if ref.sha256 not in self._blobs:
             self._store.keep(ref.sha256, data)
@@ -163,8 +163,9 @@ class Publisher:
         away, it is published after the next connection.
 
         Raises:
-            ConfigError: If it is larger than the broker accepts (:attr:`message_limit`) even when divided.
-            StoreError: If that blob cannot be stored.
+            ConfigError: If the announcement is larger than the broker accepts (:attr:`message_limit`) even when
+                divided.
+            StoreError: If the blob with its second part cannot be stored.
         """
         topic = self._topics.current_round
         payload, page = self._seal(topic, message), b""

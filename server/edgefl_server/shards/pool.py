@@ -86,7 +86,7 @@ class WorkerOptions:
         """Check that the aggregation of a run can be divided among workers.
 
         Raises:
-            ConfigError: If it needs all updates in one process.
+            ConfigError: If the aggregation rule needs all updates in one process.
         """
         if not self.workers:
             return

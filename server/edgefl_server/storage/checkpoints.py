@@ -41,7 +41,7 @@ class Checkpoints:
         """Write the model after round ``number`` and return the SHA-256 of the file. Earlier checkpoints stay.
 
         Raises:
-            StoreError: If it cannot be written.
+            StoreError: If the file cannot be written.
         """
         return store(self.path(number), tensors.dump(weights), private=True)
 
@@ -74,7 +74,7 @@ class Checkpoints:
         """Write the trained model to :attr:`model` and return the SHA-256 of the file.
 
         Raises:
-            StoreError: If it cannot be written.
+            StoreError: If the file cannot be written.
         """
         return store(self.model, tensors.dump(weights))
 
@@ -88,7 +88,7 @@ def store(path: Path, data: bytes, *, private: bool = False) -> str:
         private: True if only the owner may read it.
 
     Raises:
-        StoreError: If it cannot be written.
+        StoreError: If the file cannot be written.
     """
     try:
         make_folder(path.parent, private=private)
@@ -138,7 +138,7 @@ class PublishedModels:
         """Write a record atomically, durable before this returns.
 
         Raises:
-            StoreError: If it cannot be written.
+            StoreError: If the file cannot be written.
         """
         store(self._path(number), msgspec.msgpack.encode(record))
 

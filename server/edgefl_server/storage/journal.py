@@ -451,7 +451,7 @@ class DeviceWriteBuffer:
         nothing.
 
         Raises:
-            StoreError: If they cannot be written. They stay buffered.
+            StoreError: If the devices cannot be written. They stay buffered.
         """
         if self._new and (quiet or self.wait() == 0.0):
             self._since = time.monotonic()

@@ -38,14 +38,14 @@ class UpdateStore(Protocol):
         If the process is killed before the journal names them, the bytes are never read.
 
         Raises:
-            StoreError: If they cannot be written.
+            StoreError: If the updates cannot be written.
         """
 
     def read(self, place: UpdateLocation) -> bytes:
         """Return the bytes at a location.
 
         Raises:
-            StoreError: If they are missing or incomplete.
+            StoreError: If the bytes are missing or incomplete.
         """
 
     def drop(self) -> None:

@@ -164,7 +164,7 @@ class ChunkReassembler:
         """Validate the fields of a chunk, or of an offer (a chunk without data), against the limits.
 
         Raises:
-            UpdateRejected: If it cannot belong to an acceptable update.
+            UpdateRejected: If the chunk cannot belong to an acceptable update.
         """
         if len(chunk.sha256) != _DIGEST_LETTERS or len(chunk.nonce) > _NONCE_LETTERS:
             raise _malformed(

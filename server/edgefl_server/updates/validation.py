@@ -53,7 +53,7 @@ def check_size(chunk: UpdateChunk, tier: str, aggregation: RoundAggregation) -> 
         aggregation: Round that receives updates.
 
     Raises:
-        UpdateRejected: If it is larger than any valid update of this tier.
+        UpdateRejected: If the size is larger than that of any valid update of this tier.
     """
     limit = aggregation.max_update_bytes(tier)
     if chunk.size > limit:

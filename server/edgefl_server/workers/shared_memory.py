@@ -40,7 +40,7 @@ class SharedMemory:
         return cls(file)
 
     def close(self) -> None:
-        """Close it in this process. Processes that mapped it are not affected."""
+        """Release the shared memory in this process. Other processes that mapped it are not affected."""
         self.file.close()
 
 

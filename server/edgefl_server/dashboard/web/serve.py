@@ -89,7 +89,7 @@ def check_token(token: str, where: str) -> str:
     ``where`` is its origin (a path or a variable), for the message.
 
     Raises:
-        ConfigError: If it is too short, not printable ASCII, or contains a space.
+        ConfigError: If ``token`` is too short, not printable ASCII, or contains a space.
     """
     if len(token) < _LEAST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
         raise ConfigError(
