@@ -294,7 +294,9 @@ class SyntheticRun:
             luck = self._random.random()
             if luck < 0.02:
                 self._journal.decline(RUN, opened.assignments[name], "policy")
-                self.feed.take(events.Declined(device=name, round=number, reason="policy", text=""))
+                self.feed.take(
+                    events.ParticipationDeclined(device=name, round=number, reason="policy", text="")
+                )
                 missing[name] = "it declined (policy)"
             elif luck < 0.04:
                 missing[name] = "it did not report in time"

@@ -26,7 +26,7 @@ from edgefl.wire.mqtt.messages import (
     ENVELOPE_BYTES,
     VERSION,
     Message,
-    Profile,
+    ResourceUsage,
     Round,
     Task,
     UpdateChunk,
@@ -132,7 +132,7 @@ class UpdateTemplate:
             "tier": task.tier,
             "model_version": announced.model_version,
             "metrics": {"loss": 1.0},
-            "profile": Profile(
+            "profile": ResourceUsage(
                 step_ms=0,
                 forward_ms=0,
                 load_ms=0,

@@ -25,7 +25,7 @@ from edgefl_device.data import sources
 from edgefl_device.engine.base import Engine
 from edgefl_device.host import physical_memory, reserve_stack, return_memory_early, trim_memory
 from edgefl_device.link.fetch import Fetcher
-from edgefl_device.link.identity import Repeated, ServerTrust, SignedSession, load_signer
+from edgefl_device.link.identity import DuplicateMessageError, ServerTrust, SignedSession, load_signer
 from edgefl_device.link.mirrors import Mirrors
 from edgefl_device.link.outbox import Outbox
 from edgefl_device.link.presence import HelloSender, NoticeLimiter, RoundSubscription
@@ -252,7 +252,7 @@ class DeviceAgent:
         topic = message.topic
         try:
             self._dispatch(topic, message.payload)
-        except Repeated:
+        except DuplicateMessageError:
             return
         except ProtocolError as error:
             reason = error.reason if isinstance(error, IdentityError) else "malformed"
@@ -261,7 +261,7 @@ class DeviceAgent:
 
     def _dispatch(self, topic: str, payload: bytes) -> None:
         """Pass a message to its handler by topic. Raise ProtocolError if it is malformed, unsigned, or a copy
-        (Repeated).
+        (DuplicateMessageError).
         """
         if topic.startswith(f"{self._topics.root}/blobs/"):
             self.fetcher.deliver(topic, payload)

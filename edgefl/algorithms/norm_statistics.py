@@ -22,12 +22,13 @@ from edgefl.wire.norm_statistics import NORM_BITS, NORM_LIMIT, NORMS, ROWS
 
 
 def reads_statistics(function: Function, names: Collection[str], unit: str) -> Function:
-    """Return ``function`` that reads the statistics ``names`` from the published ``unit`` instead of the weights.
+    """Return ``function`` with batch-norm statistics read from ``weights.<unit>.<name>`` instead of ``weights.<name>``.
 
     Args:
         function: Function with inputs ``weights.<name>``.
-        names: Names of statistics, such as ``body.bn.running_mean``. Others than inputs are ignored.
-        unit: Name of the unit, such as ``norms/weak``. The inputs are called ``weights.<unit>.<name>`` then.
+        names: Names of statistics, such as ``body.bn.running_mean``. Names that are no inputs of ``function`` are
+            ignored.
+        unit: Name under which the server publishes the statistics, such as ``norms/weak``.
     """
     renamed = {f"weights.{name}": f"weights.{unit}.{name}" for name in names}
     original = {new: old for old, new in renamed.items()}
@@ -42,15 +43,16 @@ def reads_statistics(function: Function, names: Collection[str], unit: str) -> F
 def norm_statistics(algorithm: Algorithm, variances: Mapping[str, str]) -> Algorithm:
     """Return the exchange in which a device measures statistics of batch norm of the model of ``algorithm``.
 
-    ``start`` keeps the weights, each step adds the moments of one batch, and ``finish`` returns ``update.<name>`` int64 in
-    fixed point, per channel: for a mean the mean over all rows, for a variance the standard deviation. It has half of the
-    digits of a variance, so that features of any usual scale fit. ``update.rows`` is the number of rows. Rows that only
-    fill the last batch count for nothing. Private tensors come from the carry, as in the evaluation.
+    ``start`` keeps the weights, each step adds the moments of one batch, and ``finish`` returns ``update.<name>``
+    int64 in fixed point, per channel: for a mean the mean over all rows, for a variance the standard deviation. A
+    deviation has half the digits of a variance, so features of any usual scale fit. ``update.rows`` is the number of
+    rows. Rows that only fill up the last batch are left out. Private tensors come from the carry, as in the
+    evaluation.
 
     Args:
         algorithm: Training of the submodel, whose function ``evaluate`` runs it forward.
-        variances: Name of each variance, and that of its mean: inputs ``weights.<name>`` of that function. They are not
-            read.
+        variances: For each variance, by its name, the name of its mean. Both are inputs ``weights.<name>`` of
+            ``evaluate``. Their received values are not used.
     """
     names = (*variances.values(), *variances)
     evaluate = algorithm.evaluate
@@ -108,6 +110,9 @@ def norm_statistics(algorithm: Algorithm, variances: Mapping[str, str]) -> Algor
 
 
 def _count(batch: dict[str, TensorSpec]) -> Function:
-    """Return the function that a manifest lists to evaluate: it counts rows, because the exchange evaluates nothing."""
+    """Return a function that counts the rows of a batch.
+
+    It fills the place of ``evaluate``, because this exchange evaluates no model.
+    """
     name = "batch.0.mask"
     return Function("count_rows", lambda tensors: {"metric.count": tensors[name].sum()}, {name: batch[name]})

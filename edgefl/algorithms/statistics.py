@@ -77,7 +77,7 @@ def statistics(request: StatisticsRequest, data: DataSpec, label: TensorSpec) ->
 
 
 class _Sums:
-    """Sums of one batch, by name, and their shapes."""
+    """Sums of one batch that the requested statistics need, with ``shapes``: the shape of each sum, by name."""
 
     def __init__(
         self, names: tuple[Statistic, ...], edges: tuple[float, ...], data: DataSpec, label: TensorSpec
@@ -154,9 +154,10 @@ class _Sums:
 
 
 def counted_rows(batch: Tensors) -> Tensor:
-    """Return True for each row of a batch that counts, bool (B,), by a graph that reads ``batch.0.x``.
+    """Return for each row of a batch whether it counts, bool (B,): False for rows that only fill up the last batch.
 
-    Devices pass over x, so that a graph has to read it, also for statistics of the labels alone.
+    ``batch`` has ``batch.0.mask`` and ``batch.0.x``. The result does not depend on x, but its graph reads x, because a
+    device always feeds that input.
     """
     is_low = batch["batch.0.x"].reshape(len(batch["batch.0.mask"]), -1)[:, 0] < 1
     return (batch["batch.0.mask"] > 0) & (is_low | ~is_low)
@@ -167,10 +168,11 @@ def _count(conditions: Tensor, over: tuple[int, ...] = (0, 2)) -> Tensor:
 
 
 def _limbs(values: Tensor, limbs: int) -> Tensor:
-    """Return the limbs of the sums of values (rows, groups, entries), int64 (limbs, groups).
+    """Return the exact sums of ``values`` (rows, groups, entries) over rows and entries, int64 (limbs, groups).
 
-    Each value is split exactly: a float64 whole number keeps its significant bits when a multiple of a power of two is
-    taken off.
+    A sum is one fixed-point number, stored as ``limbs`` integers: limb i has the weight 2^(i * ``LIMB_BITS``). Each
+    value is split without rounding, because a float64 whole number keeps its digits when a multiple of a power of two
+    is subtracted.
     """
     rest, found = (values * 2.0**FRACTION_BITS).round(), []
     for place in reversed(range(1, limbs)):

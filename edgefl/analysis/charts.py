@@ -258,7 +258,7 @@ def _up(axis: _Axis) -> list[str]:
 
 
 def _stroke(number: int, dash: bool) -> str:
-    """Return the style of line ``number``; lines beyond the palette are dashed, too."""
+    """Return the SVG attributes of line ``number``: colour, width and dashes. Lines beyond the palette are dashed, too."""
     dashes = ' stroke-dasharray="6 4"' if dash or number >= len(COLOURS) else ""
     return f'fill="none" stroke="{_colour(number)}" stroke-width="2"{dashes}'
 

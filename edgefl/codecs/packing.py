@@ -150,8 +150,8 @@ class UpdateParts:
     def sent(self, names: Sequence[str]) -> tuple[str, ...]:
         """Return the names of the update's tensors that hold entries of the weights ``names``, ascending.
 
-        A carrier (conversion between weights and sent tensors) may put several weights into one tensor. It is then
-        returned for each of them.
+        A carrier (conversion between weights and sent tensors) may put several weights into one tensor. That tensor is
+        then returned for each of these weights.
         """
         others = {*self.coded, *self.plain, *self.statistics} - set(names)
         shared = [name for name in self.update if name not in others]

@@ -56,7 +56,8 @@ class Difference:
         size: largest difference, divided by the largest update of the tensor. Infinity if torch does not train
             it, NaN if the graph gives values that are not finite.
         allowed: largest allowed difference, relative in the same way.
-        follows: True for a loss that agrees in the first step. Then an earlier difference is the cause.
+        follows: True for a loss that agrees in the first step. Its later difference is then an effect of another
+            tensor's.
     """
 
     tensor: str
@@ -298,7 +299,10 @@ class _TorchTraining:
         return error / max(largest(wanted), 1e-6)
 
     def retrain(self, spec: ModelSpec, *, double: bool = False) -> TrainingResult:
-        """Train by torch once more on the same samples, with the same learning rate. ``double``: compute in float64."""
+        """Train by torch once more on the same samples, with the same learning rate, and return the result.
+
+        ``double``: compute in float64.
+        """
         rate = self.by_torch.rate
         return torch_side.train(self.source, spec.loss, self.samples, self.seed, rate=rate, double=double)
 

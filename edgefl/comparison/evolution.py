@@ -27,7 +27,13 @@ from edgefl.contract.tensors import Tensors
 from edgefl.errors import EdgeflError, ModelError
 from edgefl.models.losses.loss import Loss
 from edgefl.models.modes import enter_training
-from edgefl.models.python_state.items import ArrayEntries, IteratorPosition, SequenceItems, SetItems, bytes_of
+from edgefl.models.python_state.items import (
+    IteratorPosition,
+    NumpyArrayEntries,
+    SequenceItems,
+    SetItems,
+    bytes_of,
+)
 from edgefl.models.python_state.snapshots import Snapshot, StateChange, restoring, snapshot_of
 from edgefl.models.source import ModelSource
 from edgefl.models.torch_functions.python_random import patched_generators
@@ -360,7 +366,7 @@ def _tensors(value: object) -> list[Tensor]:
 def _put(change: StateChange, late: Mapping[Any, Any]) -> None:
     """Set the state of ``change`` to its values in ``late``, by key of the state's container."""
     container = change.container
-    if isinstance(container, ArrayEntries | IteratorPosition | SequenceItems | SetItems):
+    if isinstance(container, NumpyArrayEntries | IteratorPosition | SequenceItems | SetItems):
         container.restore(late)
     elif container is not None and change.key in late:
         container.write(change.key, late[change.key])
@@ -372,7 +378,7 @@ def _move(change: StateChange, move: Callable[[Any], Any]) -> None:
     values = {} if container is None else container.read()
     if isinstance(container, SequenceItems) and not change.path.endswith("]"):
         container.restore(dict(enumerate(islice(cycle(values.values()), LONGER))))
-    elif isinstance(container, ArrayEntries) and np.issubdtype(container.holder.dtype, np.number):
+    elif isinstance(container, NumpyArrayEntries) and np.issubdtype(container.holder.dtype, np.number):
         with suppress(ArithmeticError):
             container.holder[...] = move(container.holder)
     elif container is not None and change.key in values:

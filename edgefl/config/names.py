@@ -171,7 +171,7 @@ def _tier(key: str, table: Mapping[str, Any], tables: Mapping[str, Any]) -> Iter
 
 
 def _cut(key: str, table: Mapping[str, Any], tables: Mapping[str, Any]) -> Iterator[str]:
-    """Yield problems with the keys ``cut`` and ``chunks`` of a tier's table.
+    """Yield a text for each wrong ``cut`` or ``chunks`` in a tier's ``table``. ``key`` is the dotted key of that table.
 
     Checks only catalog models with default options, because only their units are known without building the model.
     """

@@ -46,7 +46,10 @@ class TensorSpec:
 
     @classmethod
     def holding(cls, tensor: Tensor) -> TensorSpec:
-        """Return the spec of ``tensor`` with the tensor itself as ``values``, or None there if it is on the meta device."""
+        """Return the spec of ``tensor``, with the tensor itself as ``values``.
+
+        For a tensor on the meta device ``values`` is None.
+        """
         return cls(tuple(tensor.shape), tensor.dtype, values=None if tensor.is_meta else tensor)
 
     def zeros(self, floats: torch.dtype | None = None) -> Tensor:
@@ -55,7 +58,9 @@ class TensorSpec:
         return torch.zeros(self.shape, dtype=floats if other else self.dtype)
 
     def rows(self, count: int) -> TensorSpec:
-        """Return the spec of a batch of ``count`` samples. This spec describes one sample."""
+        """Return the spec of a batch of ``count`` samples, where this spec describes one sample: ``count`` becomes the
+        first dimension.
+        """
         return TensorSpec((count, *self.shape), self.dtype, self.below, self.ignored)
 
 

@@ -53,7 +53,7 @@ def gradient(
     :func:`count_derivatives`.
 
     Args:
-        objective: The objective.
+        objective: Model part that a tier trains, with its loss.
         weights: Tensors of floats by name, of the shapes of ``objective.weights``.
         tensors: All inputs of the step by port: ``batch.<index>.x`` (B, *sample), ``batch.<index>.y`` (B, *label),
             gates, noise and scalars.
@@ -78,7 +78,7 @@ def hvp(
     other methods and need the least memory. It costs about two to three gradients.
 
     Args:
-        objective: The objective.
+        objective: Model part that a tier trains, with its loss.
         weights: The weights w, by name.
         tensors: All inputs of the step by port.
         direction: The vector v: one tensor for each name in ``objective.trainable``.
@@ -117,7 +117,7 @@ def difference_hvp(
     1 / h.
 
     Args:
-        objective: The objective.
+        objective: Model part that a tier trains, with its loss.
         weights: The weights w, by name.
         tensors: All inputs of the step by port.
         direction: The vector v, by name of the parameter.
@@ -146,7 +146,7 @@ def norm(tensors: Tensors) -> Tensor:
 def _gradient(
     objective: Objective, weights: Tensors, tensors: Tensors, index: int
 ) -> tuple[Tensor, Tensor, Tensors, Tensors]:
-    """Compute the result of :func:`gradient` without counting it."""
+    """Return the result of :func:`gradient` without adding it to the counters of :func:`count_derivatives`."""
     noise, gates, facts = (select(tensors, prefix) for prefix in ("noise", "state.gate", "data"))
     hyper = {name: tensors[f"hyper.{name}"] for name in objective.scalars}
     batch = select(tensors, f"batch.{index}")

@@ -140,7 +140,7 @@ def step_ports(objective: Objective, batch: int, streams: int = 1) -> dict[str, 
     ``hyper.*``, the scalars that the loss reads.
 
     Args:
-        objective: The objective.
+        objective: Model part that a tier trains, with its loss.
         batch: Samples of each batch.
         streams: Number of independent batches per step.
     """

@@ -390,7 +390,10 @@ class SimulationPlan:
             progress: Called with a line of text for each step.
             device: Device of the evaluation.
 
-        Raises the errors of :func:`edgefl_server.compose.compose`.
+        Raises:
+            ConfigError: If the configuration is invalid.
+            ModelError: If the model cannot be divided into tiers.
+            ExportError: If a tier cannot be compiled.
         """
         made: dict[str, dict[str, Functions]] = {}
 

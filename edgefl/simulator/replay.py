@@ -143,8 +143,11 @@ class Replay:
     def _repeat_round(
         self, ended: OpenRound, devices: int
     ) -> tuple[Arrays, int, int, DeviceEvaluation | None]:
-        """Return (model after a round, number of its updates, number of those that began from an earlier model, results
-        of an evaluation round).
+        """Return (model after a round, number of its updates, number of those that began from an earlier model,
+        results of an evaluation round).
+
+        Raises:
+            StoreError: The bytes of an update are missing or changed.
         """
         model, spec = self._models[ended.number], self._spec
         start = self._round_model(model)

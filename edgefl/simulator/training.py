@@ -167,6 +167,9 @@ class ClientTraining:
             tier_inputs: Inputs that all clients share.
             own: Inputs of each client.
             state: Training state, with a client dimension for several clients.
+
+        Raises:
+            BundleError: The weights lack an input of the graph.
         """
         inputs: Tensors = {}
         for port in graph.inputs_of("weights"):

@@ -274,5 +274,5 @@ class ModelVersions:
 
 
 def _turn(task: Assignment) -> int:
-    """Return a number derived from the task, which replaces the round in random draws for it."""
+    """Return a number from the task's nonce, to draw random numbers for the task as others are drawn for a round number."""
     return int(task.nonce[:12], 16)

@@ -94,15 +94,15 @@ class StatisticsMode(TorchFunctionMode):
 class MomentsMode(TorchFunctionMode):
     """Torch function mode in which norm layers normalize by the rows of a batch that count, and sum up their moments.
 
-    A graph can be traced from it, in contrast to :class:`StatisticsMode`, and rows that fill a batch count for nothing.
+    A graph can be traced from it, in contrast to :class:`StatisticsMode`. Rows that only fill up a batch are left out.
 
     Args:
-        moving: Statistics that the layers pass to torch's functions for norms, by name. They must be the same tensors, not
-            copies; their values are not read.
+        moving: Statistics that the layers pass to torch's functions for norms, by name. They must be the same tensors,
+            not copies; their values are not read.
         mask: Above 0 for each row that counts, (B,).
 
     Attributes:
-        variances: Name of each variance, and that of its mean.
+        variances: Name of the mean that belongs to each variance, by name of the variance.
     """
 
     def __init__(self, moving: Tensors, mask: Tensor) -> None:
@@ -117,8 +117,10 @@ class MomentsMode(TorchFunctionMode):
 
     @property
     def sums(self) -> Tensors:
-        """Sums over rows per channel, float64: of a row's mean by the name of a mean, of its mean square by that of a
-        variance. A layer that ran several times has the means over its calls.
+        """Sums over the rows that count, per channel, float64, by name of the statistic.
+
+        For a mean: the sum of the rows' means. For a variance: the sum of the rows' mean squares. A layer that ran several
+        times has the means over its calls.
         """
         return {name: torch.stack(found).mean(0) for name, found in self._sums.items()}
 
@@ -142,7 +144,10 @@ class MomentsMode(TorchFunctionMode):
         return out if call.kind == "batch" else (out, mean, (var + call.eps).rsqrt())
 
     def _moments(self, call: NormCall) -> tuple[Tensor, Tensor]:
-        """Return (mean, biased variance) per channel of the rows that count; for instance norm, the means of each row's."""
+        """Return (mean, biased variance) per channel over the rows that count.
+
+        For an instance norm they are the means over these rows of each row's mean and variance.
+        """
         rows = call.input.reshape(len(call.input), call.input.shape[1], -1)
         means = rows.mean(2)
         mean = (self._share * means).sum(0)

@@ -17,10 +17,14 @@ NORM_LIMIT = 1 << 61
 
 
 def tier_family(tier: str) -> str:
-    """Return the family of a tier with statistics of its own. It has no dot, which ends the name of a unit."""
+    """Return the name under which the batch-norm statistics of ``tier`` are published: the tier's name with "@" for
+    each dot.
+
+    A dot would end the name of the published unit (:func:`unit_of`).
+    """
     return tier.replace(".", "@")
 
 
 def unit_of(family: str) -> str:
-    """Return the name of the published unit with the statistics of ``family``."""
+    """Return the name of the published unit that holds the batch-norm statistics of ``family`` (:func:`tier_family`)."""
     return f"{NORMS}/{family}"

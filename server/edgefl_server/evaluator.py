@@ -20,7 +20,7 @@ from edgefl_server.storage.retry import RetryingJournal
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationResult:
     """Result of the evaluation of the model after a round.
 
     Attributes:
@@ -46,7 +46,7 @@ def metric_fields(metrics: Mapping[str, float]) -> dict[str, Any]:
 
 
 def round_closed(
-    evaluation: Evaluation, outcome: str, details: Mapping[str, Any], metric: str
+    evaluation: EvaluationResult, outcome: str, details: Mapping[str, Any], metric: str
 ) -> RoundClosed:
     """Return the event of an evaluated round.
 
@@ -75,7 +75,7 @@ class Evaluator:
         spec: Specification of the run.
         journal: Journal of the rounds' outcomes.
         checkpoints: Models after each round.
-        inbox: Receives an :class:`Evaluation` for each submitted round, in their order.
+        inbox: Receives an :class:`EvaluationResult` for each submitted round, in their order.
         reporter: Receives the event of each evaluated round.
 
     Attributes:
@@ -114,7 +114,7 @@ class Evaluator:
         is_due = known is None and self._spec.evaluates(number, outcome)
         self._executor.submit(self._evaluate, number, known or {}, is_due=is_due)
 
-    def report(self, evaluation: Evaluation) -> None:
+    def report(self, evaluation: EvaluationResult) -> None:
         """Emit the event of an evaluated round, then journal that it was reported.
 
         If the listener is gone, the round stays unreported, and the process that resumes the run reports it.
@@ -141,4 +141,4 @@ class Evaluator:
                 metrics = self._spec.evaluate(weights)
             except Exception as raised:  # a user's function: the round is reported without metrics
                 error = raised
-        self._inbox.put(Evaluation(number, metrics, error))
+        self._inbox.put(EvaluationResult(number, metrics, error))

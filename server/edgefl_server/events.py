@@ -8,7 +8,7 @@ import msgspec
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
-    """Base of all events. In JSON, the field ``event`` has the class's name in lower case."""
+    """Base of all events. In JSON, the field ``event`` has the tag: by default the class's name in lower case."""
 
 
 class EventListener(Protocol):
@@ -261,7 +261,7 @@ class Rejected(Event, frozen=True, kw_only=True):
     text: str
 
 
-class Declined(Event, frozen=True, kw_only=True):
+class ParticipationDeclined(Event, frozen=True, kw_only=True, tag="declined"):
     """Event: a device declined its task. ``reason`` is a short code, ``text`` comes from the device."""
 
     device: str

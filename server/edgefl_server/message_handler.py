@@ -364,7 +364,9 @@ class MessageHandler:
             self._journal.decline(self._spec.rules.run, task, reason)
         except StoreError as error:  # a restarted server sends the task again, and the device declines again
             self._reporter.report_storage_error(error)
-        self._reporter.emit(events.Declined(device=device, round=task.round, reason=reason, text=text))
+        self._reporter.emit(
+            events.ParticipationDeclined(device=device, round=task.round, reason=reason, text=text)
+        )
         return HandlerResult(events=(*online.events, states.TaskDeclined(device, task.nonce, reason)))
 
     # -- refusals --------------------------------------------------------------------------------------------

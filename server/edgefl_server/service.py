@@ -37,7 +37,7 @@ from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
 from edgefl_server import events
 from edgefl_server.coordinator import states
 from edgefl_server.coordinator.states import State
-from edgefl_server.evaluator import Evaluation, Evaluator
+from edgefl_server.evaluator import EvaluationResult, Evaluator
 from edgefl_server.identity.authenticator import Authenticator
 from edgefl_server.identity.registry import Registry
 from edgefl_server.memory_plans import MemoryPlans
@@ -73,7 +73,7 @@ class StopRequested:
     """Item of the inbox that ends the service's loop. The run can be resumed by another process."""
 
 
-InboxEvent = Event | FromWorker | Evaluation | Neighbours | QueuedOrder | LatencyProbe | StopRequested
+InboxEvent = Event | FromWorker | EvaluationResult | Neighbours | QueuedOrder | LatencyProbe | StopRequested
 
 
 @dataclass(frozen=True)
@@ -383,7 +383,7 @@ class Service:
                 self._reporter.report_offline(event)
             case Refusal():
                 self._reporter.report_denied(event.topic, event.text(self._address))
-            case Evaluation():
+            case EvaluationResult():
                 self._evaluator.report(event)
             case Neighbours():
                 self._reporter.report_neighbours(self.state, event)

@@ -25,7 +25,7 @@ from edgefl.setup.federation_options import parse_loss
 from edgefl.setup.model import federation_model
 from edgefl.setup.runs import run_digest
 from edgefl.submodels.output_side.submodel import OutputSide
-from edgefl_server.evaluator import Evaluation, round_closed
+from edgefl_server.evaluator import EvaluationResult, round_closed
 from edgefl_server.events import RoundClosed
 from edgefl_server.storage.audit import HistoryWriter
 from tests.support.arrays import weights_of
@@ -299,7 +299,7 @@ def told(number: int, metrics: dict[str, float]) -> RoundClosed:
         "text": "",
     }
     details |= {"down_bytes": 1, "up_bytes": 1, "server_down_bytes": 1}
-    return round_closed(Evaluation(number, metrics), "closed", details, "perplexity")
+    return round_closed(EvaluationResult(number, metrics), "closed", details, "perplexity")
 
 
 def test_history_and_curves_have_every_metric_by_name(tmp_path: Path) -> None:

@@ -125,10 +125,13 @@ LINES: list[tuple[events.Event, str | None]] = [
     ),
     (events.Rejected(device="a", round=0, reason="no-tier", text="fits none"), "a, no-tier: fits none"),
     (
-        events.Declined(device="a", round=2, reason="no-memory", text="64 MiB"),
+        events.ParticipationDeclined(device="a", round=2, reason="no-memory", text="64 MiB"),
         "a declined round 2 (no-memory): 64 MiB",
     ),
-    (events.Declined(device="a", round=2, reason="other", text=""), "a declined round 2 (other)"),
+    (
+        events.ParticipationDeclined(device="a", round=2, reason="other", text=""),
+        "a declined round 2 (other)",
+    ),
     (events.Refused(text="lacks a"), "the run ends unfinished: lacks a"),
     (
         ended(outcome="closed", reports=1, missing={"a": "it declined (x)"}, seconds=1.26),

@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from edgefl.cli import app
-from edgefl.cli.models.plan import DeviceFile, read_device, read_hello
+from edgefl.cli.models.plan import PlanOptions, read_device, read_hello
 from edgefl.cli.options import in_flags
 from edgefl.errors import ConfigError, EdgeflError, ModelError
 from edgefl.wire.bundle.archive import read_bundle
@@ -213,7 +213,7 @@ def test_a_wrong_device_file_is_told(tmp_path: Path, text: str, message: str) ->
 
 def test_a_wrong_option_is_named_by_its_flag() -> None:
     with pytest.raises(ConfigError, match="`memory`: '64' has no unit; write 64MiB") as refusal:
-        _ = DeviceFile(memory="64").device
+        _ = PlanOptions(memory="64").device
     command = typer.main.get_command(app)
     assert in_flags(refusal.value.message, command, ["plan"]).startswith(
         "argument --memory: '64' has no unit"
@@ -226,7 +226,7 @@ def test_a_hello_tells_memory_and_samples(tmp_path: Path, form: str) -> None:
     file = tmp_path / "hello"
     file.write_bytes(encode(hello) if form == "msgpack" else msgspec.json.encode(hello))
 
-    assert read_hello(file) == DeviceFile(memory=f"{1 << 26}B", samples=120)
+    assert read_hello(file) == PlanOptions(memory=f"{1 << 26}B", samples=120)
 
 
 def test_a_file_that_is_no_hello_is_told(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from edgefl.wire import tensors
-from edgefl.wire.mqtt.messages import Profile, Update, encode
+from edgefl.wire.mqtt.messages import ResourceUsage, Update, encode
 from edgefl_conformance import command as check
 from edgefl_conformance.catalog import CASES, GROUPS, chosen
 from edgefl_conformance.command import app
@@ -30,7 +30,7 @@ WANTED = RoundResult(
     metrics={"loss": 1.25},
     samples=21,
 )
-PROFILE = Profile(
+PROFILE = ResourceUsage(
     step_ms=0, forward_ms=0, load_ms=0, idle_bytes=0, peak_bytes=0, down_bytes=0, down_wire_bytes=0
 )
 

@@ -26,8 +26,8 @@ from edgefl.wire.mqtt.messages import (
     Ack,
     Hello,
     Message,
-    Profile,
     Progress,
+    ResourceUsage,
     Round,
     Status,
     Task,
@@ -129,7 +129,7 @@ def trained(device: str, task: Task) -> Arrays:
     return {name: rng.normal(size=WEIGHTS[name].shape).astype(np.float32) for name in names_of(task.tier)}
 
 
-PROFILE = Profile(
+PROFILE = ResourceUsage(
     step_ms=1, forward_ms=1, load_ms=1, idle_bytes=1, peak_bytes=2, down_bytes=3, down_wire_bytes=0
 )
 

@@ -18,7 +18,7 @@ from edgefl.wire.bundle.manifest import decode_manifest
 from edgefl.wire.mqtt.messages import NO_FORMAT
 from edgefl.wire.mqtt.session import Session
 from edgefl_export.compiler.cache import bundle_name
-from edgefl_server.events import Declined, RoundClosed
+from edgefl_server.events import ParticipationDeclined, RoundClosed
 from edgefl_server.run_spec import RunSpec, TierSpec
 from edgefl_server.service import ServerKeys
 from tests.server.fleet import MakeDevice, MakePlan, Serve, bundle, fetch, placed, retained, silent
@@ -102,7 +102,7 @@ def test_a_device_without_bundle_delays_nothing(device: MakeDevice, serve: Serve
     device("strong-0")
     device("strong-1", declining(1, reason=NO_FORMAT, text="no .pte"))
     server = serve(in_formats(plan_of(rounds=1, min_devices=2), {"strong": ("onnx",)}))
-    declined, closed = server.wait_for(Declined), server.wait_for(RoundClosed)
+    declined, closed = server.wait_for(ParticipationDeclined), server.wait_for(RoundClosed)
     server.join()
 
     assert (declined.device, declined.reason, declined.text) == ("strong-1", "no-format", "no .pte")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgefl.cli.models.plan import DeviceFile, read_device
+from edgefl.cli.models.plan import PlanOptions, read_device
 from edgefl.cli.options import parse_bytes
 from edgefl.config.tables import TierTable
 from edgefl.errors import ConfigError
@@ -67,7 +67,7 @@ def test_a_number_without_a_unit_is_refused_with_what_to_write(text: str) -> Non
     for read in (parse_size, parse_budget, lambda text: TierTable(memory_budget=text)):
         with pytest.raises(ValueError, match=re.escape(remedy)):
             read(text)
-    for refused in (lambda: parse_bytes(text, "--memory"), lambda: DeviceFile(memory=text).device):
+    for refused in (lambda: parse_bytes(text, "--memory"), lambda: PlanOptions(memory=text).device):
         with pytest.raises(ConfigError, match=re.escape(remedy)):
             refused()
 

@@ -35,11 +35,11 @@ from edgefl.wire.mqtt.messages import (
     LiveRound,
     Message,
     Offer,
-    Profile,
     ProfileAnswer,
     ProfileOffer,
     ProfileRequest,
     Progress,
+    ResourceUsage,
     Round,
     Status,
     Task,
@@ -203,7 +203,7 @@ MESSAGES: dict[str, Message] = {
         model_version="9f" * 32,
         samples=128,
         metrics={"loss": 1.25},
-        profile=Profile(
+        profile=ResourceUsage(
             step_ms=17.5,
             forward_ms=40.0,
             load_ms=8.25,

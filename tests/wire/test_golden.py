@@ -21,7 +21,7 @@ from edgefl.wire.bundle.readers import ImageSpec, Reader, SeriesSpec, SoundSpec,
 from edgefl.wire.bundle.variants import Variant
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.envelope import Envelope, open_message
-from edgefl.wire.mqtt.messages import Offer, Profile, Task
+from edgefl.wire.mqtt.messages import Offer, ResourceUsage, Task
 from edgefl.wire.mqtt.topics import Topics
 from tests.support.errors import BundleError, ProtocolError, refuses
 from tests.wire import example_manifests, held_out_rows, make_golden
@@ -263,7 +263,7 @@ def _is_hex(word: str) -> bool:
 def test_the_document_names_every_field_limit_and_vector() -> None:
     text = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
     kinds = {type(each) for each in (*MESSAGES.values(), *READERS.values())}
-    kinds |= {BlobRef, Envelope, Manifest, Graph, Variant, Port, DataSpec, PhaseSpec, Profile, Offer}
+    kinds |= {BlobRef, Envelope, Manifest, Graph, Variant, Port, DataSpec, PhaseSpec, ResourceUsage, Offer}
     names = [field for kind in kinds for field in kind.__struct_fields__]
     names += [file.stem for file in FOLDER.glob("*.bin")]
 

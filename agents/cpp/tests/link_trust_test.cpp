@@ -52,7 +52,7 @@ struct Device {
   std::string refused(const std::string& topic, const Bytes& payload) {
     try {
       topic == kRounds ? (void)trust->open<Round>(topic, payload) : (void)trust->open<Task>(topic, payload);
-    } catch (const Repeated&) {
+    } catch (const DuplicateMessageError&) {
       return "repeated";
     } catch (const IdentityError& error) {
       return error.reason;

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgefl.errors import ProtocolError
 from edgefl.wire import tensors
-from edgefl.wire.mqtt.messages import Profile, Update
+from edgefl.wire.mqtt.messages import ResourceUsage, Update
 from edgefl.wire.tensors import Array, Arrays
 from edgefl_conformance.material.bundles import Material
 from edgefl_conformance.results import CaseFailed, expect, expect_equal
@@ -59,7 +59,7 @@ def check_fields(encoded: bytes) -> None:
     fields = msgspec.msgpack.decode(encoded)
     for name, part, known in (
         ("the update", fields, Update.__struct_fields__),
-        ("its profile", fields.get("profile", {}), Profile.__struct_fields__),
+        ("its profile", fields.get("profile", {}), ResourceUsage.__struct_fields__),
     ):
         more = sorted(set(part) - set(known))
         expect(not more, f"no field in {name} that the protocol has not", ", ".join(map(str, more)))

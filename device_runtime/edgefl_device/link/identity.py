@@ -5,7 +5,7 @@
     session = SignedSession(Session(...), load_signer(folder, store))
     trust = ServerTrust(store, pinned_keys, log)
     session.publish(topic, message)
-    task = trust.open(Task, topic, payload)     # IdentityError: not signed by the server, or a copy (Repeated)
+    task = trust.open(Task, topic, payload)     # IdentityError: not signed by the server, or a copy (DuplicateMessageError)
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _LastMessageNumbers(msgspec.Struct):
     announcer: bytes = b""
 
 
-class Repeated(IdentityError):
+class DuplicateMessageError(IdentityError):
     """Copy of the server's last message on a topic, which brokers may deliver twice. Ignore it without a report."""
 
     def __init__(self, kind: type[Message], topic: str) -> None:
@@ -184,7 +184,7 @@ class ServerTrust:
         Raises:
             IdentityError: A key is trusted and did not sign the message, or the message is older than the last
                 one.
-            Repeated: It is a copy of the last message on the topic, also after a restart: each message has a
+            DuplicateMessageError: It is a copy of the last message on the topic, also after a restart: each message has a
                 number of its own. The announcement is retained, so its first copy in a process is no repetition.
             ProtocolError: The message is malformed.
         """
@@ -279,8 +279,8 @@ class ServerTrust:
         """Raise IdentityError for a message older than the key's last one on ``topic``, and for announcements by a
         replaced key.
 
-        Raise Repeated for a copy of the last message. ``kind`` is the message's type, ``envelope`` has its key and
-        number.
+        Raise DuplicateMessageError for a copy of the last message. ``kind`` is the message's type, ``envelope`` has
+        its key and number.
         """
         key, at, announces = envelope.key, envelope.at, issubclass(kind, Round)
         # The server is stopped while its key is rotated: the old one has announced its last round by then.
@@ -296,7 +296,7 @@ class ServerTrust:
                 f"a {kind.__name__} on {topic} was said before, and something else after it: it is not acted on",
             )
         if at == last and (self._announced or not announces):
-            raise Repeated(kind, topic)
+            raise DuplicateMessageError(kind, topic)
         self._announced = self._announced or announces
         if at > last:
             if len(numbers) >= _MOST_KEYS:

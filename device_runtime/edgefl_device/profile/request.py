@@ -34,7 +34,7 @@ from edgefl.wire.mqtt.envelope import peek
 from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, TOO_LARGE, ProfileAnswer, decline_profile
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_device.link.fetch import Fetcher
-from edgefl_device.link.identity import Repeated, SignedSession
+from edgefl_device.link.identity import DuplicateMessageError, SignedSession
 from edgefl_device.link.presence import NoticeLimiter
 from edgefl_device.profile.measure.meters import thinned
 from edgefl_device.round.executor import RoundExecutor, check_manifest_ref, check_runtime
@@ -160,7 +160,7 @@ class ProfileService:
         """
         try:
             request = self._executor.trust.open(messages.ProfileRequest, self.topic, payload)
-        except Repeated:
+        except DuplicateMessageError:
             raise
         except IdentityError:  # the requester gets an answer, a flood does not
             if self._strangers.is_due(messages.SIGNATURE):

@@ -24,7 +24,7 @@ from edgefl.wire.mqtt.messages import (
     NO_FORMAT,
     NO_MEMORY,
     TOO_MUCH,
-    Profile,
+    ResourceUsage,
     Round,
     Update,
     update_pieces,
@@ -204,7 +204,7 @@ class RoundExecutor:
             model_version=job.model_version,
             samples=result.samples,
             metrics=result.metrics,
-            profile=Profile(
+            profile=ResourceUsage(
                 step_ms=profiler.median_ms("step"),
                 forward_ms=profiler.total_ms("forward"),
                 load_ms=profiler.total_ms("load"),

@@ -102,13 +102,13 @@ def divisor(v: Tensor, rho: float | Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class StormDevice:
-    """Functions that devices run in the repeated exchange and in the opening exchange, by the equations of this module.
+    """Functions that devices run for STEM and FAFED: those of the repeated exchange and those of the opening exchange.
 
     An exchange is one round trip between server and device. ``batch``, ``steps`` (q), ``opening_steps``,
     ``second_moment`` (None: A = 1) and ``clip`` are constants of the graphs. eta, alpha, beta, rho and ext are
     scalars, so all schedules share one graph. ``state`` holds ``weights``, ``previous`` (x_{t-1}), ``m``, ``v``,
     ``scale`` (A), ``etas`` and ``alphas`` (q,), and ``step`` () int64, the index of this iteration in ``etas`` and
-    ``alphas``.
+    ``alphas``. See the equations in :func:`edgefl.algorithms.adaptive.fafed.fafed`.
     """
 
     objective: Objective

@@ -95,7 +95,7 @@ def sgd_step(
     """Return the step of :func:`sgd`.
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         batch: Samples per step.
         momentum: Momentum of the buffers.
         weight_decay: Decay of the tensors ``decayed``.

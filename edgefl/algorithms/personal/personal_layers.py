@@ -46,7 +46,7 @@ def fedper(
     models.
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         private: Name of a module or tensor that stays on the device, such as ``head`` or ``block3.conv1``, or a list of
             them. None: the last unit that has parameters.
         batch: Samples per local step.
@@ -81,10 +81,11 @@ def fedrep(
         w_i <- w_i - lr g_w(w_i, v_i; B)      (``steps`` times from the round's w, v_i fixed);
         w <- mean w_i.
 
-    Moving statistics belong to the part that their layer is in, and move with it. The rest is :func:`fedper`'s.
+    Moving statistics belong to the part that their layer is in, and move with it. A device begins its first round with the
+    server's v, and each later round with its own, as in :func:`fedper`.
 
     Args:
-        objective: Objective.
+        objective: Model part that a tier trains, with its loss.
         private: Head: name of a module or tensor, or a list of them. None: the last unit that has parameters.
         batch: Samples per local step.
         head_steps: Local steps of the head per round.
@@ -94,7 +95,7 @@ def fedrep(
         clip: Norm over the moving tensors to which g is scaled down. None: no limit.
 
     Raises:
-        ConfigError: As :func:`fedper`.
+        ConfigError: A number is out of range, ``private`` names nothing that is trained, or nothing would be shared.
     """
     check_not_negative("algorithm 'fedrep'", head_steps=head_steps)
     head = _named_tensors("fedrep", objective, private)
@@ -154,7 +155,7 @@ def keep_private(algorithm: Algorithm, objective: Objective, private: frozenset[
 
     Args:
         algorithm: Algorithm of one exchange whose ``start`` returns and ``finish`` reads ``state.weights.*``.
-        objective: Its objective.
+        objective: Model part that a tier trains, with its loss.
         private: Names of trained tensors and their moving statistics.
 
     Raises:
@@ -195,7 +196,10 @@ def keep_private(algorithm: Algorithm, objective: Objective, private: frozenset[
 def _local_sgd(
     name: str, objective: Objective, batch: int, steps: int, lr: float, momentum: float, *, clip: float | None
 ) -> Algorithm:
-    """Return SGD without decay, called ``name``, after a check of its numbers."""
+    """Return :func:`edgefl.algorithms.baselines.sgd.sgd` without weight decay, under the algorithm name ``name``.
+
+    Raises ConfigError if a number is out of range.
+    """
     what = f"algorithm {name!r}"
     check_counts(what, batch=batch)
     check_not_negative(what, steps=steps, lr=lr)
@@ -207,7 +211,10 @@ def _local_sgd(
 
 
 def _named_tensors(algorithm: str, objective: Objective, private: str | list[str] | None) -> frozenset[str]:
-    """Return the names of the tensors in the modules ``private``; by default those of the last unit with parameters."""
+    """Return the names of the tensors in the modules ``private``; by default those of the last unit with parameters.
+
+    Raises ConfigError, with the name of ``algorithm``, if one of ``private`` is no module or tensor that the tier trains.
+    """
     units = [name for name, unit in objective.suffix.named_children() if any(True for _ in unit.parameters())]
     wanted = units[-1:] if private is None else [private] if isinstance(private, str) else private
     found = {each: {name for name in objective.weights if _is_within(name, [each])} for each in wanted}

@@ -37,16 +37,17 @@ def swat(
     masked_loss: bool = False,
     dense_inference: bool = False,
 ) -> Algorithm:
-    """Return SWAT: :func:`edgefl.algorithms.baselines.sgd.sgd` whose dense and conv layers compute with a few large entries.
+    """Return SWAT: :func:`edgefl.algorithms.baselines.sgd.sgd` whose dense and conv layers compute with a few large
+    entries.
 
     It is the local training of ZeroFL (Raihan and Aamodt 2020; fedbat.md 3). The other options are sgd's. top(t)
     keeps the entries t whose |t| is at least the ceil((1 - ``sparsity``) d)-th largest magnitude of the whole tensor, ties
-    included, and is 0 elsewhere. A layer y = f(x, w, b) of training has::
+    included, and is 0 elsewhere. In training, a layer f(x, w, b) has::
 
-        y = f(x, top(w), b);
-        dx = f's at top(w);
-        dw = f's at top(x), for every entry of w;
-        db unchanged.
+        y  = f(x, top(w), b);
+        dx = gradient of f by x, computed with top(w);
+        dw = gradient of f by w, computed with top(x), for every entry of w;
+        db = gradient of f by b.
 
     Each step selects the top again, of ``x`` over the whole batch. Every weight may move: an entry outside of the top gets
     the gradient that it would have inside (straight-through). Layers of other types, those with untrained weights, biases
@@ -60,10 +61,10 @@ def swat(
         momentum: Momentum of local SGD; its buffers are 0 at the start of a round.
         weight_decay: Weight decay of conv and dense kernels.
         sparsity: Share of entries outside of the top, in [0, 1).
-        activations: True: dw reads top(x). False: it reads x.
+        activations: True: dw reads top(x). False: dw reads x.
         masked_loss: True: set logits of classes without local samples to 0 in training.
-        dense_inference: True: inference reads w instead of top(w). Moving statistics belong to the sparse model, so use
-            it for models without such statistics, or after a training of little sparsity.
+        dense_inference: True: inference reads w instead of top(w). Moving statistics belong to the sparse model, so
+            use it for models without such statistics, or after a training of little sparsity.
 
     Raises:
         ModelError: The sparsity is out of range, or the submodel has no layer to make sparse.

@@ -151,8 +151,8 @@ def s_hf2(of: LossConstants, setting: TrainingSetting) -> float:
 class Estimator(Enum):
     """Estimator G of the meta-gradient, with bounds on its bias and mean squared error.
 
-    If the bounds of EXACT are replaced by those of FO or HF, the theorem and the drift hold for these (constants absorbed,
-    per_fedavg.md 6.3).
+    The theorem and the bounds on the drift are stated for EXACT. With the bounds of FO or HF instead, they hold for
+    these two (per_fedavg.md 6.3).
     """
 
     EXACT = "EXACT"

@@ -236,6 +236,9 @@ class _SupportBatches:
         """Return the indices of the support samples in the batch of step number ``step``.
 
         A support smaller than a batch is used whole. If noise fixes the batch size, its samples repeat instead.
+
+        Raises:
+            ConfigError: The algorithm draws noise for batches of another size than the setting's.
         """
         ports, wanted = self.adapter.step.inputs, self.setting.batch
         fixed = any(role_of(name) == "noise" and spec.shape for name, spec in ports.items())

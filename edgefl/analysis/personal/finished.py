@@ -155,7 +155,10 @@ class FinishedRun:
         return next(iter(self.adapters.values())).algorithm.hyper[ALPHA]
 
     def report(self, setting: EvaluationSetting) -> PersonalReport:
-        """Evaluate all users. Users whose samples the protocol cannot split are listed as left out, with the reason."""
+        """Evaluate all users and return the report.
+
+        It lists users whose samples the protocol cannot split, with the reason.
+        """
         left_out: dict[str, str] = {}
         return summarize(setting, list(self._evaluate_users(setting, left_out)), left_out)
 

@@ -327,7 +327,7 @@ def _span(metric: str) -> AxisRange:
 
 
 def _users(report: PersonalReport) -> str:
-    """Draw the users' metrics in ascending order, before and after."""
+    """Return an SVG chart of the users' metrics in ascending order, before and after adaptation."""
 
     def ranked(values: Sequence[float]) -> list[tuple[float, float]]:
         return [(float(rank), value) for rank, value in enumerate(sorted(values), 1)]

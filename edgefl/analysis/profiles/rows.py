@@ -280,8 +280,9 @@ def _bundle(name: str, profile: BundleProfile) -> str:
 
 
 def _memory(name: str, profile: BundleProfile) -> str:
-    """Draw memory above the idle process over time, with a colour per stage of the round. Less than the idle process is
-    0.
+    """Return an SVG chart of the memory above that of an idle process over time, with a colour per stage of the round.
+
+    Values below the idle process are drawn as 0.
     """
     series: dict[str, list[Point]] = {}
     moments = [
@@ -312,7 +313,7 @@ def _free(label: str, taken: Mapping[str, object]) -> str:
 
 
 def _times(name: str, profile: BundleProfile) -> str:
-    """Draw the time of every graph, steps split into their parts."""
+    """Return an SVG chart of the time of every graph. The bars of training steps are split into their parts."""
     bars: dict[str, float] = {}
     for graph in profile.graphs:
         if graph.split is None:
@@ -325,8 +326,8 @@ def _times(name: str, profile: BundleProfile) -> str:
 
 
 def _beside(profiles: Sequence[BundleProfile], names: Sequence[str], accuracy: TierAccuracy | None) -> str:
-    """Draw the memory of each tier against its accuracy. If no accuracy is known, use its share of trained parameters
-    instead.
+    """Return an SVG chart of each tier's memory against its accuracy, or against its share of trained parameters if no
+    accuracy is known.
     """
     known = accuracy.by_tier if accuracy else {}
     if accuracy and any(profile.tier in known for profile in profiles):

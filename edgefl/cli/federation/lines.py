@@ -36,7 +36,7 @@ def line(event: events.Event, now: float, repeats: RepeatedTexts | None = None) 
 
 def _shorten(event: events.Event, repeats: RepeatedTexts) -> events.Event:
     match event:
-        case events.Rejected() | events.Declined() | events.DeviceFailed():
+        case events.Rejected() | events.ParticipationDeclined() | events.DeviceFailed():
             short = repeats.shorten(type(event).__name__, event.device, event.round, event.text)
             return msgspec.structs.replace(event, text=short)
         case events.RoundEnded():
@@ -122,7 +122,7 @@ def text_of(event: events.Event) -> str | None:  # noqa: PLR0911 - a case for ea
             if not event.round:  # of its hello, or of a message that cannot be read
                 return f"{event.device}, {event.reason}: {event.text}"
             return f"{event.device} was refused in round {event.round} ({event.reason}): {event.text}"
-        case events.Declined():
+        case events.ParticipationDeclined():
             return f"{event.device} declined round {event.round} ({event.reason}): {event.text}".removesuffix(
                 ": "
             )

@@ -83,7 +83,7 @@ def plan(
     from edgefl.config.reading import check_names
     from edgefl.setup.federation_options import FederationOptions
 
-    wishes = DeviceFile(
+    options = PlanOptions(
         memory=memory,
         downlink=downlink,
         uplink=uplink,
@@ -94,9 +94,9 @@ def plan(
         kinds=split_commas(kind or ()),
         gamma=list(gammas(gamma or ())),
     )
-    wishes = wishes.or_else(read_device(device_file) if device_file else DeviceFile())
-    wishes = wishes.or_else(read_hello(hello) if hello else DeviceFile())
-    wishes.check()
+    options = options.or_else(read_device(device_file) if device_file else PlanOptions())
+    options = options.or_else(read_hello(hello) if hello else PlanOptions())
+    options.check()
     if config is None and model is None:
         raise ConfigError("give a federation file, or --model with a model of `edgefl ls models`")
     # torch, which all that follows loads, takes seconds
@@ -107,8 +107,8 @@ def plan(
             from edgefl.setup.torch_start import load_export, without_dynamo
 
             load_export() if ":" in named else without_dynamo()
-            federation, spec = _model(config, settings | overrides(wishes))
-        made = fit_submodels(federation, spec, wishes, say)
+            federation, spec = _model(config, settings | overrides(options))
+        made = fit_submodels(federation, spec, options, say)
     if as_json:
         print_json(as_object(spec.name, made))
     else:
@@ -186,8 +186,10 @@ def _row(offer: SubmodelOffer, best: bool) -> dict[str, Any]:
     }
 
 
-class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Keys of a device file. Omitted keys are unknown, or have the algorithm's defaults (``batch``, ``steps``).
+class PlanOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of `edgefl plan`, which are also the keys of a device file: capacity of a device, and submodels to consider.
+
+    Omitted options are unknown, or have the algorithm's defaults (``batch``, ``steps``).
 
     Attributes:
         memory: memory for training above the idle process, like 64MiB.
@@ -213,7 +215,7 @@ class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kinds: list[str] = []
     gamma: list[float | str] = []
 
-    def or_else(self, other: DeviceFile) -> DeviceFile:
+    def or_else(self, other: PlanOptions) -> PlanOptions:
         """Return a copy in which omitted keys have the values of ``other``."""
         return msgspec.structs.replace(other, **{name: value for name, value in self._given_values()})
 
@@ -258,7 +260,7 @@ class DeviceFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         )
 
 
-def read_device(path: Path) -> DeviceFile:
+def read_device(path: Path) -> PlanOptions:
     """Return the values in a device file (TOML).
 
     Raises:
@@ -267,21 +269,21 @@ def read_device(path: Path) -> DeviceFile:
     from edgefl.config.text import parse_toml
 
     try:
-        wishes = msgspec.convert(parse_toml(path.read_text(encoding="utf-8-sig")), DeviceFile, strict=False)
+        options = msgspec.convert(parse_toml(path.read_text(encoding="utf-8-sig")), PlanOptions, strict=False)
     except FileNotFoundError as error:
         raise ConfigError(f'there is no device file {path}; write one with memory = "64MiB"') from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
-        known = ", ".join(DeviceFile.__struct_fields__)
+        known = ", ".join(PlanOptions.__struct_fields__)
         raise ConfigError(f"{path} is no device file: {error}; it has the keys {known}") from error
     try:
-        wishes.check()
+        options.check()
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message.replace('argument ', '').replace('`', '')}") from error
-    return wishes
+    return options
 
 
-def read_hello(path: Path) -> DeviceFile:
-    """Return a device file with memory and samples of a saved hello message (msgpack as it was sent, or JSON).
+def read_hello(path: Path) -> PlanOptions:
+    """Return options with the memory and samples of a saved hello message (msgpack as it was sent, or JSON).
 
     Raises:
         ConfigError: if the file does not exist or is no hello message.
@@ -296,18 +298,18 @@ def read_hello(path: Path) -> DeviceFile:
         raise ConfigError(f"there is no hello message {path}") from error
     except (*MALFORMED, ProtocolError) as error:
         raise ConfigError(f"{path} is no hello message of a device: {error}") from error
-    return DeviceFile(memory=f"{hello.memory_bytes}B", samples=hello.samples)
+    return PlanOptions(memory=f"{hello.memory_bytes}B", samples=hello.samples)
 
 
 def fit_submodels(
-    federation: Federation, spec: ModelSpec, wishes: DeviceFile, say: Callable[[str], None] = lambda _: None
+    federation: Federation, spec: ModelSpec, options: PlanOptions, say: Callable[[str], None] = lambda _: None
 ) -> Fit:
     """Compute the costs of all submodels of ``spec`` on a device, trained by the federation's algorithm.
 
     Args:
         federation: the federation.
         spec: its model.
-        wishes: capacity of the device, and the kinds and sizes to consider.
+        options: capacity of the device, and the kinds and sizes to consider.
         say: called with progress texts.
 
     Returns:
@@ -319,10 +321,10 @@ def fit_submodels(
 
     return plan(
         spec,
-        wishes.device,
+        options.device,
         training=lambda submodel: Training.of(with_fitting_algorithm(federation, submodel)),
-        kinds=wishes.kinds,
-        gammas=gammas(map(str, wishes.gamma)),
+        kinds=options.kinds,
+        gammas=gammas(map(str, options.gamma)),
         progress=say,
         processes=processes_for(process_bytes(spec)),
     )
@@ -342,9 +344,9 @@ def with_fitting_algorithm(federation: Federation, submodel: Submodel) -> Federa
     )
 
 
-def overrides(wishes: DeviceFile) -> dict[str, object]:
-    """Return the settings of the federation that a device file replaces, by dotted key."""
-    settings = {"algorithm.batch": wishes.batch, "algorithm.steps": wishes.steps}
+def overrides(options: PlanOptions) -> dict[str, object]:
+    """Return the settings of the federation that the options replace, by dotted key."""
+    settings = {"algorithm.batch": options.batch, "algorithm.steps": options.steps}
     return {key: value for key, value in settings.items() if value}
 
 

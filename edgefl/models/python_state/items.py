@@ -158,7 +158,7 @@ class SequenceItems(_ObjectContainer):
         self.holder.extend(before.values())
 
 
-class ArrayEntries(_ObjectContainer):
+class NumpyArrayEntries(_ObjectContainer):
     """Entries of a numpy array: one value with all its bytes, or one value per entry if they are objects."""
 
     def read(self) -> dict[Any, Any]:
@@ -393,7 +393,7 @@ def is_equal(one: Any, other: Any, depth: int = 4) -> bool:
         return one.shape == other.shape and one.dtype == other.dtype and bytes_of(one) == bytes_of(other)
     if isinstance(one, np.ndarray):
         return one.shape == other.shape and is_equal(
-            ArrayEntries(one).read(), ArrayEntries(other).read(), depth
+            NumpyArrayEntries(one).read(), NumpyArrayEntries(other).read(), depth
         )
     if depth and isinstance(one, list | tuple | deque):
         one, other = dict(enumerate(one)), dict(enumerate(other))

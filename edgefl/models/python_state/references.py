@@ -24,7 +24,6 @@ import torch
 from torch import Tensor, nn
 
 from edgefl.models.python_state.items import (
-    ArrayEntries,
     ClassAttributes,
     ClosureValue,
     Container,
@@ -32,6 +31,7 @@ from edgefl.models.python_state.items import (
     DefaultArguments,
     DictItems,
     IteratorPosition,
+    NumpyArrayEntries,
     SequenceItems,
     SetItems,
     SlotAttributes,
@@ -150,7 +150,7 @@ class StateSearch:
         if isinstance(value, np.ndarray):
             if value.nbytes <= _BYTES and value.flags.writeable:
                 affixes = (f"{path}[", "]") if value.dtype.hasobject else (path,)
-                self._hold(ArrayEntries(value), depth, *affixes)
+                self._hold(NumpyArrayEntries(value), depth, *affixes)
         elif len(value) > _ENTRIES:
             return
         elif isinstance(value, dict):

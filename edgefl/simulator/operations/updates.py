@@ -127,7 +127,7 @@ def _new(
 
 
 def _only(node: object, *targets: Any) -> bool:
-    """Return True if ``node`` is one of these operations and has one reader."""
+    """Return True if ``node`` calls one of the operations ``targets`` and exactly one node reads its result."""
     return isinstance(node, fx.Node) and node.target in targets and len(node.users) == 1
 
 

@@ -32,9 +32,10 @@ class Atom:
         self._meaning: Axis | None = None
 
     def become(self, axis: Axis) -> None:
-        """Refine this atom (group of indices) to ``axis``, of the same size, in all dimensions that contain it.
+        """Replace this atom (group of indices) by the finer structure ``axis`` of the same size, in all dimensions
+        that contain it.
 
-        If this atom must be kept whole, ``axis`` must be, too.
+        If this atom must be kept whole, all indices of ``axis`` must be kept, too.
         """
         if self.reason is not None:
             pin(axis, self.reason)

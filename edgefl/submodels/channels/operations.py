@@ -56,7 +56,7 @@ class AxisRegistry:
     def peek(self, tensor: Tensor) -> Axes:
         """Return the axes of ``tensor`` without marking it as read by an operation.
 
-        A tensor that the book lacks is added as a constant, all of whose indices must be kept.
+        A tensor that the registry does not hold yet is added as a constant, all of whose indices must be kept.
         """
         if id(tensor) not in self._known:
             self.note(tensor, pinned_axes(tensor.shape, "a constant of the model"))
@@ -158,7 +158,8 @@ class OpCall:
     def given_size(self, length: int) -> Axis:
         """Return the axis of a dimension of ``length`` indices whose size comes from the code, not from a tensor.
 
-        It must be kept whole if ``book.fixed``. Else it is added to ``book.loose``, because a cut may fail there.
+        If the registry is ``fixed``, all its indices must be kept. Otherwise the axis is added to the registry's ``loose``
+        axes, because the model may not run after a cut there.
         """
         if self.book.fixed:
             return self.whole((length,), "a size that the code gives")[0]

@@ -54,9 +54,7 @@ class Channels:
 
     @cached_property
     def holders(self) -> Mapping[Atom, tuple[tuple[str, int], ...]]:
-        """Tuples (tensor name, dimension) of the dimensions that contain an atom, by atom, for all atoms that can be
-        cut.
-        """
+        """Dimensions that contain each atom that can be cut, as tuples (tensor name, dimension), by atom."""
         occurrences: dict[Atom, list[tuple[str, int]]] = {atom: [] for atom in self.atoms}
         for name, axes in self.axes.items():
             for dim, axis in enumerate(axes):

@@ -43,11 +43,13 @@ from edgefl.wire.tensors import Array, Arrays
 
 
 def extract_constants(unit: fx.GraphModule, known: KnownValues) -> fx.GraphModule:
-    """Return the graph of ``unit`` in which constant summands are stored tensors, without the nodes that computed them.
+    """Replace constant summands in the graph of ``unit`` by stored tensors, in place, and return the graph.
+
+    The nodes that computed the summands are removed.
 
     Args:
-        unit: Graph, changed in the course.
-        known: Known values of its nodes.
+        unit: Graph of a unit.
+        known: Values of its nodes that are equal for every input.
     """
     graph = unit.graph
     for node in list(graph.nodes):

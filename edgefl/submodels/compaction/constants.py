@@ -139,9 +139,9 @@ class _ConstantInterpreter(fx.Interpreter):
 
 
 def _kernel(n: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """Return the result of node ``n``, a product with a weight. An output is NaN if it depends on the input.
+    """Return the result of node ``n``, a product with a weight, in which entries that depend on the model's input are NaN.
 
-    It does if it reads an unknown entry (NaN) with a weight that is not 0.
+    An output entry is NaN if it multiplies an unknown entry (NaN) by a weight that is not 0.
     """
     x, weight, *rest = args
     depends = x.isnan()

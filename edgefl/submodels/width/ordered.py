@@ -27,7 +27,7 @@ _SEED = 0
 
 @dataclass(frozen=True)
 class NestedWidth:
-    """Width below a tier's own.
+    """A width narrower than the tier's own, which ordered dropout trains at random.
 
     Attributes:
         ratio: Share of the channels.

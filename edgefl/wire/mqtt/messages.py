@@ -304,7 +304,7 @@ class Progress(Message, frozen=True, kw_only=True):
     up_bytes: int
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class ResourceUsage(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Cost of a round on the device. Memory is anonymous memory in bytes. A client that cannot measure a number sends 0.
 
     Attributes:
@@ -345,7 +345,7 @@ class UpdateFigures(Message, frozen=True, kw_only=True):
 
     tier: str
     metrics: dict[str, float]
-    profile: Profile
+    profile: ResourceUsage
 
 
 class Update(Message, frozen=True, kw_only=True):
@@ -374,7 +374,7 @@ class Update(Message, frozen=True, kw_only=True):
     model_version: str
     samples: int
     metrics: dict[str, float]
-    profile: Profile
+    profile: ResourceUsage
     codec: str
     codec_version: int
     tensors: bytes

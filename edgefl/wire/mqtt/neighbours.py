@@ -119,7 +119,9 @@ def _read(kind: type[AnyMessage], message: IncomingMessage) -> AnyMessage | None
 
 
 class NeighbourMonitor:
-    """Search that is repeated in a thread while a client is alone. The pause doubles after each search.
+    """Search that is repeated in a thread while a client finds no server, or a server no device.
+
+    The pause doubles after each search.
 
     Args:
         search: Search to run.

@@ -82,7 +82,13 @@ MOST_REJECTED = 16
 """Number of refusals that are logged per device and round. Refusals of devices without a task are not logged."""
 
 _RECORDED = (
-    *(events.Started, events.RoundOpened, events.UpdateAccepted, events.Declined, events.RoundEnded),
+    *(
+        events.Started,
+        events.RoundOpened,
+        events.UpdateAccepted,
+        events.ParticipationDeclined,
+        events.RoundEnded,
+    ),
     *(events.RoundClosed, events.Refused, events.Stopped, events.Finished, events.Ordered),
 )
 _SYNCED = (

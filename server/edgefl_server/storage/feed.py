@@ -126,7 +126,10 @@ _encode = msgspec.json.Encoder().encode
 def _line(at: float, event: Event) -> bytes:
     if isinstance(event, events.UpdateAccepted):  # the audit log has these
         event = msgspec.structs.replace(event, nonce="", sha256="")
-    return _encode({"at": at, "event": {"event": type(event).__name__.lower(), **_set_fields(event)}}) + b"\n"
+    return (
+        _encode({"at": at, "event": {"event": type(event).__struct_config__.tag, **_set_fields(event)}})
+        + b"\n"
+    )
 
 
 def _set_fields(event: Event) -> dict[str, Any]:
@@ -152,7 +155,7 @@ AnyEvent = (
     | events.Offline | events.Online | events.DeviceJoined | events.DeviceLost | events.DeviceFailed
     | events.DeviceFitness | events.RolloutStarted | events.RolloutJudged
     | events.Awaiting | events.RoundOpened | events.DeviceSeen | events.UpdateAccepted | events.Rejected
-    | events.Declined | events.Limited | events.Vitals | events.Ordered | events.Refused | events.RoundEnded
+    | events.ParticipationDeclined | events.Limited | events.Vitals | events.Ordered | events.Refused | events.RoundEnded
     | events.RolledBack | events.RoundClosed | events.Stopped | events.Finished
 )  # fmt: skip
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from edgefl.errors import DIVERGED, ProtocolError, UpdateRejected
 from edgefl.facts import shipped
 from edgefl.wire.bundle.manifest import Manifest
-from edgefl.wire.mqtt.messages import NO_CARRY, Decline, Profile, Update, UpdateChunk, decode
+from edgefl.wire.mqtt.messages import NO_CARRY, Decline, ResourceUsage, Update, UpdateChunk, decode
 from edgefl.wire.mqtt.reasons import reason_text
 from edgefl.wire.mqtt.topics import PublishTraffic
 from edgefl.wire.text import printable
@@ -27,7 +27,7 @@ _MAX_BYTES = 2**53
 _REASON = re.compile(rf"[a-z0-9-]{{1,{MOST_REASON}}}")
 
 
-class _StrictProfile(Profile, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class _StrictUsage(ResourceUsage, frozen=True, kw_only=True, forbid_unknown_fields=True):
     pass
 
 
@@ -38,7 +38,7 @@ class _StrictUpdate(Update, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     too.
     """
 
-    profile: _StrictProfile
+    profile: _StrictUsage
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from edgefl.wire.limits import Limits
-from edgefl.wire.mqtt.messages import Profile, Update
+from edgefl.wire.mqtt.messages import ResourceUsage, Update
 from tests.agents.cpp.conftest import StartAgent
 from tests.agents.cpp.processes import CppAgent
 from tests.conftest import BrokerProcess
@@ -37,7 +37,7 @@ def start_python(tmp_path: Path, mosquitto: BrokerProcess, federation: str, limi
 
 def bare(update: Update) -> Update:
     """Without what it cost."""
-    nothing = Profile(
+    nothing = ResourceUsage(
         step_ms=0, forward_ms=0, load_ms=0, idle_bytes=0, peak_bytes=0, down_bytes=0, down_wire_bytes=0
     )
     return msgspec.structs.replace(update, profile=nothing)

@@ -16,7 +16,7 @@ from edgefl.wire.mqtt.envelope import MessageSigner, unsigned
 from edgefl.wire.mqtt.messages import Ack, Message, ProfileRequest, Round, Task
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_device.link import identity
-from edgefl_device.link.identity import KEY_FILE, Repeated, ServerTrust, load_signer
+from edgefl_device.link.identity import KEY_FILE, DuplicateMessageError, ServerTrust, load_signer
 from edgefl_device.store.database import Store
 from tests.support.device_logs import RecordedLog
 from tests.wire.mqtt.rounds import announcement
@@ -178,7 +178,7 @@ def test_of_two_given_keys_the_older_announcement_is_old(
 
 
 def copied(trust: ServerTrust, payload: bytes, message: Message) -> None:
-    with pytest.raises(Repeated):
+    with pytest.raises(DuplicateMessageError):
         trust.open(type(message), topic_of(message), payload)
 
 

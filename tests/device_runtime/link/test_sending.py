@@ -18,7 +18,7 @@ from edgefl.wire import tensors
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.envelope import peek
-from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, Ack, Profile, Update, UpdateChunk
+from edgefl.wire.mqtt.messages import ENVELOPE_BYTES, Ack, ResourceUsage, Update, UpdateChunk
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_device.link.identity import SignedSession
 from edgefl_device.link.outbox import Outbox, history_entry
@@ -321,7 +321,7 @@ def test_the_history_of_an_update_is_its_own_and_the_servers_word() -> None:
         model_version="v1",
         samples=10,
         metrics={"loss": 0.25, "correct": 2.0},
-        profile=Profile(
+        profile=ResourceUsage(
             step_ms=1.5,
             forward_ms=2.5,
             load_ms=3.5,

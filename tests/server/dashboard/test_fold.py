@@ -16,9 +16,9 @@ from edgefl_server.dashboard.state.source import FolderSource
 from edgefl_server.dashboard.views import summary
 from edgefl_server.dashboard.views.summary import DeviceFilter, FleetSnapshot, histogram
 from edgefl_server.events import (
-    Declined,
     DeviceJoined,
     DeviceSeen,
+    ParticipationDeclined,
     Rejected,
     RoundEnded,
     RoundOpened,
@@ -66,7 +66,7 @@ ENDED = RoundEnded(
     missing={"weak-0": "it declined (policy)", "weak-1": "it did not report in time"},
     seconds=5.0,
 )
-DECLINED = Declined(device="weak-0", round=1, reason="policy", text="not at night")
+DECLINED = ParticipationDeclined(device="weak-0", round=1, reason="policy", text="not at night")
 
 
 def test_a_round_counts_what_became_of_each_of_its_devices() -> None:

@@ -17,10 +17,10 @@ from edgefl_server.coordinator.roster import TierRule, describe_tiers
 from edgefl_server.coordinator.states import Rules
 from edgefl_server.events import (
     Awaiting,
-    Declined,
     DeviceFailed,
     DeviceJoined,
     DeviceLost,
+    ParticipationDeclined,
     Rejected,
     RoundClosed,
     RoundEnded,
@@ -127,7 +127,7 @@ def test_a_decline_ends_the_waiting_with_its_reason(device: MakeDevice, serve: A
     device("strong-1", declines)
     server = serve(rounds=1, min_devices=2)
 
-    declined = server.wait_for(Declined)
+    declined = server.wait_for(ParticipationDeclined)
     assert (declined.device, declined.reason) == ("strong-1", "wrong-data")
     assert declined.text == TEXTS["wrong-data"]
     ended = server.wait_for(RoundEnded)

@@ -10,8 +10,8 @@ from typing import Any
 from edgefl.errors import ParticipationError
 from edgefl.wire.mqtt.messages import NO_CARRY, Decline, Round, Task
 from edgefl_server.events import (
-    Declined,
     Finished,
+    ParticipationDeclined,
     Refused,
     Rejected,
     RoundClosed,
@@ -57,7 +57,7 @@ def test_a_decline_does_not_delay_the_round(device: MakeDevice, serve: Any, tmp_
     device("strong-0")
     device("strong-1", declining(1, reason="out-of-power", text="it is \x1b[2Jgone"))
     server = serve(rounds=1, min_devices=2)
-    declined, closed = server.wait_for(Declined), server.wait_for(RoundClosed)
+    declined, closed = server.wait_for(ParticipationDeclined), server.wait_for(RoundClosed)
     server.join()
     assert (declined.device, declined.round) == ("strong-1", 1)
     assert (declined.reason, declined.text) == ("out-of-power", "it is  [2Jgone")
@@ -77,7 +77,7 @@ def test_declines_that_answer_no_task_are_refused_or_ignored(device: MakeDevice,
     assert [server.wait_for(Rejected).reason for _ in range(2)] == ["wrong-nonce", "malformed"]
     odd.report(task, opened)
     assert server.wait_for(RoundClosed).reports == 1
-    assert not server.seen_of(Declined)
+    assert not server.seen_of(ParticipationDeclined)
 
 
 def test_a_round_is_retried_once_a_device_is_back(device: MakeDevice, serve: Any, tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ void Agent::route(const Event& event) {
   std::string reason = "malformed";
   try {
     return take(event.topic, event);
-  } catch (const Repeated&) {
+  } catch (const DuplicateMessageError&) {
     return;
   } catch (const IdentityError& error) {
     if (!refusals_.due(event.topic + error.reason, monotonic_s())) return;

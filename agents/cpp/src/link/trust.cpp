@@ -101,7 +101,7 @@ void ServerTrust::in_order(const Envelope& envelope, const char* name, const std
   const int64_t last = found == numbers.end() ? -1 : found->second;
   if (envelope.at < last || (announces && envelope.at == last && key != announcer_))
     throw IdentityError("replayed", std::string("a ") + name + " on " + topic + " was said before, and something else after it: it is not acted on");
-  if (envelope.at == last && (announced_ || !announces)) throw Repeated("repeated", std::string("a ") + name + " on " + topic + " came once more");
+  if (envelope.at == last && (announced_ || !announces)) throw DuplicateMessageError("repeated", std::string("a ") + name + " on " + topic + " came once more");
   announced_ = announced_ || announces;
   if (envelope.at == last) return;
   if (numbers.size() >= kMostKeys)

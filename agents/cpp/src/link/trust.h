@@ -15,8 +15,8 @@
 
 namespace edgefl {
 
-// What the server said last came once more, as brokers send it: nothing is to be done, nor to be told.
-struct Repeated : IdentityError {
+// A copy of the server's last message on a topic, which brokers may deliver twice. Ignore it without a report.
+struct DuplicateMessageError : IdentityError {
   using IdentityError::IdentityError;
 };
 
@@ -26,7 +26,7 @@ class ServerTrust {
   ServerTrust(Store& store, std::vector<Bytes> pinned, Say say);
 
   // The server's message. IdentityError if a key is known and it is not signed by one, or if it was said before something
-  // else; ProtocolError if it is malformed; Repeated for a copy.
+  // else; ProtocolError if it is malformed; DuplicateMessageError for a copy.
   template <typename Message>
   Message open(const std::string& topic, std::string_view payload) {
     const auto envelope = unwrap(payload, Message::kName);

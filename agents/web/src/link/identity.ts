@@ -2,7 +2,7 @@
 import type { Store } from "../store/store";
 import { fromHex, hex } from "../wire/digests";
 import { MessageCounter, MessageSigner, unwrap, verified, type Envelope } from "../wire/envelope";
-import { BundleError, IdentityError, Repeated } from "../wire/errors";
+import { BundleError, IdentityError, DuplicateMessageError } from "../wire/errors";
 import { FOREVER, keyPair, knownAfter, newSecret, sameStatement, shown, signsBundle, type Succession } from "../wire/keys";
 import { type Kind, read, Round } from "../wire/messages";
 
@@ -66,7 +66,7 @@ export class ServerTrust {
     return [...this.known].filter(([, until]) => this.isBefore(until)).map(([key]) => key);
   }
 
-  /** The server's message; IdentityError where it is not the server's word, or a copy (Repeated). */
+  /** The server's message; IdentityError where it is not the server's word, or a copy (DuplicateMessageError). */
   open<T>(kind: Kind<T>, topic: string, payload: Uint8Array): T {
     const envelope = unwrap(payload, kind);
     if (envelope === null) return this.unsigned(kind, topic, payload);
@@ -153,7 +153,7 @@ export class ServerTrust {
         `a ${kind.name} on ${topic} was said before, and something else after it: it is not acted on`,
       );
     }
-    if (envelope.at === last && (this.announced || !announces)) throw new Repeated(kind.name, topic);
+    if (envelope.at === last && (this.announced || !announces)) throw new DuplicateMessageError(kind.name, topic);
     this.announced ||= announces;
     if (envelope.at > last) {
       const full = Object.keys(numbers).length >= MOST_KEYS;

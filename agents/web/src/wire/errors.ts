@@ -24,8 +24,8 @@ export class IdentityError extends ProtocolError {
   }
 }
 
-/** What the server said last came once more: nothing is to be done, nor to be told. */
-export class Repeated extends IdentityError {
+/** A copy of the server's last message on a topic, which brokers may deliver twice. Ignore it without a report. */
+export class DuplicateMessageError extends IdentityError {
   constructor(kind: string, topic: string) {
     super("repeated", `a ${kind} on ${topic} came once more`);
   }

@@ -51,7 +51,7 @@ const Conditions = struct("Conditions", {
 });
 export type Conditions = Read<typeof Conditions>;
 
-const Profile = struct("Profile", {
+const ResourceUsage = struct("ResourceUsage", {
   step_ms: required(float),
   forward_ms: required(float),
   load_ms: required(float),
@@ -63,7 +63,7 @@ const Profile = struct("Profile", {
   dropped: omitted(dict(str), (): Record<string, string> => ({})),
   mirror_bytes: omitted(int, () => 0),
 });
-export type Profile = Read<typeof Profile>;
+export type ResourceUsage = Read<typeof ResourceUsage>;
 
 function kind<T>(name: string, context: string, codec: Codec<T>, versions = [VERSION]): Kind<T> {
   return { name, context, codec, versions };
@@ -148,7 +148,7 @@ export const Update = kind("Update", "", struct("Update", {
   model_version: required(str),
   samples: required(int),
   metrics: required(dict(float)),
-  profile: required(Profile),
+  profile: required(ResourceUsage),
   codec: required(str),
   codec_version: required(int),
   tensors: required(bytes),

@@ -21,7 +21,7 @@ import type { Outgoing } from "../store/rows";
 import { Store } from "../store/store";
 import { utf8 } from "../wire/digests";
 import type { MessageSigner } from "../wire/envelope";
-import { IdentityError, ProtocolError, Repeated, said } from "../wire/errors";
+import { IdentityError, ProtocolError, DuplicateMessageError, said } from "../wire/errors";
 import { proof, type Token } from "../wire/enrolment";
 import type { Limits } from "../wire/limits";
 import { Ack, Decline, Hello, type Kind, Round, Status, Task } from "../wire/messages";
@@ -206,7 +206,7 @@ export class Agent {
     try {
       this.hear(topic, payload);
     } catch (error) {
-      if (error instanceof Repeated) return;
+      if (error instanceof DuplicateMessageError) return;
       const reason = error instanceof IdentityError ? error.reason : error instanceof ProtocolError ? "malformed" : "failed";
       if (this.refusals.due(`${topic} ${reason}`)) this.say("refused", `ignored a message on ${topic}: ${said(error)}`);
     }

@@ -387,7 +387,7 @@ def _(event: events.Rejected, fleet: Fleet, at: float) -> None:
 
 
 @take.register
-def _(event: events.Declined, fleet: Fleet, at: float) -> None:
+def _(event: events.ParticipationDeclined, fleet: Fleet, at: float) -> None:
     part = fleet.part(event.round, event.device)
     if part.status == "open":
         part.status, part.reason = "declined", event.reason

@@ -23,7 +23,7 @@ Bytes encode(const Conditions& conditions) {
   return out.done();
 }
 
-Bytes encode(const Profile& profile) {
+Bytes encode(const ResourceUsage& profile) {
   MapOut out;
   out.number("step_ms", profile.step_ms).number("forward_ms", profile.forward_ms).number("load_ms", profile.load_ms);
   out.integer("idle_bytes", profile.idle_bytes).integer("peak_bytes", profile.peak_bytes);
@@ -32,8 +32,8 @@ Bytes encode(const Profile& profile) {
   return out.done();
 }
 
-Profile read_profile(const Packable& value) {
-  Fields fields(value, "Profile");
+ResourceUsage read_profile(const Packable& value) {
+  Fields fields(value, "ResourceUsage");
   return {fields.number("step_ms"),      fields.number("forward_ms"),   fields.number("load_ms"),          fields.integer("idle_bytes"),
           fields.integer("peak_bytes"), fields.integer("down_bytes"), fields.integer("down_wire_bytes"), fields.integer("mirror_bytes", 0)};
 }

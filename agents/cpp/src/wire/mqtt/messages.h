@@ -111,7 +111,7 @@ struct Progress {
   int64_t peak_bytes = 0, down_bytes = 0, up_bytes = 0;
 };
 
-struct Profile {
+struct ResourceUsage {
   double step_ms = 0, forward_ms = 0, load_ms = 0;
   int64_t idle_bytes = 0, peak_bytes = 0, down_bytes = 0, down_wire_bytes = 0, mirror_bytes = 0;
 };
@@ -122,7 +122,7 @@ struct Update {
   std::string device, nonce, tier, model_version;
   int64_t samples = 0;
   Scalars metrics;
-  Profile profile;
+  ResourceUsage profile;
   std::string codec;
   int64_t codec_version = 0;
   Bytes tensors;
