@@ -81,7 +81,7 @@ def announced(
 ) -> Iterator[DeviceModel]:
     """Connect to the broker, and yield the model that the federation announced last, whether or not a round is open.
 
-    The connection ends with the block.
+    The connection ends with the ``with`` block.
 
     Args:
         federation: name of the federation.

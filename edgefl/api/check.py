@@ -122,15 +122,17 @@ def check(
     A model or engine that does not work raises no error: the result has the reason as ``problem``.
 
     Args:
-        model: as :func:`edgefl.compile` takes it.
-        data: as :func:`edgefl.compile` takes it, or a file or folder of a device.
+        model: a :class:`edgefl.Model`, or what it is made of: a name (``edgefl.catalog("models")``),
+            ``file.py:factory``, an ``nn.Module``, a factory of one.
+        data: data with the samples and classes that the model is for: a dataset or its name, or a file or folder of a
+            device.
         loss: loss of the training.
         batch: rows of a step.
         seed: seed of the random samples that are trained on.
         engines: ``onnx`` and ``executorch``; by default those that are installed.
         progress: called with a text before each part; by default a line in a terminal or a notebook shows it.
         so_far: called with the verdict after each engine; the last one is returned.
-        processes: engines that are tried side by side, as in :func:`edgefl.plan`.
+        processes: number of engines that are tried at the same time, in forks of this process.
 
     Returns:
         A :class:`Verdict`, which prints as one sentence. If the model cannot be trained, it names the line of the

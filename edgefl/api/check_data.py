@@ -29,7 +29,7 @@ def check_data(data: str | Path | Source, bundle: Bundle | str | Path) -> DataRe
     """Check the data of a device against a bundle, row by row. Unsuitable data raise no error; the report describes them.
 
     Args:
-        data: a file, a folder or a function, as :class:`edgefl.Agent` takes it.
+        data: a file or a folder of samples, or a function that returns them (:class:`edgefl.Agent`).
         bundle: a bundle, or its file.
 
     Returns:

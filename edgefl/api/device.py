@@ -166,9 +166,9 @@ class Agent:
 
 
 def _open_engine(config: AgentConfig, limits: DeviceLimits, *, in_process: bool) -> Engine:
-    """Open the engine that runs the device's graphs.
+    """Return the engine that runs the device's graphs.
 
-    ``in_process`` True: in this process. False: in a child process with few permissions.
+    ``in_process`` True: it runs in this process. False: it runs in a child process with few permissions.
     """
     name, most = limits.engine or "onnx", most_threads(limits.threads, tune=limits.tune)
     if in_process:

@@ -150,15 +150,16 @@ def plan_export(
     activations: Activations | None = None,
     main_only: bool = False,
 ) -> ExportPlan:
-    """Prepare the bundles of a federation without compiling them; :meth:`ExportPlan.bundles` compiles.
+    """Return the bundles of a federation that :meth:`ExportPlan.bundles` will compile. Nothing is compiled yet.
 
     Args:
         federation: objects, or their file.
         tiers: only these; by default all.
-        formats: as in :func:`export`.
-        outputs: as in :func:`export`.
-        memory_budget: as in :func:`export`.
-        activations: as in :func:`export`.
+        formats: ``onnx``, ``executorch``; by default as the federation says.
+        outputs: owner of the output memory of ExecuTorch programs, ``caller`` or ``planned``.
+        memory_budget: peak of training above the idle process, like ``64MiB`` or ``60%``; by default each tier's
+            own.
+        activations: type in which values for the backward pass are stored, ``float32`` or ``float16``.
         main_only: True: prepare only the main exchange of an algorithm with several exchanges in a round.
 
     Raises:

@@ -124,7 +124,7 @@ def reporting(
     total: int | None = None,
     console: Console | None = None,
 ) -> Iterator[Reporter]:
-    """Show the progress of the block on a line: in a terminal on standard error, in a notebook below the cell.
+    """Show the progress of the ``with`` block on a line: in a terminal on standard error, in a notebook below the cell.
 
     Elsewhere, and within the block of another long call, nothing is shown.
 
@@ -178,14 +178,17 @@ def planned_rounds(federation: Federation, dataset: Dataset | None = None) -> in
 
 
 def purpose_of(event: Mapping[str, Any]) -> str:
-    """Return the purpose of a round without training as a relative clause, or ""; ``event`` reports its opening."""
+    """Return the purpose of a round without training as an addition to a sentence, such as ``, which evaluate the model``.
+
+    Return "" for a training round. ``event`` is the event of the round's opening.
+    """
     if event.get("measures"):
         return ", which measure the statistics of batch norm"
     return ", which evaluate the model" if event.get("evaluates") else ""
 
 
 def opened_text(event: Mapping[str, Any]) -> str:
-    """Return a line about a round that opened."""
+    """Return the line ``round 3 is open for 4 devices`` for ``event``, a round's opening, with the purpose of the round."""
     return f"round {event['round']} is open for {event['goal']} devices{purpose_of(event)}"
 
 

@@ -209,11 +209,9 @@ def prepare(
     evaluate: bool = False,
     statistics: StatisticsRequest | None = None,
 ) -> PreparedRun:
-    """Write the folder of a run: its configuration and each device's data, unless devices have their own.
+    """Write the folder of a run and lock it: its configuration and each device's data, unless devices have their own.
 
-    Locks the folder.
-
-    If the federation cannot be trained, no folder is left behind.
+    Return the run, which :meth:`PreparedRun.train` starts. If the federation cannot be trained, no folder is left behind.
 
     Args:
         federation: objects, or their file.
@@ -304,14 +302,16 @@ def evaluate(out: str | Path, watch: Callable[[News], None] | None = None) -> De
 
     Args:
         out: folder of the run.
-        watch: called with each event in the calling thread, as in :func:`run`.
+        watch: called with each event in the calling thread; by default a line in a terminal or a notebook shows the
+            progress.
 
     Returns:
         The result of the evaluation round.
 
     Raises:
         ConfigError: the run is not finished, or its devices hold out no rows.
-        EdgeflError: a process cannot continue, or no device reported.
+        ParticipationError: no device reported.
+        EdgeflError: a process cannot continue.
     """
     trained = load_run(out)
     if not trained.federation.evaluate.split:

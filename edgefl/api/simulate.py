@@ -240,16 +240,16 @@ def prepare_simulation(
     workers: int | None = None,
     ray: str | None = None,
 ) -> PreparedSimulation:
-    """Prepare a simulation in the folder ``out``: read the data and spread them over the clients. Trains nothing.
+    """Return a simulation in the folder ``out`` that is ready to run: read the data and spread them over the clients.
 
     Args:
         federation: objects, or their file.
         out: folder of the simulation.
         resume: continue the simulation in ``out``.
         fresh: discard the simulation in ``out``, at once.
-        device: as in :func:`simulate`.
-        workers: as in :func:`simulate`.
-        ray: as in :func:`simulate`.
+        device: processor that sums updates and evaluates the model, ``auto``, ``cpu`` or ``cuda``.
+        workers: processes that train clients; None: as the table ``simulation`` says.
+        ray: address of a Ray cluster whose actors are the workers, or ``local``; None: as the table says.
 
     Raises:
         ConfigError: ``out`` holds another simulation, or one that cannot be resumed, or the federation cannot be used.

@@ -105,7 +105,11 @@ def _ask_lab(
 
 
 def _result(folder: Path) -> DataStatistics:
-    """Return the statistics of the last round in ``folder``."""
+    """Return the statistics of the last round in ``folder``.
+
+    Raises:
+        ParticipationError: no device reported.
+    """
     rounds = rounds_of(folder)
     if not rounds or rounds[-1].statistics is None:
         reason = rounds[-1].text if rounds else ""

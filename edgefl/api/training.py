@@ -99,7 +99,8 @@ def loss_choice(value: LossLike) -> LossChoice:
     """Return a loss as name and options, which a federation file can contain.
 
     Args:
-        value: A loss, as :func:`loss_of` takes it. Of a function, the name is its address ``file.py:function``.
+        value: A choice such as ``edgefl.losses.Huber(delta=2.0)``, a loss's name, a loss or its class, or a function
+            ``(out, y)`` of the user, whose name is its address ``file.py:function``.
 
     Raises:
         ConfigError: A file cannot express the loss, or another process could not load it.

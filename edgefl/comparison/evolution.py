@@ -145,8 +145,10 @@ class _RepeatedCalls:
         self._changes = list(changes.values()) or list(conduct.changed.values())
 
     def find_in_a_row(self) -> tuple[str, str] | None:
-        """Make many calls in a row. Return (path of the state that changes their operations, text that says when), or
-        None.
+        """Make many calls in a row, and search state that changes their operations.
+
+        Returns:
+            (path of the state, text that says when the operations change), or None if they never change.
         """
         for each in self._changes:
             if isinstance(each.container, IteratorPosition) and not each.container.is_replaceable():
@@ -168,7 +170,7 @@ class _RepeatedCalls:
         """Set changing state to values late in a long training and call again.
 
         Returns:
-            (path of the state that changes the operations, text that says when), or None.
+            (path of the state that changes the operations, text that says when), or None if no state does.
         """
         for calls, move in _MOVES if self._changes else ():
             moves = {each.path: partial(_move, each, move) for each in self._changes}
@@ -181,7 +183,8 @@ class _RepeatedCalls:
         return None
 
     def _guilty(self, changes: Mapping[str, Callable[[], None]], calls: int) -> str | None:
-        """Return the first path in ``changes`` whose function changes what the next ``calls`` calls compute, or None.
+        """Return the first path in ``changes`` whose function changes what the next ``calls`` calls compute; None if
+        none does.
 
         ``changes``: by path of the state, a function that sets it to another value.
         """

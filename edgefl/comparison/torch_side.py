@@ -262,7 +262,7 @@ def restored(module: nn.Module) -> Iterator[Mapping[int, Tensor]]:
     Inside, the generators of Python and numpy are patched and do not advance in this thread.
 
     Yields:
-        The values of parameters and buffers before the block, by ``id`` of the tensor.
+        The values of parameters and buffers before the ``with`` block, by ``id`` of the tensor.
     """
     tensors = _tensors(module)
     values = {key: each.detach().clone() for key, each in tensors.items()}

@@ -155,7 +155,11 @@ def digits() -> Dataset:
 
 
 def _digits_table() -> npt.NDArray[np.int64]:
-    """Return one row per digit: 64 grey levels and the class."""
+    """Return one row per digit: 64 grey levels and the class.
+
+    Raises:
+        DataError: The file of this package is damaged.
+    """
     try:
         return np.loadtxt(DIGITS, delimiter=",", dtype=np.int64).reshape(-1, 65)
     except (OSError, EOFError, ValueError, zlib.error) as error:

@@ -32,7 +32,8 @@ def combination_error(text: str, **choice: str) -> ConfigError:
 def combination_hint(**choice: str) -> str:
     """Return a text with the nearest combinations that work, and the command that lists all.
 
-    ``choice`` has the two parts that exclude each other, as for :func:`combination_error`.
+    ``choice`` has the names of the two parts that exclude each other, under two of the keys algorithm, codec, kind,
+    optimizer and mode.
     """
     nearest = " or ".join(_nearest(choice))
     return (

@@ -50,7 +50,7 @@ _HOST = "127.0.0.1"
 
 @contextlib.contextmanager
 def lab_broker(folder: Path, within_s: float) -> Iterator[int]:
-    """Run Mosquitto, or amqtt if it is not installed, during the block. Yield its port once it listens.
+    """Run Mosquitto, or amqtt if it is not installed, during the ``with`` block. Yield its port once it listens.
 
     Args:
         folder: folder of the broker's files.

@@ -487,7 +487,7 @@ class DeploymentBuilder:
 
     @cached_property
     def _algorithm(self) -> Algorithm | None:
-        """Return the federation's local training of the whole model."""
+        """Return the federation's local training of the whole model; None if the builder has no federation."""
         return None if self.federation is None else algorithm_of(self.federation, OutputSide(self.spec, 0))
 
     @property

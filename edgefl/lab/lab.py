@@ -348,9 +348,9 @@ def _address(broker: BrokerTable, port: int) -> Address:
 
 
 def _find_password(broker: BrokerTable) -> str:
-    """Return the broker's password from the environment, or "".
+    """Return the broker's password from the environment; "" if there is none.
 
-    It comes from its own variable, or from an address with the same user and broker.
+    It is in a variable of its own, or in an address with the same user, host and port as ``broker``.
     """
     if alone := os.environ.get(PASSWORD, ""):
         return alone

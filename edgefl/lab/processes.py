@@ -150,7 +150,7 @@ class Supervisor:
         return process.pid if process else 0
 
     def running(self, name: str) -> subprocess.Popen[bytes] | None:
-        """Return the running process of ``name``, or None."""
+        """Return the process ``name``, or None if it does not run at the moment."""
         child = self._children.get(name)
         process = child.process if child is not None and not child.done else None
         return process if process is not None and process.poll() is None else None
@@ -169,7 +169,7 @@ class Supervisor:
         """Wait up to ``timeout_s`` seconds until the processes ``names`` are done. Those that die are restarted.
 
         Raises:
-            EdgeflError: as :meth:`check`.
+            EdgeflError: if a process ended with the code of an expected error, or too often.
         """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline and not all(self.is_done(name) for name in names):

@@ -207,20 +207,20 @@ def early_exits(
     seed: int = 0,
     **options: Any,
 ) -> ExitSpec:
-    """Build a model of the zoo with exits. A factory for federation files.
+    """Return a model of the zoo with exits: a factory for federation files.
 
     Use it as ``[model] name = "edgefl.models.exits:early_exits"``, with ``options.base``, ``options.after`` and the
     options of the base model.
 
     Args:
         base: Name of the model (:func:`edgefl.models.zoo.catalog.build_model`).
-        after: As for :func:`with_exits`.
-        kd_weight: As for :func:`with_exits`.
+        after: Names of the units that an exit follows. Empty: chosen by :func:`with_exits`.
+        kd_weight: Weight of the distillation (:class:`edgefl.models.losses.exit_loss.ExitLoss`).
         in_channels: Channels of a sample. None: the base model's default.
         size: Height and width of a sample. None: the base model's default.
         classes: Number of classes. None: the base model's default.
         seed: Seed of all initial values.
-        options: Other options of the base model. The exits' initial values follow its ``initial`` too.
+        options: Other options of the base model.
 
     Raises:
         ModelError: There is no such model or option, or a unit cannot be followed by an exit.

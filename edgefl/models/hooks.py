@@ -48,7 +48,8 @@ def hook_ids(part: nn.Module) -> tuple[int, ...]:
 
 @contextmanager
 def noting_gradient_hooks(module: nn.Module) -> Iterator[None]:
-    """Store the gradient hooks of all parameters as attributes of their modules, for copies that are made in the block.
+    """Store the gradient hooks of all parameters as attributes of their modules, for copies that are made in the
+    ``with`` block.
 
     A copy inherits the attributes (:func:`gradient_hooks` reads them). They are removed from ``module`` after the block.
 

@@ -61,8 +61,8 @@ def set_mode(module: nn.Module, *, training: bool) -> None:
 
 @contextmanager
 def in_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
-    """Set the modes of ``module`` for the block as :func:`set_mode` does, and restore the modes of all its parts
-    afterwards.
+    """Set the modes of ``module`` for the ``with`` block as :func:`set_mode` does, and restore the modes of all its
+    parts afterwards.
     """
     with keeping_modes(module):
         set_mode(module, training=training)
@@ -71,7 +71,7 @@ def in_mode(module: nn.Module, *, training: bool) -> Iterator[None]:
 
 @contextmanager
 def keeping_modes(module: nn.Module) -> Iterator[None]:
-    """Restore the modes of all parts of ``module`` after the block."""
+    """Restore the modes of all parts of ``module`` after the ``with`` block."""
     before = {part: part.training for part in module.modules()}
     try:
         yield

@@ -224,7 +224,7 @@ _autocast.replace(torch.autocast, "__init__", _autocast_anywhere)
 
 @contextmanager
 def without_values(module: nn.Module) -> Iterator[None]:
-    """Prepare the block to run ``module`` on the meta device, and restore the module's Python state afterwards.
+    """Prepare the ``with`` block to run ``module`` on the meta device, and restore the module's Python state afterwards.
 
     ``module`` itself is on the meta device, as :func:`on_meta` returns it. In the block, tensors that its code makes
     without a device are on the meta device too, and ``torch.autocast(x.device.type)`` is accepted.

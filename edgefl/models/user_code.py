@@ -58,7 +58,9 @@ def cause_of(text: str) -> str:
 
 @contextmanager
 def user_errors(action: str, otherwise: str = "") -> Iterator[None]:
-    """Convert exceptions of user code in the block to ModelError. The message contains the innermost line of that code.
+    """Convert exceptions of user code in the ``with`` block to ModelError.
+
+    The message contains the innermost line of that code.
 
     Errors of edgefl pass unchanged. SystemExit is converted, too; KeyboardInterrupt is not.
 

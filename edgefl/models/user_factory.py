@@ -103,7 +103,7 @@ def remember(files: Mapping[Path, bytes]) -> None:
 
 @contextmanager
 def importing_for(name: str) -> Iterator[None]:
-    """Extend ``sys.path`` for the block, so that the code of the factory ``name`` can import its neighbours.
+    """Extend ``sys.path`` for the ``with`` block, so that the code of the factory ``name`` can import its neighbours.
 
     Adds the file's folder, the folder of its outermost package, and the working folder, all behind installed modules.
     """
@@ -140,8 +140,14 @@ def _is_file(place: str) -> bool:
 def _read(name: str, place: str, what: str) -> bytes:
     """Return the source of the file ``place``.
 
+    Args:
+        name: Address of the factory, for the error text.
+        place: Path of the file.
+        what: "model", "algorithm" or "loss", which selects the class of the error.
+
     Raises:
-        EdgeflError: It cannot be read. The class depends on ``what``, as in :func:`factory_of`.
+        ModelError: For a model: the file cannot be read.
+        ConfigError: The same for an algorithm or a loss.
     """
     try:
         return _source(Path(place))
@@ -156,8 +162,14 @@ def _read(name: str, place: str, what: str) -> bytes:
 def _module(name: str, place: str, what: str) -> ModuleType:
     """Load the module or file that ``place`` names, and return it.
 
+    Args:
+        name: Address of the factory, for the error text.
+        place: Path of a file, or name of a module.
+        what: "model", "algorithm" or "loss", which selects the class of the error.
+
     Raises:
-        EdgeflError: It is missing, or its code fails. The class depends on ``what``, as in :func:`factory_of`.
+        ModelError: For a model: the module or file is missing, or its code fails.
+        ConfigError: The same for an algorithm or a loss.
     """
     source = _read(name, place, what) if _is_file(place) else b""
     try:

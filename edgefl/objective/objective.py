@@ -270,12 +270,13 @@ class Objective:
             params: Tensors by name, for each of :attr:`trainable`.
             buffers: Tensors by name, for each of :attr:`fixed`.
             x: Boundary samples, (B, *boundary).
-            y: Labels, as :meth:`labels`.
-            noise: Uniform tensors, as :meth:`noise`. None: the suffix draws from torch's generator.
+            y: Labels of the shape and dtype of :meth:`labels`.
+            noise: Uniform random tensors by name, of the specs of :meth:`noise`. None: the suffix draws from torch's
+                generator.
             gates: The carrier's gates.
-            facts: Tensors of :attr:`facts`.
-            hyper: Scalars of :attr:`scalars`.
-            others: Tensors of the additional inputs, as :meth:`others`.
+            facts: Tensors of :attr:`facts`, by name.
+            hyper: Scalars of :attr:`scalars`, by name.
+            others: Tensors of the additional inputs by name, of the specs of :meth:`others`.
 
         Returns:
             (loss, correct, moved): the weighted mean loss (), the number of correct answers () float32, and the
@@ -341,10 +342,10 @@ class Objective:
         Args:
             weights: Tensors by name; may hold more than the suffix needs.
             x: Boundary samples, (B, *boundary).
-            y: Labels, as :meth:`labels`.
+            y: Labels of the shape and dtype of :meth:`labels`.
             mask: (B,): 1 for rows that count, 0 for padding.
             gates: The carrier's gates.
-            others: Tensors of the additional inputs.
+            others: Tensors of the additional inputs, by name.
         """
         return sums_of(self.loss, self.predict(weights, x, gates, others), y, mask)
 
@@ -361,7 +362,7 @@ class Objective:
             weights: Tensors by name; may hold more than the suffix needs, such as the whole model.
             x: Boundary samples, (B, *boundary).
             gates: The carrier's gates.
-            others: Tensors of the additional inputs, as :meth:`others`.
+            others: Tensors of the additional inputs, by name.
 
         Raises:
             ModelError: A tensor of the suffix is missing.

@@ -32,7 +32,7 @@ class NormMeasurement:
         measure: Exchange by tier in which its devices measure the statistics of their norm layers.
         evaluate: Exchange by tier in which its devices evaluate the model with the measured statistics.
         families: Name by tier under which the server keeps its statistics. Tiers without norm layers are left out.
-        variances: Name of each variance, and that of its mean.
+        variances: Name of the mean that belongs to each variance, by name of the variance.
         initial: Initial values of all statistics by their name on the server.
     """
 

@@ -85,7 +85,9 @@ def tier_of(federation: Federation, spec: ModelSpec, name: str) -> TierTraining:
 def tiers_of(federation: Federation, spec: ModelSpec, names: Collection[str] = ()) -> dict[str, TierTraining]:
     """Return the training of the tiers ``names`` by name, in the order of the file; of all tiers if ``names`` is empty.
 
-    Raises the errors of :func:`tier_of`.
+    Raises:
+        ConfigError: if model, kind, algorithm and codec cannot be combined.
+        ModelError: if the model has no such submodel.
     """
     tables = tier_tables(federation)
     return {name: tier_of(federation, spec, name) for name in tables if not names or name in names}

@@ -187,7 +187,8 @@ class SimulationFolder:
             resume: True to continue the simulation in the folder, if it has one.
 
         Raises:
-            ConfigError: As :func:`check`, or if the simulation was begun by other code.
+            ConfigError: If the folder has other contents, or a simulation of another configuration or of other code.
+                Also if it has a simulation and ``resume`` is False.
             StoreError: If ``state.sqlite`` is damaged.
         """
         check(path, federation, resume=resume)

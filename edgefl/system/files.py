@@ -51,7 +51,7 @@ def replacing(
 ) -> Iterator[BinaryIO]:
     """Open a temporary binary file in the folder of ``path``, as a context, and rename it to ``path`` at the end.
 
-    If the block raises an error, the temporary file is deleted and ``path`` stays as it was.
+    If the ``with`` block raises an error, the temporary file is deleted and ``path`` stays as it was.
 
     Args:
         path: The file to replace; its folder must exist.

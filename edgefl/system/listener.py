@@ -100,6 +100,8 @@ def certificate_fault(cert_file: str, key_file: str, names: str) -> str:
 class _ClientSocket(socket.socket):
     """Connection of a client. Times are monotonic, in seconds.
 
+    A connection is pending while none of its requests is being answered, or while the client does not read.
+
     Attributes:
         idle_since: Time since which no request is being answered; None while one is.
         unread_since: Time since which the client does not read; None if it has read everything.
@@ -114,17 +116,20 @@ class _ClientSocket(socket.socket):
 
     @property
     def pending_since(self) -> float | None:
-        """Time since which the connection is pending, or None if it is not."""
+        """Monotonic time since which the connection has no request to answer, or its client does not read.
+
+        None: neither.
+        """
         if self.is_kept:
             return None
         return self.idle_since if self.unread_since is None else self.unread_since
 
     def send(self, data: Any, flags: int = 0, /) -> int:
-        """Send, and record whether the client reads."""
+        """Send ``data`` and return the number of bytes that were sent. Record whether the client reads."""
         return self._sent(len(data), super().send, data, flags)
 
     def sendmsg(self, buffers: Iterable[Any], *options: Any) -> int:
-        """Send several buffers, and record whether the client reads."""
+        """Send several buffers and return the number of bytes that were sent. Record whether the client reads."""
         pieces = list(buffers)
         return self._sent(sum(map(len, pieces)), super().sendmsg, pieces, *options)
 
@@ -196,7 +201,9 @@ class _BoundedSocket(socket.socket):
         return connection, address
 
     def end_late(self) -> None:
-        """Close the connections that have been pending for more than ``REQUEST_S``."""
+        """Close the connections that had no request to answer, or whose client did not read, for more than
+        ``REQUEST_S``.
+        """
         late = time.monotonic() - REQUEST_S
         for connection in [*self.open]:
             if connection.pending_since is not None and connection.pending_since < late:
@@ -271,7 +278,9 @@ class _OnceAMinute(logging.Filter):
 
 
 class WebServer(uvicorn.Server):
-    """A uvicorn server with a bounded number of connections (see the module).
+    """A uvicorn server with a bounded number of connections.
+
+    If all are taken, it closes the one that has been without a request, or unread by its client, for the longest time.
 
     Args:
         app: The ASGI application.
@@ -300,7 +309,10 @@ class WebServer(uvicorn.Server):
         await super().shutdown([*self._listening] or sockets)
 
     async def on_tick(self, counter: int) -> bool:
-        """Close connections that have been pending for too long, periodically. Return True if the server should exit."""
+        """Close connections that have been idle or unread for too long. uvicorn calls it periodically.
+
+        Return True if the server should exit.
+        """
         if counter % _TICKS == 0:
             for each in self._listening:
                 each.end_late()

@@ -41,7 +41,7 @@ def end_process(process: subprocess.Popen[Any], within_s: float = 10.0) -> None:
 def child_process(
     command: Sequence[str], *, within_s: float = 10.0, **options: Any
 ) -> Iterator[subprocess.Popen[Any]]:
-    """Run ``command`` during the block, then end it with :func:`end_process` and close its pipes.
+    """Run ``command`` during the ``with`` block, then end it with :func:`end_process` and close its pipes.
 
     Args:
         command: the program and its arguments.

@@ -23,7 +23,7 @@ _BUDGET = "a memory budget is a size such as 48MiB or a share such as 50%"
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes of a size such as ``64MiB`` (grammar in the module), rounded down.
+    """Return the bytes of a size such as ``64MiB``, ``64M`` (MiB) or ``1.5 GB`` (powers of 1000), rounded down.
 
     Raises:
         ValueError: If the text is no size, has no unit, or is more than 2^60 bytes.

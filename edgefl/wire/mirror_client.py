@@ -202,7 +202,7 @@ class MirrorConnection:
 
     @contextmanager
     def _closing_if_broken(self) -> Iterator[None]:
-        """Close the connection if the block raises. Convert errors of the connection to MirrorError."""
+        """Close the connection if the ``with`` block raises. Convert errors of the connection to MirrorError."""
         try:
             yield
         except _BROKEN as error:

@@ -189,7 +189,9 @@ def extremes(product: Operator, like: Tensor) -> tuple[float, float]:
 def largest_magnitude(product: Operator, like: Tensor) -> float:
     """Return the spectral norm of a symmetric operator: the larger magnitude of its two extreme eigenvalues.
 
-    ``product`` and ``like`` are as for :func:`extremes`.
+    Args:
+        product: the operator, (d,) -> (d,).
+        like: a vector (d,) with the size and dtype of the operator's.
     """
     return max(map(abs, extremes(product, like)))
 

@@ -61,7 +61,12 @@ def load() -> None:
 
 
 def run(settings: DeviceSettings, _loaded: None = None) -> None:
-    """Run the agent until it is done, or SIGTERM or SIGINT arrives. Raises the errors of :meth:`edgefl.Agent.run`."""
+    """Run the agent until it is done, or SIGTERM or SIGINT arrives.
+
+    Raises:
+        ConfigError: A setting cannot be used.
+        EdgeflError: The device cannot continue: its data cannot be read, or its store is another release's.
+    """
     from edgefl.api.device import Agent, DeviceLimits, Trust
 
     os.umask(0o077)  # the store, and all that lies in it

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class RunView:
-    """RunView of a run: the newest state of each device and round. Use it as a context.
+    """View of a run: the newest state of each device and round. Use it as a context.
 
     Args:
         federation: the federation.
@@ -104,7 +104,10 @@ class RunView:
             self._said_stage = stage
 
     def _apply_event(self, event: dict[str, Any]) -> dict[str, Any] | None:
-        """Update the state of the view. Return the figures of a round that has just closed, or None."""
+        """Update the state of the view by an event of the server.
+
+        Return the round's numbers by name if the event closed a round for the first time, else None.
+        """
         self._waits = event.get("event") == "awaiting"
         match event.get("event"):
             case "deviceseen":
@@ -210,7 +213,10 @@ _KEPT = (
 
 
 def _figures(event: dict[str, Any]) -> dict[str, Any]:
-    """Return the known figures in an event, by name. Zeros are left out, so that they do not erase earlier values."""
+    """Return the numbers in an event of the server by name.
+
+    Zeros are left out, so that they do not erase earlier values.
+    """
     return {key: event[key] for key in _KEPT if event.get(key) not in (None, 0, 0.0)}
 
 

@@ -61,10 +61,16 @@ def load() -> Process:
 
 
 def run(settings: ServerSettings, process: Process) -> None:
-    """Run the server until all rounds are over, or SIGTERM or SIGINT arrives. Raises the errors of
-    :class:`edgefl.Server`.
+    """Run the server until all rounds are over, or SIGTERM or SIGINT arrives.
 
-    ``process``: process with torch, from :func:`load`.
+    Args:
+        settings: Settings of the command.
+        process: Process with torch, from :func:`load`.
+
+    Raises:
+        StoreError: Another process serves from the same folder.
+        ConfigError: A setting cannot be used.
+        EdgeflError: The server cannot continue, for example without a broker.
     """
     from edgefl.api.serve import Server
     from edgefl.config import load as load_federation

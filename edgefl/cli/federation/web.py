@@ -139,8 +139,8 @@ def page_process(
 ) -> Iterator[None]:
     """Open a context in which ``python -m ARGUMENTS`` runs, with ``settings`` on its standard input.
 
-    If it fails before the block ends, a warning with the path of its log is printed at the end, unless a signal ended
-    it.
+    If it fails before the ``with`` block ends, a warning with the path of its log is printed at the end, unless a
+    signal ended it.
 
     Args:
         arguments: module and its arguments.

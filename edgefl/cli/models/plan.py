@@ -173,7 +173,10 @@ def _left_out(made: Fit) -> list[str]:
 
 
 def _row(offer: SubmodelOffer, best: bool) -> dict[str, Any]:
-    """Return the columns that fit 80 characters; ``--json`` prints all. ``best``: True for the recommended submodel."""
+    """Return the table row of a submodel by column, short enough for 80 characters.
+
+    ``best``: True for the recommended one.
+    """
     timed = offer.transfer_s is not None or offer.compute_s is not None
     return {
         "submodel": f"{offer.kind}, {offer.size}" + (" *" if best else " (dead)" if offer.dead else ""),

@@ -77,7 +77,10 @@ def _row(check: GraphCheck) -> dict[str, Any]:
 
 
 def for_people(check: GraphCheck) -> dict[str, Any]:
-    """Return the columns of a table row that fit 80 characters, the longest one last; ``--json`` prints all."""
+    """Return the table row of a graph's comparison by column, short enough for 80 characters.
+
+    The longest column is last.
+    """
     row = _row(check)
     return {
         "graph": row["graph"],

@@ -124,8 +124,8 @@ class Texts:
 
     Attributes:
         texts: Texts.
-        labels: Class number of each text, int64 (n,), or None.
-        owners: Number of each text's author or speaker, int64 (n,), or None.
+        labels: Class number of each text, int64 (n,). None: the texts have no classes.
+        owners: Number of each text's author or speaker, int64 (n,). None: unknown.
     """
 
     texts: Sequence[str]

@@ -153,7 +153,7 @@ class SequenceCrossEntropy:
     Args:
         ignore_index: Label of tokens that have no part in the loss and the metrics (-100, or the number of a padding
             token). A batch's mean is over the other tokens, as in torch. None: all tokens count.
-        label_smoothing: As in :class:`CrossEntropy`.
+        label_smoothing: e in ``(1 - e) * -log p[y] + e * mean_c(-log p[c])``, as in torch; in [0, 1].
 
     Raises:
         ModelError: ``label_smoothing`` is out of range.
@@ -214,7 +214,7 @@ class CausalLM(SequenceCrossEntropy):
     Args:
         ignore_index: Label that does not count, such as padding, or a prompt that is not learned. Label padding -100,
             or set this to the number of the padding token. None: all tokens count.
-        label_smoothing: As in :class:`CrossEntropy`.
+        label_smoothing: e in ``(1 - e) * -log p[y] + e * mean_c(-log p[c])``, as in torch; in [0, 1].
         shift: False if labels are the next tokens already.
 
     Raises:

@@ -88,8 +88,8 @@ class InfoNCE(_Contrastive):
 class NTXent(_Contrastive):
     """Contrastive loss: find the second view of a sample among all 2B - 1 other views of the batch.
 
-    SimCLR's normalised temperature-scaled cross entropy (Chen et al. 2020, equation 1). ``out``, labels and batches are
-    as in :class:`InfoNCE`.
+    SimCLR's normalised temperature-scaled cross entropy (Chen et al. 2020, equation 1). ``out`` is (B, 2, D), the
+    embeddings of two views. Labels are not read. The loss of a sample depends on the rest of its batch.
 
     Args:
         temperature: Divisor of the cosines; above 0.

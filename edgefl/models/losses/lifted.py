@@ -109,7 +109,9 @@ def _check_ignored(function: fx.GraphModule, out: TensorSpec, label: TensorSpec,
 def _returning_loss(
     root: nn.Module, inputs: tuple[str, ...], output: Output, loss: ModelLoss
 ) -> Iterator[None]:
-    """Replace the forward of ``root`` for the block. It takes all inputs and then the labels, and returns (output, loss).
+    """Replace the forward of ``root`` for the ``with`` block.
+
+    It takes all inputs and then the labels, and returns (output, loss).
 
     Args:
         root: Module.

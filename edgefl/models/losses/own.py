@@ -79,7 +79,11 @@ def try_loss(
 def _try_once(
     function: _Function, name: str, out: TensorSpec, labels: TensorSpec, alone: _Function
 ) -> LossTrial:
-    """Run the checks of :func:`try_loss` without the cache."""
+    """Run the checks of :func:`try_loss` without the cache, and return their result.
+
+    Raises:
+        ModelError: The function is no usable loss.
+    """
     outputs, y = draw(out, labels)
     rows = len(outputs)
     # No leaves, as in training: a function may write into the outputs.
@@ -419,7 +423,7 @@ class ModelLoss:
         """Return ``label``, the spec of one label of the data.
 
         Raises:
-            ModelError: It is None, because there are no data.
+            ModelError: ``label`` is None, because there are no data.
         """
         if label is None:
             raise ModelError(

@@ -57,7 +57,7 @@ def select_output(returned: object, output: Output, name: str) -> Tensor:
 
 @contextmanager
 def output_only(root: nn.Module, output: Output) -> Iterator[None]:
-    """Make calls of ``root`` in the block return only its output, after its hooks ran.
+    """Make calls of ``root`` in the ``with`` block return only its output, after its hooks ran.
 
     Caches of keys are disabled in the block, because they would be a second output.
 
@@ -95,18 +95,18 @@ def return_output_only(root: nn.Module, output: Output) -> nn.Module:
 
 
 def replaced_call(module: nn.Module, call: Callable[..., Any]) -> AbstractContextManager[None]:
-    """Replace the function that a call of ``module`` runs, hooks included, for the block."""
+    """Replace the function that a call of ``module`` runs, hooks included, for the ``with`` block."""
     return _replaced_attribute(module, "_call_impl", call)
 
 
 def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> AbstractContextManager[None]:
-    """Replace the forward of ``module`` for the block. Its hooks still run."""
+    """Replace the forward of ``module`` for the ``with`` block. Its hooks still run."""
     return _replaced_attribute(module, "forward", forward)
 
 
 @contextmanager
 def _replaced_attribute(module: nn.Module, name: str, value: object) -> Iterator[None]:
-    """Set the attribute ``name`` of ``module`` itself for the block, and restore or delete it afterwards."""
+    """Set the attribute ``name`` of ``module`` itself for the ``with`` block, and restore or delete it afterwards."""
     own = {name: module.__dict__[name]} if name in module.__dict__ else {}
     module.__dict__[name] = value
     try:
@@ -118,7 +118,10 @@ def _replaced_attribute(module: nn.Module, name: str, value: object) -> Iterator
 
 @contextmanager
 def without_cache(root: nn.Module) -> Iterator[None]:
-    """Set ``use_cache`` of all configurations in ``root`` to False for the block. A cache would be a second output."""
+    """Set ``use_cache`` of all configurations in ``root`` to False for the ``with`` block.
+
+    A cache would be a second output.
+    """
     configs = {id(config): config for config in map(_caching_config, root.modules()) if config is not None}
     for config in configs.values():
         config.use_cache = False

@@ -268,7 +268,7 @@ class ModuleTracer:
 
     @contextmanager
     def _patched(self) -> Iterator[None]:
-        """Replace the functions of torch and of the root that would hide calls or modes, for the block."""
+        """Replace the functions of torch and of the root that would hide calls or modes, for the ``with`` block."""
         with ExitStack() as stack:
             # Torch's recurrent layers run step by step; before the forward of any layer is looked up below.
             stack.enter_context(recurring())
@@ -299,7 +299,9 @@ class ModuleTracer:
 
     @contextmanager
     def _observed_mode(self) -> Iterator[None]:
-        """Record reads of ``training`` by replacing the attribute of ``nn.Module`` by a property, for the block."""
+        """Record reads of ``training`` by replacing the attribute of ``nn.Module`` by a property, for the ``with``
+        block.
+        """
         parts, record = {id(part) for part in self._root.modules()}, self._record
 
         def read(module: nn.Module) -> bool:
@@ -501,7 +503,7 @@ def _requires_gradient(values: Any, record: _TraceRecord | None) -> bool:
 
 @contextmanager
 def _explain_errors(action: str) -> Iterator[None]:
-    """Convert exceptions of the block to ModelError like :func:`user_errors`. The text begins with ``action``.
+    """Convert exceptions of the ``with`` block to ModelError like :func:`user_errors`. The text begins with ``action``.
 
     If torch itself cannot trace the code, the text is shorter than torch's.
     """

@@ -50,7 +50,7 @@ class DictItems:
         return id(self._holder) in holders
 
     def read(self) -> dict[Any, Any]:
-        """Return the present values."""
+        """Return the present values by key."""
         if self._names is not None:
             return {name: self._holder[name] for name in self._names if name in self._holder}
         if self._hidden:
@@ -58,11 +58,11 @@ class DictItems:
         return dict(self._base.items(self._holder))
 
     def write(self, key: Any, value: object) -> None:
-        """Replace one existing value."""
+        """Set the existing key ``key`` to ``value``."""
         self._base.__setitem__(self._holder, key, value)
 
     def restore(self, before: Mapping[Any, Any]) -> None:
-        """Restore the values ``before`` and remove names that were added. Imported modules stay."""
+        """Set the values ``before`` (:meth:`read`) again, and remove names that were added since. Imported modules stay."""
         now = self.read()
         if _is_same(now, before):
             return
@@ -90,21 +90,22 @@ class _ObjectContainer:
 class _AttributeContainer(_ObjectContainer):
     """Base of containers of attributes of an object.
 
-    It sets them by the methods of ``_kind``, a class of Python, because the object's own may compute or refuse.
+    Attributes are set and deleted by the methods of ``_kind``, a class of Python. The object's own methods may compute
+    values, or raise errors.
     """
 
     _kind: ClassVar[Any]
 
     def read(self) -> dict[str, Any]:
-        """Return the present values."""
+        """Return the present values by attribute name."""
         raise NotImplementedError
 
     def write(self, key: str, value: object) -> None:
-        """Replace one value."""
+        """Set the attribute ``key`` to ``value``."""
         self._kind.__setattr__(self.holder, key, value)
 
     def restore(self, before: Mapping[str, Any]) -> None:
-        """Restore the attributes ``before`` and delete those that were added."""
+        """Set the attributes ``before`` (:meth:`read`) again, and delete those that were added since."""
         now = self.read()
         for name in now.keys() - before.keys():
             self._kind.__delattr__(self.holder, name)
@@ -144,11 +145,11 @@ class SequenceItems(_ObjectContainer):
         return dict(enumerate(self.holder))
 
     def write(self, key: int, value: object) -> None:
-        """Replace one item."""
+        """Set the item with the index ``key`` to ``value``."""
         self.holder[key] = value
 
     def restore(self, before: Mapping[int, Any]) -> None:
-        """Restore the items ``before``."""
+        """Set the items ``before`` (:meth:`read`) again."""
         if _is_same(self.read(), before):
             return
         if isinstance(self.holder, deque):
@@ -159,7 +160,9 @@ class SequenceItems(_ObjectContainer):
 
 
 class NumpyArrayEntries(_ObjectContainer):
-    """Entries of a numpy array: one value with all its bytes, or one value per entry if they are objects."""
+    """Entries of a numpy array: one value per entry if the entries are objects, else one value with the bytes of all
+    entries.
+    """
 
     def read(self) -> dict[Any, Any]:
         """Return the present entries by flat index if they are objects, else all bytes under the key ""."""
@@ -168,8 +171,9 @@ class NumpyArrayEntries(_ObjectContainer):
         )
 
     def write(self, key: Any, value: Any) -> None:
-        """Replace the entry with the flat index ``key`` if entries are objects; else all entries, by the bytes
-        ``value``.
+        """Set the entry with the flat index ``key`` to ``value`` if entries are objects.
+
+        Otherwise set all entries from the bytes ``value``.
         """
         if self.holder.dtype.hasobject:
             self.holder.flat[key] = value
@@ -177,7 +181,7 @@ class NumpyArrayEntries(_ObjectContainer):
             self.holder[...] = np.frombuffer(value, self.holder.dtype).reshape(self.holder.shape)
 
     def restore(self, before: Mapping[Any, Any]) -> None:
-        """Restore the entries ``before``."""
+        """Set the entries ``before`` (:meth:`read`) again."""
         now = self.read()
         for key, value in before.items():
             if now[key] is not value and (self.holder.dtype.hasobject or now[key] != value):
@@ -270,9 +274,10 @@ def _positions(value: Any) -> Any:
 
 
 def _iterator_at(position: Any) -> Any:
-    """Return a new iterator at ``position``, if it is ``_NESTED`` followed by a result of :func:`_position`.
+    """Return the object that ``position``, a value of :func:`_positions`, describes.
 
-    In other tuples, replace each such item. Return any other value unchanged.
+    An item ``(_NESTED, *position)`` becomes a new iterator at that position, also inside of tuples. Other values are
+    returned unchanged.
     """
     if type(position) is not tuple:
         return position
@@ -296,7 +301,7 @@ class SetItems(_ObjectContainer):
         """Do nothing, because an item cannot be replaced under its own key."""
 
     def restore(self, before: Mapping[Any, Any]) -> None:
-        """Restore the items ``before``."""
+        """Make the set hold the items ``before`` (:meth:`read`) again, and no others."""
         if self.holder != before.keys():
             self.holder.clear()
             self.holder.update(before)
@@ -308,26 +313,26 @@ class ClassAttributes(_AttributeContainer):
     _kind = type
 
     def read(self) -> dict[str, Any]:
-        """Return the present attributes as they are stored, not bound."""
+        """Return the present attributes by name, as the class stores them: functions, not bound methods."""
         return {name: value for name, value in vars(self.holder).items() if not name.startswith("__")}
 
 
 class ClosureValue(_ObjectContainer):
-    """Value of a closure's variable."""
+    """Container of one value: that of a variable in a function's closure."""
 
     def read(self) -> dict[str, Any]:
-        """Return the present value; empty if the variable has none."""
+        """Return the present value under the key ""; {} if the variable has none."""
         try:
             return {"": self.holder.cell_contents}
         except ValueError:
             return {}
 
     def write(self, key: str, value: object) -> None:
-        """Replace the value."""
+        """Set the variable to ``value``."""
         self.holder.cell_contents = value
 
     def restore(self, before: Mapping[str, Any]) -> None:
-        """Restore the value ``before``, or empty the variable if it had none."""
+        """Set the value ``before`` (:meth:`read`) again, or empty the variable if it had none."""
         if _is_same(self.read(), before):
             return
         if before:
@@ -337,18 +342,21 @@ class ClosureValue(_ObjectContainer):
 
 
 class ContextVariableValue(_ObjectContainer):
-    """Value of a context variable in this thread."""
+    """Container of one value: that of a context variable in this thread."""
 
     def read(self) -> dict[str, Any]:
-        """Return the present value; empty if the variable has none."""
+        """Return the present value under the key ""; {} if the variable has none."""
         return {} if (value := self.holder.get(_MISSING)) is _MISSING else {"": value}
 
     def write(self, key: str, value: object) -> None:
-        """Replace the value."""
+        """Set the variable to ``value``."""
         self.holder.set(value)
 
     def restore(self, before: Mapping[str, Any]) -> None:
-        """Restore the value ``before``. A variable that had none keeps its new value, because it cannot be emptied."""
+        """Set the value ``before`` (:meth:`read`) again.
+
+        A variable that had none keeps its new value, because it cannot be emptied.
+        """
         if before and not _is_same(self.read(), before):
             self.write("", before[""])
 
@@ -361,13 +369,13 @@ class DefaultArguments(_ObjectContainer):
         return dict(enumerate(self.holder.__defaults__ or ()))
 
     def write(self, key: int, value: object) -> None:
-        """Replace one default."""
+        """Set the default with the index ``key`` to ``value``."""
         defaults = list(self.holder.__defaults__ or ())
         defaults[key] = value
         self.holder.__defaults__ = tuple(defaults)
 
     def restore(self, before: Mapping[int, Any]) -> None:
-        """Restore the defaults ``before``."""
+        """Set the defaults ``before`` (:meth:`read`) again."""
         if not _is_same(self.read(), before):
             self.holder.__defaults__ = tuple(before.values())
 

@@ -22,7 +22,7 @@ Held = tuple[Container, dict[Any, Any]]
 
 @contextmanager
 def restored_state(module: nn.Module) -> Iterator[list[Held]]:
-    """Restore after the block the Python state that the code of ``module`` can change.
+    """Restore after the ``with`` block the Python state that the code of ``module`` can change.
 
     This covers the attributes and buffers of all parts. It also covers globals, class attributes, closures, default
     arguments and plain objects that their code names, with the lists, dictionaries and sets in them. Torch generators
@@ -149,7 +149,7 @@ def snapshot_of(module: nn.Module, loss: object) -> Snapshot:
 
 @contextmanager
 def restoring(snapshot: Snapshot) -> Iterator[None]:
-    """Restore the state of ``snapshot`` after the block."""
+    """Restore the state of ``snapshot`` after the ``with`` block."""
     try:
         yield
     finally:

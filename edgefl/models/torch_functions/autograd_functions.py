@@ -32,8 +32,8 @@ _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 @contextmanager
 def differentiable(observer: Observer | None = None) -> Iterator[None]:
-    """Make autograd functions of the older form differentiable by ``torch.func`` for the block, and checkpointing a plain
-    call.
+    """Make autograd functions of the older form differentiable by ``torch.func`` for the ``with`` block, and
+    checkpointing a plain call.
 
     Args:
         observer: Replaces calls of autograd functions in this thread, except torch's own and calls by the observer

@@ -193,7 +193,7 @@ def _is_small(tensor: Tensor) -> bool:
 
 @contextmanager
 def _plain_torch() -> Iterator[None]:
-    """Hide calls in the block from all torch modes and from functorch transforms."""
+    """Hide calls in the ``with`` block from all torch modes and from functorch transforms."""
     with torch._C.DisableTorchFunction(), _disable_current_modes(), temporarily_clear_interpreter_stack():
         yield
 

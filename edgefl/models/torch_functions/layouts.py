@@ -71,7 +71,7 @@ def from_key(key: Any, device: torch.device = META) -> Any:
 
 @contextmanager
 def on_meta_device() -> Iterator[None]:
-    """Run the block on the meta device without gradients. Results of operations are cached."""
+    """Run the ``with`` block on the meta device without gradients. Results of operations are cached."""
     with torch.no_grad(), META, _CachingMode():  # type: ignore[no-untyped-call]
         yield
 

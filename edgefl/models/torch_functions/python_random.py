@@ -79,7 +79,7 @@ class DrawnNumber:
 
 
 def _refuse(self: DrawnNumber, *others: Any) -> Any:
-    """Raise the ModelError for a use of a drawn number that is not supported."""
+    """Raise ModelError, because the code uses a drawn number in a way that is not supported."""
     raise number_error()
 
 
@@ -215,7 +215,7 @@ for _owner, _name, _value in list(_replacements()):
 
 @contextmanager
 def patched_generators(module: nn.Module) -> Iterator[None]:
-    """Replace Python's and numpy's random generators for the block, in this thread.
+    """Replace Python's and numpy's random generators for the ``with`` block, in this thread.
 
     It enters :data:`functions_patch`, and also replaces the generators and functions that the code of ``module``
     refers to.

@@ -166,7 +166,7 @@ def random_inputs(
 
 @contextmanager
 def _paths(root: nn.Module, running: list[tuple[nn.Module, str]]) -> Iterator[None]:
-    """Keep ``running`` up to date in the block: the submodules of ``root`` that run now, each as (module, path).
+    """Keep ``running`` up to date in the ``with`` block: the submodules of ``root`` that run now, each as (module, path).
 
     The outermost module is first.
     """

@@ -48,7 +48,7 @@ def shape_error(what: str, before: Tensor, now: Tensor, at: str = "") -> ModelEr
 
 @contextmanager
 def without_new(module: nn.Module) -> Iterator[None]:
-    """Check after the block that no parameter was added to ``module``.
+    """Check after the ``with`` block that no parameter was added to ``module``.
 
     Buffers may be added, since they can be cached constants.
 

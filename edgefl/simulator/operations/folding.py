@@ -98,7 +98,7 @@ def fold(module: fx.GraphModule) -> None:
 
 
 def _same(node: fx.Node) -> fx.Node | None:
-    """Return an earlier node with the same value as ``node``, or None."""
+    """Return an earlier node with the same value as ``node``, or None if there is none."""
     first = node.args[0] if node.args else None
     if not isinstance(first, fx.Node):
         return None

@@ -206,7 +206,8 @@ def importance(
         relative: True: rank relative to the spread of each tensor's initial values.
 
     Raises:
-        ModelError: As :class:`Importance`.
+        ModelError: gamma is outside (0, 1], the model has no maskable tensors or has floats other than float32, or the
+            options do not fit.
     """
     parts = shards if shards is None or isinstance(shards, int) else tuple(tuple(shard) for shard in shards)
     return Importance(

@@ -163,10 +163,10 @@ def layouts(channels: Channels) -> Iterator[ChannelLayout]:
 
 
 def _followers(channels: Channels, cut: Sequence[Atom]) -> dict[Atom, tuple[Atom, ...]]:
-    """Return the atoms (groups of channels) whose product gives the number of each follower among ``cut``, by follower.
+    """Return, for each follower among ``cut``, the atoms (groups of channels) whose product gives its number of channels.
 
-    A follower is an atom of the size of a product, or of an atom in one. Products of the same size keep the same
-    numbers of channels.
+    A follower is an atom of the same size as a product of atoms, such as heads times entries per head. An atom in another
+    product of that size also follows, namely the atom of its own size in the first product.
     """
     runs = [run for run in channels.runs if len(run) > 1]
     inside = {atom for run in runs for atom in run}

@@ -289,7 +289,10 @@ class Width(Submodel):
 
     @cached_property
     def carrier(self) -> WholeCarrier | None:
-        """Carrier that transforms the slice's tensors in training (ordered dropout or scaler), or None."""
+        """Carrier that transforms the slice's tensors in training: ordered dropout or scaler.
+
+        None: the tier uses neither.
+        """
         if self.widths:
             parts = [self._narrower(ratio) for ratio in widths_below(self.ratio, self.widths)]
             return make_ordered_dropout(self.spec, self.suffix, self.regions(), parts) if parts else None

@@ -156,7 +156,7 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def tokenizer(self) -> BlobRef | None:
-        """Blob of the text reader's tokenizer, or None."""
+        """Blob of the text reader's tokenizer. None: samples are not read from text, or their tokens are bytes."""
         return self.reader.tokenizer if isinstance(self.reader, TextSpec) else None
 
 

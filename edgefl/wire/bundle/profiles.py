@@ -252,7 +252,7 @@ class BundleProfile(Message, frozen=True, kw_only=True):
         return "\n".join([f"{what}, {self.threads} thread(s), batch {self.batch}", *lines])
 
     def graph(self, name: str) -> GraphProfile | None:
-        """Return the profile of the graph ``name``, or None."""
+        """Return the profile of the graph ``name``, or None if the bundle has no such graph."""
         return next((graph for graph in self.graphs if graph.name == name), None)
 
     @property
@@ -280,7 +280,7 @@ def decode(data: bytes) -> BundleProfile:
     """Return the profile in ``data``. Characters in its texts that cannot be printed become blanks.
 
     Raises:
-        ProtocolError: The profile is malformed, has another version, or exceeds the limits of this module.
+        ProtocolError: The profile is malformed or has another version, or a text or number in it is too large.
     """
     try:
         version = msgspec.msgpack.decode(data, type=Message).v
