@@ -146,7 +146,7 @@ class _Rewriter:
         return value.target in _ZEROS and bool(value.args[_ZEROS[value.target]] == 0)
 
     def _is_finite(self, value: fx.Node) -> bool:
-        return self._ranges[value] >= ValueSet.FINITE and _is_float(value)
+        return self._ranges[value] >= ValueRange.FINITE and _is_float(value)
 
 
 def _is_whole(node: fx.Node) -> bool:
@@ -191,8 +191,8 @@ _RECURRENT = {_ops.gru_cells.default, _ops.lstm_cells.default}
 _RECURRENT |= {_ops.gru_cells_backward.default, _ops.lstm_cells_backward.default}
 
 
-class ValueSet(IntEnum):
-    """Set of numbers that contains all entries of a value. Each set contains the next one.
+class ValueRange(IntEnum):
+    """Range of numbers that contains all entries of a value. Each member contains the next one.
 
     BELOW contains the finite numbers and minus infinity, which masked attention scores have.
     """
@@ -210,21 +210,21 @@ MOST_OF_EXPONENTS = 80.0
 LARGEST = 1e30
 """Finite values lie below this number: a comparison with a larger one tests for infinity."""
 
-Look = Callable[[Any], ValueSet]
+Look = Callable[[Any], ValueRange]
 """Returns the range of an argument, a node or a number."""
-Rule = Callable[[fx.Node, Look], ValueSet]
+Rule = Callable[[fx.Node, Look], ValueRange]
 
 
-def value_ranges(module: fx.GraphModule) -> dict[fx.Node, ValueSet]:
+def value_ranges(module: fx.GraphModule) -> dict[fx.Node, ValueRange]:
     """Return the range of the entries of each node, over all tensors of a node with several results.
 
     Inputs are assumed to be finite. An op without a rule gives ANY. A placeholder is a running variance if the name of its
     port, ``meta[PORT]``, ends with ``running_var``. Divisors that are computed single numbers are assumed not to be 0
     (:func:`guessed_divisor`).
     """
-    ranges: dict[fx.Node, ValueSet] = {}
+    ranges: dict[fx.Node, ValueRange] = {}
 
-    def look(value: Any) -> ValueSet:
+    def look(value: Any) -> ValueRange:
         return ranges[value] if isinstance(value, fx.Node) else _range_of_number(value)
 
     for node in module.graph.nodes:
@@ -236,59 +236,59 @@ def value_ranges(module: fx.GraphModule) -> dict[fx.Node, ValueSet]:
     return ranges
 
 
-def guessed_divisor(node: fx.Node, ranges: Mapping[fx.Node, ValueSet]) -> fx.Node | None:
+def guessed_divisor(node: fx.Node, ranges: Mapping[fx.Node, ValueRange]) -> fx.Node | None:
     """Return the divisor of the division ``node`` if the node's range assumes that the divisor is not zero.
 
     Return None if no such assumption was made, or for another op. The assumption concerns computed single numbers,
     which are mostly the row counts of a mean over a batch with masked rows.
     """
-    if node.target is not _aten.div.Tensor or ranges[node] < ValueSet.FINITE:
+    if node.target is not _aten.div.Tensor or ranges[node] < ValueRange.FINITE:
         return None
     divisor = node.args[1]
-    guessed = isinstance(divisor, fx.Node) and ranges[divisor] is not ValueSet.POSITIVE
+    guessed = isinstance(divisor, fx.Node) and ranges[divisor] is not ValueRange.POSITIVE
     return divisor if guessed else None  # type: ignore[return-value]
 
 
-def _range_of_type(node: fx.Node) -> ValueSet | None:
+def _range_of_type(node: fx.Node) -> ValueRange | None:
     """Return the range that follows from the dtype of a node, or None for floats."""
     value = node.meta.get("val")
     if not isinstance(value, Tensor):
         return None
     if value.dtype is torch.bool:
-        return ValueSet.NONNEGATIVE
+        return ValueRange.NONNEGATIVE
     if not value.is_floating_point():
-        return ValueSet.FINITE
+        return ValueRange.FINITE
     return None
 
 
-def _range_of_op(node: fx.Node, look: Look) -> ValueSet:
+def _range_of_op(node: fx.Node, look: Look) -> ValueRange:
     if node.op == "placeholder":
-        return ValueSet.FINITE
+        return ValueRange.FINITE
     rule = _RULES.get(node.target)
-    return rule(node, look) if rule else ValueSet.ANY
+    return rule(node, look) if rule else ValueRange.ANY
 
 
-def _range_of_number(value: Any) -> ValueSet:
+def _range_of_number(value: Any) -> ValueRange:
     if not isinstance(value, (int, float)) or math.isnan(value) or value == math.inf:
-        return ValueSet.ANY
+        return ValueRange.ANY
     if value == -math.inf:
-        return ValueSet.BELOW
-    return ValueSet.POSITIVE if value > 0 else ValueSet.NONNEGATIVE if value == 0 else ValueSet.FINITE
+        return ValueRange.BELOW
+    return ValueRange.POSITIVE if value > 0 else ValueRange.NONNEGATIVE if value == 0 else ValueRange.FINITE
 
 
-def _range_of_constant(data: Tensor) -> ValueSet:
+def _range_of_constant(data: Tensor) -> ValueRange:
     if not data.numel():
-        return ValueSet.FINITE
+        return ValueRange.FINITE
     if data.is_complex():
-        return ValueSet.ANY
+        return ValueRange.ANY
     return min(_range_of_number(data.amin().item()), _range_of_number(data.amax().item()))
 
 
-def _passed(node: fx.Node, look: Look) -> ValueSet:
+def _passed(node: fx.Node, look: Look) -> ValueRange:
     """Return the widest range among the arguments, where ``look`` returns the range of each. Ops that copy, add or
     average have it as their range.
     """
-    return min(map(look, node.all_input_nodes), default=ValueSet.ANY)
+    return min(map(look, node.all_input_nodes), default=ValueRange.ANY)
 
 
 def _widest_at(*places: int) -> Rule:
@@ -296,29 +296,29 @@ def _widest_at(*places: int) -> Rule:
     return lambda node, look: min(look(node.args[place]) for place in places if place < len(node.args))
 
 
-def _computed(least: ValueSet, made: ValueSet) -> Rule:
+def _computed(least: ValueRange, made: ValueRange) -> Rule:
     """Return a rule that gives ``made`` if all arguments lie within ``least``, else ANY."""
-    return lambda node, look: made if _passed(node, look) >= least else ValueSet.ANY
+    return lambda node, look: made if _passed(node, look) >= least else ValueRange.ANY
 
 
-def _at_least(floor: ValueSet, needed: ValueSet) -> Rule:
+def _at_least(floor: ValueRange, needed: ValueRange) -> Rule:
     """Return a rule for an op whose result lies in the range of its first argument and in ``floor``.
 
     The rule returns the narrower of both ranges, or ANY if the argument is not within ``needed``.
     """
 
-    def rule(node: fx.Node, look: Look) -> ValueSet:
+    def rule(node: fx.Node, look: Look) -> ValueRange:
         known = look(node.args[0])
-        return max(known, floor) if known >= needed else ValueSet.ANY
+        return max(known, floor) if known >= needed else ValueRange.ANY
 
     return rule
 
 
-def _added(node: fx.Node, look: Look) -> ValueSet:
+def _added(node: fx.Node, look: Look) -> ValueRange:
     least, most = sorted(map(look, node.args[:2]))
     if node.kwargs:
-        return min(least, ValueSet.FINITE)
-    return most if least >= ValueSet.NONNEGATIVE or _is_variance(*node.args[:2]) else least
+        return min(least, ValueRange.FINITE)
+    return most if least >= ValueRange.NONNEGATIVE or _is_variance(*node.args[:2]) else least
 
 
 def _is_variance(first: Any, second: Any) -> bool:
@@ -327,62 +327,62 @@ def _is_variance(first: Any, second: Any) -> bool:
     return variance and isinstance(second, (int, float)) and 0 < second <= MOST_OF_EPS
 
 
-def _subtracted(node: fx.Node, look: Look) -> ValueSet:
+def _subtracted(node: fx.Node, look: Look) -> ValueRange:
     first, second = map(look, node.args[:2])
-    return min(first, ValueSet.FINITE) if second >= ValueSet.FINITE else ValueSet.ANY
+    return min(first, ValueRange.FINITE) if second >= ValueRange.FINITE else ValueRange.ANY
 
 
-def _multiplied(node: fx.Node, look: Look) -> ValueSet:
+def _multiplied(node: fx.Node, look: Look) -> ValueRange:
     first, second = map(look, node.args[:2])
-    if min(first, second) < ValueSet.FINITE:
-        return ValueSet.ANY
-    return max(first, ValueSet.NONNEGATIVE) if node.args[0] is node.args[1] else min(first, second)
+    if min(first, second) < ValueRange.FINITE:
+        return ValueRange.ANY
+    return max(first, ValueRange.NONNEGATIVE) if node.args[0] is node.args[1] else min(first, second)
 
 
-def _divided(node: fx.Node, look: Look) -> ValueSet:
+def _divided(node: fx.Node, look: Look) -> ValueRange:
     first, second = map(look, node.args[:2])
-    if first < ValueSet.FINITE:
-        return ValueSet.ANY
-    if second is ValueSet.POSITIVE:
+    if first < ValueRange.FINITE:
+        return ValueRange.ANY
+    if second is ValueRange.POSITIVE:
         return first
     divisor = node.args[1]
     if isinstance(divisor, (int, float)):
-        return ValueSet.FINITE if divisor else ValueSet.ANY
-    if second < ValueSet.FINITE or divisor.op != "call_function" or divisor.meta["val"].dim():  # type: ignore[union-attr]
-        return ValueSet.ANY
+        return ValueRange.FINITE if divisor else ValueRange.ANY
+    if second < ValueRange.FINITE or divisor.op != "call_function" or divisor.meta["val"].dim():  # type: ignore[union-attr]
+        return ValueRange.ANY
     return min(first, second)
 
 
-def _powered(node: fx.Node, look: Look) -> ValueSet:
+def _powered(node: fx.Node, look: Look) -> ValueRange:
     known, exponent = look(node.args[0]), node.args[1]
-    if known is ValueSet.POSITIVE:
+    if known is ValueRange.POSITIVE:
         return known
-    if known < ValueSet.FINITE or not isinstance(exponent, (int, float)) or exponent < 0:
-        return ValueSet.ANY
+    if known < ValueRange.FINITE or not isinstance(exponent, (int, float)) or exponent < 0:
+        return ValueRange.ANY
     if exponent % 2 == 0:
-        return ValueSet.NONNEGATIVE
-    return known if known is ValueSet.NONNEGATIVE or exponent % 1 == 0 else ValueSet.ANY
+        return ValueRange.NONNEGATIVE
+    return known if known is ValueRange.NONNEGATIVE or exponent % 1 == 0 else ValueRange.ANY
 
 
 def _clamped(low: str) -> Rule:
-    def rule(node: fx.Node, look: Look) -> ValueSet:
+    def rule(node: fx.Node, look: Look) -> ValueRange:
         known, bound = look(node.args[0]), argument(node, low)
-        if known < ValueSet.BELOW or bound is None:
-            return min(known, ValueSet.FINITE)
-        return max(look(bound), ValueSet.FINITE)
+        if known < ValueRange.BELOW or bound is None:
+            return min(known, ValueRange.FINITE)
+        return max(look(bound), ValueRange.FINITE)
 
     return rule
 
 
-def _largest(node: fx.Node, look: Look) -> ValueSet:
+def _largest(node: fx.Node, look: Look) -> ValueRange:
     """Return the range of a maximum; ``look`` returns that of an argument. A window of minus infinities alone is
     assumed not to occur.
     """
     ranges = [look(value) for value in node.all_input_nodes]
-    return max(*ranges, ValueSet.FINITE) if min(ranges) >= ValueSet.BELOW else ValueSet.ANY
+    return max(*ranges, ValueRange.FINITE) if min(ranges) >= ValueRange.BELOW else ValueRange.ANY
 
 
-def _selected(node: fx.Node, look: Look) -> ValueSet:
+def _selected(node: fx.Node, look: Look) -> ValueRange:
     """Return the range of both branches, or of the first alone if the condition holds for every finite value.
 
     ``look`` returns the range of an argument.
@@ -391,19 +391,19 @@ def _selected(node: fx.Node, look: Look) -> ValueSet:
     assert isinstance(condition, fx.Node)
     if condition.target in (_aten.le.Scalar, _aten.lt.Scalar):
         value, bound = condition.args
-        if look(value) >= ValueSet.FINITE and isinstance(bound, (int, float)) and bound >= LARGEST:
+        if look(value) >= ValueRange.FINITE and isinstance(bound, (int, float)) and bound >= LARGEST:
             return look(first)
     return min(look(first), look(second))
 
 
-def _exponential(node: fx.Node, look: Look) -> ValueSet:
+def _exponential(node: fx.Node, look: Look) -> ValueRange:
     """Return NONNEGATIVE if the exponent has an upper bound, else ANY, because exp(89) overflows float32.
 
     ``look`` returns the range of an argument.
     """
     read = node.args[0]
-    bounded = isinstance(read, fx.Node) and look(read) >= ValueSet.BELOW and _is_bounded(read, look)
-    return ValueSet.NONNEGATIVE if bounded else ValueSet.ANY
+    bounded = isinstance(read, fx.Node) and look(read) >= ValueRange.BELOW and _is_bounded(read, look)
+    return ValueRange.NONNEGATIVE if bounded else ValueRange.ANY
 
 
 def _is_bounded(node: fx.Node, look: Look) -> bool:
@@ -415,9 +415,11 @@ def _is_bounded(node: fx.Node, look: Look) -> bool:
     if node.target is _aten._log_softmax.default:
         return True
     if node.target is _aten.neg.default:
-        return look(node.args[0]) >= ValueSet.NONNEGATIVE
+        return look(node.args[0]) >= ValueRange.NONNEGATIVE
     if node.target in (_aten.mul.Tensor, _aten.mul.Scalar):
-        return look(node.args[0]) >= ValueSet.NONNEGATIVE and isinstance(second, (int, float)) and second <= 0
+        return (
+            look(node.args[0]) >= ValueRange.NONNEGATIVE and isinstance(second, (int, float)) and second <= 0
+        )
     if node.target is _aten.clamp.default:
         most = argument(node, "max")
         return isinstance(most, (int, float)) and most <= MOST_OF_EXPONENTS
@@ -426,11 +428,11 @@ def _is_bounded(node: fx.Node, look: Look) -> bool:
     return second.target is _aten.amax.default and second.args[0] is node.args[0]
 
 
-def _logarithm(node: fx.Node, look: Look) -> ValueSet:
+def _logarithm(node: fx.Node, look: Look) -> ValueRange:
     operand = look(node.args[0])
-    if operand is ValueSet.POSITIVE:
-        return ValueSet.FINITE
-    return ValueSet.BELOW if operand is ValueSet.NONNEGATIVE else ValueSet.ANY
+    if operand is ValueRange.POSITIVE:
+        return ValueRange.FINITE
+    return ValueRange.BELOW if operand is ValueRange.NONNEGATIVE else ValueRange.ANY
 
 
 _RULES: dict[Any, Rule] = {
@@ -455,20 +457,20 @@ _RULES: dict[Any, Rule] = {
             "native_layer_norm neg round rsub.Scalar sin upsample_bilinear2d.vec upsample_nearest2d.vec"
         )
         | _RECURRENT,
-        _computed(ValueSet.FINITE, ValueSet.FINITE),
+        _computed(ValueRange.FINITE, ValueRange.FINITE),
     ),
     # A row of nothing but minus infinity makes NaN.
-    _aten._log_softmax.default: _computed(ValueSet.FINITE, ValueSet.FINITE),
-    _aten._softmax.default: _computed(ValueSet.FINITE, ValueSet.NONNEGATIVE),
-    **dict.fromkeys(aten_ops("erf sign tanh"), _computed(ValueSet.BELOW, ValueSet.FINITE)),
-    _aten.sigmoid.default: _computed(ValueSet.BELOW, ValueSet.NONNEGATIVE),
+    _aten._log_softmax.default: _computed(ValueRange.FINITE, ValueRange.FINITE),
+    _aten._softmax.default: _computed(ValueRange.FINITE, ValueRange.NONNEGATIVE),
+    **dict.fromkeys(aten_ops("erf sign tanh"), _computed(ValueRange.BELOW, ValueRange.FINITE)),
+    _aten.sigmoid.default: _computed(ValueRange.BELOW, ValueRange.NONNEGATIVE),
     _aten.exp.default: _exponential,
     _aten.log.default: _logarithm,
-    _aten.log1p.default: _at_least(ValueSet.NONNEGATIVE, ValueSet.NONNEGATIVE),
-    _aten.sqrt.default: _at_least(ValueSet.NONNEGATIVE, ValueSet.NONNEGATIVE),
-    **dict.fromkeys(aten_ops("reciprocal rsqrt"), _computed(ValueSet.POSITIVE, ValueSet.POSITIVE)),
-    _aten.abs.default: _at_least(ValueSet.NONNEGATIVE, ValueSet.FINITE),
-    _aten.relu.default: _at_least(ValueSet.NONNEGATIVE, ValueSet.BELOW),
+    _aten.log1p.default: _at_least(ValueRange.NONNEGATIVE, ValueRange.NONNEGATIVE),
+    _aten.sqrt.default: _at_least(ValueRange.NONNEGATIVE, ValueRange.NONNEGATIVE),
+    **dict.fromkeys(aten_ops("reciprocal rsqrt"), _computed(ValueRange.POSITIVE, ValueRange.POSITIVE)),
+    _aten.abs.default: _at_least(ValueRange.NONNEGATIVE, ValueRange.FINITE),
+    _aten.relu.default: _at_least(ValueRange.NONNEGATIVE, ValueRange.BELOW),
     **dict.fromkeys((_aten.add.Tensor, _aten.add.Scalar), _added),
     **dict.fromkeys((_aten.sub.Tensor, _aten.sub.Scalar), _subtracted),
     **dict.fromkeys((_aten.mul.Tensor, _aten.mul.Scalar), _multiplied),

@@ -26,7 +26,7 @@ from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.update.form import Form, float32_bytes
 from edgefl_server.aggregate.accumulator import Accumulator
 from edgefl_server.aggregate.aggregator import Aggregator, CheckedArrays, NormClip
-from edgefl_server.aggregate.integer_sums import DeviceSums, IntegerSums, SumBlocks
+from edgefl_server.aggregate.integer_sums import DeviceSums, ReportCollector, SumBlocks
 from edgefl_server.aggregate.robust import RobustRule
 from edgefl_server.aggregate.scatter import Layout, TierBlocks
 from edgefl_server.aggregate.statistics import StatisticsBounds
@@ -255,7 +255,7 @@ class RoundAggregationSpec:
             sent_bytes: Bytes that the server has sent in all.
         """
         if self.evaluates:
-            return RoundAggregation(self, IntegerSums(sums), sent_bytes)
+            return RoundAggregation(self, ReportCollector(sums), sent_bytes)
         aggregator = Aggregator(
             self.layout,
             weight_limit=self.weight_limit,

@@ -17,7 +17,7 @@ from edgefl.wire.regions import EntryRegion
 from edgefl.wire.tensors import Arrays
 from edgefl_server.aggregate.accumulator import Accumulator
 from edgefl_server.aggregate.aggregator import NormClip, layout_of
-from edgefl_server.aggregate.integer_sums import IntegerSums
+from edgefl_server.aggregate.integer_sums import ReportCollector
 from edgefl_server.aggregate.statistics import bounds_of
 from edgefl_server.coordinator.claims import weight_cap
 from edgefl_server.coordinator.collapse import BestMetrics, collapse
@@ -225,7 +225,7 @@ def conclude_round(
 
 def _measured(spec: RunSpec, ended: OpenRound, aggregation: RoundAggregation, weights: Arrays) -> Arrays:
     sums, rules = aggregation.aggregator, spec.rules
-    assert isinstance(sums, IntegerSums), "devices report sums"
+    assert isinstance(sums, ReportCollector), "devices report sums"
     trained, cap = rules.trained_rounds(ended.number), rules.weight_cap
     return {**weights, **measured_statistics(spec.norms, sums.reports, weights, trained, cap)}
 
@@ -238,7 +238,7 @@ def evaluate_reports(
     Tiers for which ``weights`` has no batch norm statistics of this model are left out.
     """
     sums, exchange = aggregation.aggregator, spec.evaluation
-    assert isinstance(sums, IntegerSums) and exchange is not None, "the round is an evaluation round"
+    assert isinstance(sums, ReportCollector) and exchange is not None, "the round is an evaluation round"
     trained = spec.rules.trained_rounds(number)
     unmeasured = {tier for tier in exchange.tiers if not spec.norms.covers(tier, weights, trained)}
     manifests = [tier.bundle.manifest for tier in exchange.tiers.values()]
@@ -258,7 +258,7 @@ def sum_up_reports(spec: RunSpec, aggregation: RoundAggregation, announced_rows:
     ``announced_rows`` is the number of rows that these devices announced when they connected.
     """
     sums, exchange, request = aggregation.aggregator, spec.evaluation, spec.statistics
-    assert isinstance(sums, IntegerSums) and exchange and request, "the round sums up the devices' data"
+    assert isinstance(sums, ReportCollector) and exchange and request, "the round sums up the devices' data"
     data = next(iter(exchange.tiers.values())).bundle.manifest.data
     return sum_up(
         sums.reports, data, request.edges, announced_rows=announced_rows, least_group=spec.least_group

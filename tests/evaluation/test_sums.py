@@ -11,7 +11,7 @@ import pytest
 from edgefl.wire.bundle.graphs import Graph, Port
 from edgefl.wire.metrics import REPORT_LIMIT
 from edgefl.wire.tensors import Array
-from edgefl_server.aggregate.integer_sums import DeviceSums, IntegerSums, SumBlocks
+from edgefl_server.aggregate.integer_sums import DeviceSums, ReportCollector, SumBlocks
 from edgefl_server.device_evaluation import SCALE, add_reports, flat_evaluation, summarize
 from tests.device_runtime import tiny
 from tests.server.fleet import bundle
@@ -36,7 +36,7 @@ def report(tier: str, loss: float, correct: int, count: int) -> DeviceSums:
 
 def test_sums_are_exact_in_any_order_and_over_workers() -> None:
     reports = [report("strong", 1 / 3 + number, number, 10 + number) for number in range(7)]
-    whole, part = IntegerSums(), IntegerSums()
+    whole, part = ReportCollector(), ReportCollector()
     for each in reports[:3]:
         whole.add(each, 1)
     for each in reports[3:]:

@@ -13,7 +13,7 @@ from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.records import BadRow
 from edgefl.wire.tensors import Array
 from edgefl_device.config import Policy, Source
-from edgefl_device.data.reading import FileEntry, Reading, ReadSamples
+from edgefl_device.data.reading import FileEntry, ReadContext, ReadSamples
 from edgefl_device.data.samples import LocalData, as_read
 
 
@@ -138,7 +138,7 @@ def _idx_file(folder: Path, ending: str) -> Path | None:
     return next((file for file in files if file.name.startswith("train")), files[0] if files else None)
 
 
-def read_npy_files(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
+def read_npy_files(reading: ReadContext, entries: tuple[FileEntry, ...]) -> ReadSamples:
     return reading.decoded(reading.by_folder(entries), lambda path: _sample(path, reading.spec))
 
 

@@ -17,7 +17,7 @@ from edgefl.wire.images import ImageError, import_pillow, read_pixels
 from edgefl.wire.records import BadRow
 from edgefl.wire.tensors import Array
 from edgefl_device.data.problems import converted
-from edgefl_device.data.reading import FileEntry, Reading, ReadSamples
+from edgefl_device.data.reading import FileEntry, ReadContext, ReadSamples
 
 _FULL = {1: 1 << 7, 2: 1 << 15, 3: 1 << 23, 4: 1 << 31}
 """What 1.0 is in samples of so many bytes."""
@@ -27,7 +27,7 @@ _UNKNOWN_BYTES = 0x7FFF0000
 """An algorithm that writes to a pipe cannot go back and fill in the sizes: it leaves 0, or at least this much."""
 
 
-def read_sounds(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
+def read_sounds(reading: ReadContext, entries: tuple[FileEntry, ...]) -> ReadSamples:
     """Return one sample for each WAV file: its waveform, or the features that a graph of the bundle computes from it.
 
     Labels are the class numbers of the files' folders. Files that cannot be decoded are added to ``reading.problems``.
@@ -170,7 +170,7 @@ def _decode_numbers(content: bytes, width: int, kind: int) -> Array:
 _MODES = {1: "L", 3: "RGB"}
 
 
-def read_images(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
+def read_images(reading: ReadContext, entries: tuple[FileEntry, ...]) -> ReadSamples:
     shape, reader = reading.spec.shape, reading.reader
     assert isinstance(reader, ImageSpec)
     if len(shape) != 3 or shape[0] not in _MODES:

@@ -35,7 +35,7 @@ class ReadSamples:
 
 
 @dataclass
-class Reading:
+class ReadContext:
     """Settings and helpers for reading the files of one source.
 
     Attributes:

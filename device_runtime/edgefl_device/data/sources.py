@@ -24,7 +24,7 @@ from edgefl_device.config import Policy, Source
 from edgefl_device.data import arrays
 from edgefl_device.data.media import read_images, read_sounds
 from edgefl_device.data.problems import Problems
-from edgefl_device.data.reading import FileEntry, Reading, ReadSamples
+from edgefl_device.data.reading import FileEntry, ReadContext, ReadSamples
 from edgefl_device.data.samples import (
     NO_BUNDLE,
     ONE_CLASS,
@@ -42,7 +42,7 @@ _PIECE = 1 << 20
 _IMAGES = (*SUFFIXES, *UNREAD)
 _LINES = (*RECORDS, ".tsv", ".txt")
 _SUFFIXES = (".npy", ".wav", *_IMAGES, *_LINES)
-_READ: dict[type, tuple[tuple[str, ...], Callable[[Reading, tuple[FileEntry, ...]], ReadSamples]]] = {
+_READ: dict[type, tuple[tuple[str, ...], Callable[[ReadContext, tuple[FileEntry, ...]], ReadSamples]]] = {
     type(None): ((".npy",), arrays.read_npy_files),
     ImageSpec: (_IMAGES, read_images),
     TableSpec: (RECORDS, read_tables),
@@ -158,7 +158,7 @@ class SampleFiles:
         return files_state(each.path for each in self.entries)
 
     def _read(self, spec: DataSpec, label: LabelSpec, parts: BundleParts) -> FittedData:
-        reading = Reading(self.source, spec, label, parts, Problems(self.policy))
+        reading = ReadContext(self.source, spec, label, parts, Problems(self.policy))
         reading.reader = self._reader(spec)
         suffixes, read = _READ[type(reading.reader)]
         entries = tuple(each for each in self.entries if each.path.suffix.lower() in suffixes)

@@ -12,7 +12,7 @@ from edgefl.wire.bundle.manifest import Input
 from edgefl.wire.bundle.readers import SeriesSpec, TableSpec
 from edgefl.wire.records import BadRow, Checks, field, is_number, numbers, records, rescale
 from edgefl.wire.tensors import Array
-from edgefl_device.data.reading import FileEntry, Reading, ReadSamples
+from edgefl_device.data.reading import FileEntry, ReadContext, ReadSamples
 from edgefl_device.data.samples import DecodedRows
 from edgefl_device.data.spool import Spool
 
@@ -20,7 +20,7 @@ TOGETHER = 4096
 """Rows that are kept as Python has them until they become arrays."""
 
 
-def read_tables(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
+def read_tables(reading: ReadContext, entries: tuple[FileEntry, ...]) -> ReadSamples:
     """Return one sample for each row of tables with the same columns, file after file.
 
     The bundle's reader names the columns, the label's column and the scaling. Rows that cannot be used are added to
@@ -78,7 +78,7 @@ def _columns_of(reader: TableSpec, wanted: Input) -> tuple[str, ...]:
     return columns
 
 
-def read_series(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
+def read_series(reading: ReadContext, entries: tuple[FileEntry, ...]) -> ReadSamples:
     """Return one sample for each window over sensor recordings; windows are cut out on access.
 
     No window contains a bad row or spans two recordings. Long recordings are stored on disk once. Bad rows are added to
@@ -121,7 +121,7 @@ def read_series(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples
 
 
 def _recordings(
-    reading: Reading, reader: SeriesSpec, entries: tuple[FileEntry, ...], kept: Spool
+    reading: ReadContext, reader: SeriesSpec, entries: tuple[FileEntry, ...], kept: Spool
 ) -> Iterator[tuple[int, Array, Array]]:
     """Append each file's rows to ``kept``; yield (first row in ``kept``, labels (n,), True for each good row (n,))."""
     classes = {} if reader.label else dict(reading.by_folder(entries))

@@ -14,14 +14,14 @@ from edgefl.wire.bundle.manifest import DataSpec
 from edgefl.wire.bundle.readers import TextSpec
 from edgefl.wire.records import NOT_TEXT, RECORDS, BadRow, Record, field, is_text, records, text_of
 from edgefl.wire.tensors import Array
-from edgefl_device.data.reading import FileEntry, Reading, ReadSamples
+from edgefl_device.data.reading import FileEntry, ReadContext, ReadSamples
 from edgefl_device.data.spool import Spool
 
 _TOGETHER = 1024
 """Texts that become tokens in one call of the tokenizer."""
 
 
-def read_texts(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
+def read_texts(reading: ReadContext, entries: tuple[FileEntry, ...]) -> ReadSamples:
     """Return one padded sample for each labelled text, or windows of running text whose labels are the next tokens.
 
     The label's shape decides: windows if it equals the sample's shape.
@@ -59,7 +59,7 @@ def read_texts(reading: Reading, entries: tuple[FileEntry, ...]) -> ReadSamples:
     return ReadSamples(tokens.array(), np.array(labels, kind), beside)
 
 
-def _checked(reading: Reading, text: str, row: Array) -> Array:
+def _checked(reading: ReadContext, text: str, row: Array) -> Array:
     if not text.strip() or not row.size:
         raise BadRow("the text is empty")
     check_vocabulary(reading.spec, row)
@@ -75,7 +75,7 @@ def _pad(rows: Sequence[Array], length: int) -> tuple[Array, Array]:
 
 
 def _read_labelled(
-    reading: Reading, reader: TextSpec, entries: tuple[FileEntry, ...]
+    reading: ReadContext, reader: TextSpec, entries: tuple[FileEntry, ...]
 ) -> Iterator[tuple[str, str, float]]:
     """Yield (where, text, label): a file in a class folder is one text; lines of other files are ``label<TAB>text`` or
     records.
@@ -129,7 +129,7 @@ Encode = Callable[[Sequence[str]], Sequence[Array]]
 """Texts as the token numbers of each, (tokens,)."""
 
 
-def encoder(reading: Reading, reader: TextSpec) -> Encode:
+def encoder(reading: ReadContext, reader: TextSpec) -> Encode:
     """Return the function that turns texts into arrays of tokens: the reader's tokenizer, or UTF-8 bytes without one.
 
     Raises:
@@ -187,7 +187,7 @@ class _TextPiece(NamedTuple):
     problem: str = ""
 
 
-def _read_windows(reading: Reading, reader: TextSpec, entries: tuple[FileEntry, ...]) -> ReadSamples:
+def _read_windows(reading: ReadContext, reader: TextSpec, entries: tuple[FileEntry, ...]) -> ReadSamples:
     """Return windows over all texts, concatenated, and the token after each. A text with a problem is left out whole."""
     tokens = Spool(storage_dtype(reading.spec))
     encode = encoder(reading, reader)
@@ -206,7 +206,7 @@ def _read_windows(reading: Reading, reader: TextSpec, entries: tuple[FileEntry, 
     return _windows(reading, tokens.array())
 
 
-def _append(reading: Reading, text: Iterable[tuple[_TextPiece, Array]], tokens: Spool) -> None:
+def _append(reading: ReadContext, text: Iterable[tuple[_TextPiece, Array]], tokens: Spool) -> None:
     begin, blank = len(tokens), True
     for piece, row in text:
         if piece.problem:
@@ -267,7 +267,7 @@ def _end(text: str) -> int:
     return text.rfind("\n") + 1 or text.rfind(" ") + 1 or len(text)
 
 
-def _windows(reading: Reading, stream: Array) -> ReadSamples:
+def _windows(reading: ReadContext, stream: Array) -> ReadSamples:
     length = reading.spec.shape[0]
     count = max(0, len(stream) - 1) // length
     if not count and not reading.problems.count:

@@ -83,10 +83,9 @@ def _table(x: Tensor, axes: list[int]) -> tuple[Tensor, list[int], list[int]]:
 
 
 def _row(indices: list[Tensor], sizes: list[int]) -> Tensor:
-    """Return the row of the table for each entry of the broadcast indices, int64; negative positions count from the
-    end.
+    """Return the row number in the table of :func:`_table` for each entry of the broadcast indices, int64.
 
-    ``sizes`` are the sizes of the indexed axes.
+    ``sizes`` are the sizes of the indexed axes; negative positions count from their ends.
     """
     row = None
     for place, size in zip(indices, sizes, strict=True):

@@ -177,8 +177,8 @@ def _bounds(arrays: Mapping[str, Array], rows: int, labels: int) -> dict[str, in
     return {name: most for name, most in bounds.items() if name in arrays}
 
 
-class IntegerSums(Aggregator):
-    """Aggregator of an evaluation round: collects the devices' reports.
+class ReportCollector(Aggregator):
+    """Collector of the devices' reports in a round without training; it has the interface of :class:`Aggregator`.
 
     Attributes:
         reports: Reports so far, in the order of their arrival.

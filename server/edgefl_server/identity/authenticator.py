@@ -60,7 +60,7 @@ class VerifiedMessage(Generic[AnyMessage]):
         message: The message.
         envelope: Its signature; None if devices need not sign.
         known: Registered key that signed it; None for a new key.
-        entry: New key that the message introduces, or None.
+        entry: New key that the message introduces; None for a known key.
         is_copy: True if it was accepted before: brokers deliver retained messages and repeat others.
     """
 
