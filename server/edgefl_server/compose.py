@@ -500,7 +500,7 @@ def _check_sent(federation: Federation, tier: TierTraining, sends: Collection[st
     ``sends`` are the names of the states in an update.
 
     Raises:
-        ConfigError: If they hold more.
+        ConfigError: If updates hold other states, too.
     """
     shared = [name for name in sends if name != server_state.WEIGHTS]
     if not shared:

@@ -149,7 +149,7 @@ class LabelSpec:
         are for errors.
 
         Raises:
-            DataError: The shape differs, or they are not numbers.
+            DataError: The shape differs, or the labels are not numbers.
         """
         if self.shape == (1,) and y.ndim == 1:
             y = y[:, None]

@@ -45,7 +45,7 @@ class PageFile:
     It is a file in ``folder`` (None: the system's folder for temporary files), reserved for all of ``ports`` at once.
 
     Raises:
-        StoreError: The disk has no room for them.
+        StoreError: The disk has no room for the values.
     """
 
     def __init__(self, ports: Iterable[Port], folder: Path | None) -> None:

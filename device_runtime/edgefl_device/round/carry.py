@@ -156,7 +156,7 @@ def restore_carry(store: Store, job: Job, manifest: Manifest, log: DeviceLog) ->
     Carries that are out of date, or do not fit the graphs, are reported to ``log`` and deleted from ``store``.
 
     Raises:
-        RoundDeclined: There is none, and the algorithm cannot begin without it.
+        RoundDeclined: No valid carry is stored, and the algorithm cannot begin without one.
     """
     ports = carry_ports(manifest)
     carries = store.carries()

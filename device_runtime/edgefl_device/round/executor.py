@@ -325,7 +325,7 @@ def check_graphs(manifest: Manifest, graphs: Sequence[Graph], memory_bytes: int)
         memory_bytes: Memory that the device offers.
 
     Raises:
-        RoundDeclined: A blob, or all inputs or all outputs of one graph, exceed it.
+        RoundDeclined: A blob, or all inputs or all outputs of one graph, exceed ``memory_bytes``.
     """
     most = max(memory_bytes, _LEAST_BYTES)
     remedy = "give it more (`edgefl device --memory`), or a tier that needs less"

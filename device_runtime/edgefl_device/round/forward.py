@@ -205,7 +205,7 @@ class ActivationRecord:
             version: Text that identifies the content (:func:`record_tag`).
 
         Raises:
-            StoreError: The disk has no room for it.
+            StoreError: The disk has no room for the record.
         """
         meta = _RecordMeta(version, shape, dtype)
         try:
@@ -265,7 +265,7 @@ class ActivationRecord:
         """Write all rows to disk, then the tag that makes the record valid.
 
         Raises:
-            StoreError: The disk does not accept them.
+            StoreError: The rows cannot be written.
         """
         with self._writing():
             os.fsync(self._file.fileno())

@@ -191,7 +191,7 @@ class GraphLoader:
         """Return the inputs of ``spec`` with role ``weights``, by port name.
 
         Raises:
-            BundleError: One is missing in ``weights`` or has another shape.
+            BundleError: A tensor is missing in ``weights`` or has another shape.
         """
         feeds: Arrays = {}
         for port in spec.inputs_of("weights"):

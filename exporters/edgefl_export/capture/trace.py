@@ -115,8 +115,8 @@ def capture(function: Function, table: Table | None = None) -> LoweredGraph:
         table: rules of the second pass; by default :func:`edgefl_export.decompositions.core_table`.
 
     Raises:
-        ExportError: if the function cannot be compiled, as when it takes a Python value out of a tensor. The text names
-            the rule.
+        ExportError: if the function cannot be compiled, as when it takes a Python value out of a tensor. The text of
+            the error names the rule that it breaks.
     """
     return decompose(trace(function), table)
 
@@ -127,8 +127,8 @@ def trace(function: Function) -> TracedFunction:
     The inputs are filled with a constant, because the graph may not depend on values.
 
     Raises:
-        ExportError: if the function cannot be compiled, as when it takes a Python value out of a tensor. The text names
-            the rule.
+        ExportError: if the function cannot be compiled, as when it takes a Python value out of a tensor. The text of
+            the error names the rule that it breaks.
     """
     try:
         return _trace_at(function, 0)
@@ -146,7 +146,8 @@ def decompose(traced: TracedFunction, table: Table | None = None) -> LoweredGrap
         table: decompositions by op; by default :func:`edgefl_export.decompositions.core_table`.
 
     Raises:
-        ExportError: if the function cannot be compiled, as when it draws random numbers. The text names the rule.
+        ExportError: if the function cannot be compiled, as when it draws random numbers. The text of the error names
+            the rule that it breaks.
     """
     function, module = traced.function, traced.module
     module.graph.eliminate_dead_code(is_impure_node=_is_kept)  # draws that inference does not read, too

@@ -268,7 +268,7 @@ class FleetProfiler:
 
         Raises:
             IdentityError: If another key signed it.
-            ProtocolError: If it is malformed or its signature is invalid.
+            ProtocolError: If the message is malformed or its signature is invalid.
         """
         opened = open_message(kind, message.topic, message.payload)
         if self._keys.setdefault(device, opened.key) != opened.key:

@@ -74,7 +74,7 @@ class WorkerOptions:
         """Return the options from the table ``server`` of a federation file.
 
         Raises:
-            ConfigError: If they need Ray and it is not installed.
+            ConfigError: If the workers need Ray, which is not installed.
         """
         if not table.ray:
             return cls(table.workers, updates=table.updates)

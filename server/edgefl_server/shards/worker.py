@@ -119,7 +119,7 @@ class KeyRing:
         Raises:
             UnknownDevice: If the server has sent no keys of the device.
             IdentityError: If the device did not sign the message.
-            ProtocolError: If it is malformed.
+            ProtocolError: If the message is malformed.
         """
         keys = self.keys.get(device)
         if keys is None:

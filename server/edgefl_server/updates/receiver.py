@@ -300,7 +300,7 @@ class UpdateReceiver:
         The traffic in ``upload`` moves to that row.
 
         Raises:
-            UpdateRejected: If any part of it is invalid.
+            UpdateRejected: If any part of the update is invalid.
         """
         update = validation.decode_update(whole.data)
         if update.device != assignment.device:

@@ -64,7 +64,7 @@ class ExecuTorchWheel:
         """Return the path of the shared library ``name``.
 
         Raises:
-            ConfigError: The package does not contain it.
+            ConfigError: The package does not contain the library.
         """
         path = self.root / "lib" / f"lib{name}{_suffix()}"
         if not path.exists():

@@ -259,7 +259,7 @@ def checked(array: Array, port: Port, graph: str) -> Array:
     for the error.
 
     Raises:
-        BundleError: They differ; the program would read beyond its memory.
+        BundleError: Shape or dtype differ; the program would read beyond its memory.
     """
     if array.shape != port.shape or array.dtype != np.dtype(port.dtype):
         raise BundleError(

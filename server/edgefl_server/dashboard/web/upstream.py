@@ -177,8 +177,8 @@ class RemoteMailbox:
         """Send an order with the operator's ``token`` over HTTP.
 
         Raises:
-            EdgeflError: If the other dashboard refuses it.
-            OSError: If it cannot be reached.
+            EdgeflError: If the other dashboard refuses the order.
+            OSError: If the other dashboard cannot be reached.
         """
         request = urllib.request.Request(
             f"{self._url}/api/orders",
