@@ -15,13 +15,13 @@ EVALUATE = "evaluate"
 
 
 def evaluation(algorithm: Algorithm) -> Algorithm:
-    """Return the exchange in which a device evaluates the model of ``algorithm`` on its own rows.
+    """Return the exchange (round trip between server and device) in which a device evaluates the model of
+    ``algorithm`` on its own rows.
 
     ``start`` keeps the weights, each step adds the sums of one batch (``algorithm.evaluate``), and ``finish`` returns
-    ``update.<name>`` int64: each sum in fixed point (:data:`~edgefl.wire.metrics.REPORT_BITS`). Rows that only fill the
-    last batch are masked. Sums are float64 until then, so counts are exact.
-    Nothing is trained, and the carry of the training exchanges stays as it is. Private tensors come from the carry, so each
-    device evaluates its own model.
+    ``update.<name>`` int64: each sum in fixed point (:data:`~edgefl.wire.metrics.REPORT_BITS`). Rows that only fill
+    the last batch are masked. Sums are float64 until then, so counts are exact. Nothing is trained, and the carry of
+    the training exchanges stays as it is. Private tensors come from the carry, so each device evaluates its own model.
 
     Raises:
         ConfigError: ``algorithm.evaluate`` reads more than weights and one batch, or sums up more than one number for

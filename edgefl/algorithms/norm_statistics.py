@@ -41,7 +41,8 @@ def reads_statistics(function: Function, names: Collection[str], unit: str) -> F
 
 
 def norm_statistics(algorithm: Algorithm, variances: Mapping[str, str]) -> Algorithm:
-    """Return the exchange in which a device measures statistics of batch norm of the model of ``algorithm``.
+    """Return the exchange (round trip between server and device) in which a device measures statistics of batch norm
+    of the model of ``algorithm``.
 
     ``start`` keeps the weights, each step adds the moments of one batch, and ``finish`` returns ``update.<name>``
     int64 in fixed point, per channel: for a mean the mean over all rows, for a variance the standard deviation. A
@@ -112,7 +113,7 @@ def norm_statistics(algorithm: Algorithm, variances: Mapping[str, str]) -> Algor
 def _count(batch: dict[str, TensorSpec]) -> Function:
     """Return a function that counts the rows of a batch.
 
-    It fills the place of ``evaluate``, because this exchange evaluates no model.
+    It fills the place of ``evaluate``, because this exchange (round trip between server and device) evaluates no model.
     """
     name = "batch.0.mask"
     return Function("count_rows", lambda tensors: {"metric.count": tensors[name].sum()}, {name: batch[name]})

@@ -29,7 +29,7 @@ _BATCH_ENTRIES = 1 << 15
 
 
 def statistics(request: StatisticsRequest, data: DataSpec, label: TensorSpec) -> Algorithm:
-    """Return the exchange in which a device sums up its own rows.
+    """Return the exchange (round trip between server and device) in which a device sums up its own rows.
 
     ``start`` reads nothing, each step adds one batch, and ``finish`` returns ``update.<name>`` int64
     (docs/fleets/statistics.md, The sums). Rows that only fill the last batch are masked.

@@ -91,7 +91,7 @@ class Bundle:
         """Compare every graph with torch on random inputs, each in the runtime of its format.
 
         A bundle from a file contains graphs and no code. Its functions are built again, from ``federation`` or from
-        the model, algorithm and units that the manifest names, with default options.
+        the model, algorithm and units (stages of the model) that the manifest names, with default options.
 
         Args:
             federation: the federation that the bundle was exported from.

@@ -44,7 +44,7 @@ class ExportPlan:
     Attributes:
         federation: The federation, with all defaults filled in.
         dataset: Samples of the shape for which the graphs are made.
-        spec: The model, cut into units.
+        spec: The model, cut into units (stages of the model).
         parts: (tier's training, exchange, format) of each bundle, in order. An exchange is one round trip of an
             algorithm.
     """
@@ -107,7 +107,8 @@ def export(
     Args:
         federation: objects, or their file. If it does not describe data, the bundles are for samples of the shape
             that the model has by itself.
-        out: folder for the bundles, one file for each tier, exchange and format.
+        out: folder for the bundles, one file for each tier, exchange (round trip between server and device) and
+            format.
         tiers: only these; by default all.
         formats: ``onnx``, ``executorch``; by default as the federation says.
         outputs: of ExecuTorch programs, ``caller`` or ``planned``, as :func:`edgefl.compile` takes it; by default
@@ -160,7 +161,8 @@ def plan_export(
         memory_budget: peak of training above the idle process, like ``64MiB`` or ``60%``; by default each tier's
             own.
         activations: type in which values for the backward pass are stored, ``float32`` or ``float16``.
-        main_only: True: prepare only the main exchange of an algorithm with several exchanges in a round.
+        main_only: True: prepare only the main exchange (round trip between server and device) of an algorithm with
+            several exchanges in a round.
 
     Raises:
         ConfigError: there is no such tier, a format is not installed, or the federation cannot be used.
@@ -193,7 +195,10 @@ def plan_export(
 
 
 def written(bundle: Bundle, folder: Path) -> ExportedBundle:
-    """Write a bundle into ``folder``, and return it with its path. The file is named after tier, exchange and format."""
+    """Write a bundle into ``folder``, and return it with its path.
+
+    The file is named after tier, exchange (round trip between server and device) and format.
+    """
     manifest = bundle.manifest
     return ExportedBundle(
         bundle, bundle.save(folder / bundle_name(manifest.tier, manifest.exchange, bundle.format))

@@ -296,7 +296,9 @@ _EXAMPLES = "\n\nExamples:"
 
 
 class ShortHelp(TyperCommand):
-    """A command whose ``--help`` leaves out the options that have a panel, and the examples behind the first ones."""
+    """A command with a short ``--help``: it omits options that belong to a help panel, and all examples but the first
+    ones.
+    """
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         more = [each for each in self.params if getattr(each, "rich_help_panel", None)]

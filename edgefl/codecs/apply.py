@@ -31,8 +31,8 @@ def apply_codec(codec: Codec, algorithm: Algorithm, objective: Objective) -> Alg
             in each round.
 
     Raises:
-        ConfigError: The algorithm codes its update itself, sends more than the weights or has several exchanges;
-            or the codec leaves out every tensor.
+        ConfigError: The algorithm codes its update itself, sends more than the weights or has several exchanges (round
+            trips between server and device); or the codec leaves out every tensor.
     """
     if codec.trained is None:
         return algorithm
@@ -54,7 +54,8 @@ def apply_codec(codec: Codec, algorithm: Algorithm, objective: Objective) -> Alg
 
 
 def _check_plain(algorithm: Algorithm, objective: Objective, codec: Codec) -> None:
-    """Raise ConfigError if ``algorithm`` sends or stores more than trained weights, or has several exchanges.
+    """Raise ConfigError if ``algorithm`` sends or stores more than trained weights, or has several exchanges (round
+    trips between server and device).
 
     A codec replaces ``finish``, so anything else that ``finish`` sends or stores would be lost. Private tensors are not:
     the codec's ``finish`` stores them.
@@ -76,7 +77,7 @@ def _check_plain(algorithm: Algorithm, objective: Objective, codec: Codec) -> No
 
 @dataclass(frozen=True, eq=False)
 class _CodecFinish:
-    """Function ``finish`` of an algorithm with a codec, with its ports and the form of its update."""
+    """Function ``finish`` of an algorithm with a codec, with its inputs and the form (layout) of its update."""
 
     codec: Codec
     objective: Objective
@@ -122,7 +123,7 @@ class _CodecFinish:
 
     @cached_property
     def ports(self) -> dict[str, TensorSpec]:
-        """Specs of the inputs of :meth:`finish`, by port."""
+        """Specs of the inputs of :meth:`finish`, by port (input or output name)."""
         weights = {name: self.objective.weights[name] for name in self.parts.coded}
         ports = prefixed("weights", self.objective.carrier.payload) | held_ports(self.objective)
         if self.codec.feedback:

@@ -97,7 +97,7 @@ def compare(spec: ModelSpec, data: UserSamples | None = None, seed: int = 0) -> 
 
 
 def _whole_only(spec: ModelSpec, source: ModelSource, data: UserSamples | None, seed: int) -> bool:
-    """Return False if the model agrees as it was cut, True if it agrees only as a single unit.
+    """Return False if the model agrees as it was cut, True if it agrees only as a single unit (stage of the model).
 
     Raises:
         ModelError: if it agrees in neither form.
@@ -119,7 +119,7 @@ def _whole_only(spec: ModelSpec, source: ModelSource, data: UserSamples | None, 
 
 
 def _whole(spec: ModelSpec, source: ModelSource) -> ModelSpec:
-    """Return the model of ``spec`` as a single unit."""
+    """Return the model of ``spec`` as a single unit (stage of the model)."""
     request = source.request
     loss = request.loss if source.returned_loss is not None else spec.loss
     whole = source.split(replace(request, whole=True, loss=loss))

@@ -69,8 +69,9 @@ def layer_by_layer(layer: Callable[..., Any], draw: Draw, *args: Any) -> Any:
 
 
 class RandomStream:
-    """Generator of the uniform random numbers of one training step, by ``seed``. ``drawn`` lists them in the order of
-    the draws.
+    """Generator of the uniform random numbers of one training step, from the seed ``seed``.
+
+    The attribute ``drawn`` has the numbers of all draws so far, in their order.
     """
 
     def __init__(self, seed: int) -> None:

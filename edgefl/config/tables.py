@@ -149,9 +149,10 @@ class AlgorithmTable(ConfigTable):
     @model_validator(mode="before")
     @classmethod
     def _fill_in_defaults(cls, table: Any) -> Any:
-        """Set batch and steps to the defaults that all shipped algorithms share, so that runs are comparable.
+        """Return the table with the options batch and steps, if they are missing, set to the defaults of all shipped
+        algorithms.
 
-        The table of a user's own algorithm (``place:factory``) is not changed: it has its own defaults.
+        The table of a user's own algorithm (``place:factory``) is returned unchanged, because it has its own defaults.
         """
         if not isinstance(table, dict) or ":" in str(table.get("name", "")):
             return table
@@ -277,9 +278,9 @@ class DataTable(ConfigTable):
 
     @property
     def way_to_read(self) -> Reader | None:
-        """The key ``reader`` as settings that turn a device's files into samples; None if it is not set.
+        """The key ``reader`` as settings that turn a device's files into samples; None if the key is not set.
 
-        It never raises: the table was checked when it was read.
+        Reading this property raises no error, because the table was validated when it was loaded.
         """
         return msgspec.convert(self.reader, Reader) if self.reader else None
 

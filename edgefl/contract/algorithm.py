@@ -314,13 +314,16 @@ class Algorithm:
 
     @property
     def exchanges(self) -> tuple[Algorithm, ...]:
-        """All exchanges of the method, each once: ``opening``, then ``ahead``, then this algorithm."""
+        """All exchanges (round trips between server and device) of the method, each once: ``opening``, then ``ahead``,
+        then this algorithm.
+        """
         return (*self.opening, *self.ahead, self)
 
     @property
     def server_state(self) -> Mapping[str, float]:
         """Initial value of each kind of tensor that the server keeps beside the model, such as a momentum ``m``.
 
-        The keys are the names of these states; all exchanges of the method are included.
+        The keys are the names of these states; all exchanges (round trips between server and device) of the method are
+        included.
         """
         return dict(chain.from_iterable(each.server.state.items() for each in self.exchanges))

@@ -28,7 +28,9 @@ Schedule = Callable[[int, int], Scalars]
 
 
 def constant(_position: int, _rounds: int) -> Scalars:
-    """Return {}: the schedule of an algorithm whose scalars keep their defaults in every exchange."""
+    """Return {}: the schedule of an algorithm whose scalars keep their defaults in every exchange (round trip between
+    server and device).
+    """
     return {}
 
 
@@ -81,7 +83,7 @@ class ServerOpt:
         Return {} if ``step`` is the plain mean, because the new model is then ``mean`` itself.
 
         Args:
-            before: Weights and state at the start of the exchange, by name.
+            before: Weights and state at the start of the exchange (round trip between server and device), by name.
             mean: Averages, by the same names.
             hyper: Scalars of the exchange, and ``share``, the fraction of all devices that reported.
 

@@ -103,7 +103,7 @@ def apply_server_step(
 
     Args:
         server: Server optimizer.
-        before: Weights and state at the start of the exchange, by name.
+        before: Weights and state at the start of the exchange (round trip between server and device), by name.
         mean: Averages of the exchange, by the same names.
         hyper: Scalars of the exchange, and ``share``, the fraction of all devices that reported.
 

@@ -65,7 +65,7 @@ class TensorSpec:
 
 
 def role_of(port: str) -> str:
-    """Return the role of a port: the first part of its dotted name."""
+    """Return the role of a port (named input or output of a function): the first part of its dotted name."""
     return port.partition(".")[0]
 
 

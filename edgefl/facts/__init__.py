@@ -72,7 +72,9 @@ class CatalogFacts(msgspec.Struct, frozen=True, kw_only=True):
         return [str(row["tier"]) for row in self.rows["submodels"] if row.get("model") == model]
 
     def units(self, model: str) -> tuple[str, ...]:
-        """Return the unit names of a catalog model with default options, in order; () if the model is not listed."""
+        """Return the names of the units (stages) of a catalog model with default options, in order; () if it is not
+        listed.
+        """
         return next((tuple(row["units"]) for row in self.rows["models"] if row["name"] == model), ())
 
 

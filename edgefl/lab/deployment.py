@@ -482,7 +482,7 @@ class DeploymentBuilder:
 
     @property
     def narrow(self) -> bool:
-        """True if narrow tiers changed the statistics of the whole model."""
+        """True if narrow tiers changed the moving statistics of the whole model."""
         return self.federation is not None and trains_narrow(self.federation)
 
     @cached_property

@@ -50,7 +50,8 @@ class Exit(nn.Module):
         return x if self.passes else self.classify(x)
 
     def classify(self, x: Tensor) -> Tensor:
-        """Return the classifier's output (B, *out) for the features ``x`` (B, ...) of the unit before it.
+        """Return the classifier's output (B, *out) for the features ``x`` (B, ...) of the unit (stage of the model)
+        before it.
 
         Raises:
             ModelError: ``x`` has another number of features than the classifier.
@@ -97,10 +98,10 @@ class BranchedUnits(nn.Sequential):
 
 @dataclass(frozen=True, eq=False)
 class ExitSpec(ModelSpec):
-    """Model with exits (classifiers that are units of their own) between its other units."""
+    """Model with exits (classifiers that are units of their own) between its other units (stages of the model)."""
 
     def part(self, start: int, stop: int) -> nn.Sequential:
-        """Return units ``start`` to ``stop - 1`` as one module, like :meth:`ModelSpec.part`.
+        """Return units (stages of the model) ``start`` to ``stop - 1`` as one module, like :meth:`ModelSpec.part`.
 
         A part with the head returns the outputs of all its exits in training.
         """
@@ -113,7 +114,9 @@ class ExitSpec(ModelSpec):
         return tuple(name for name, unit in self.module.named_children() if isinstance(unit, Exit))
 
     def level(self, exit: int) -> BranchedUnits:
-        """Return the model that ends at an exit, which becomes its head, as a sequence of units. The tensors are shared.
+        """Return the model that ends at an exit, which becomes its head, as a sequence of units (stages of the model).
+
+        The tensors are shared.
 
         Args:
             exit: Number of the exit from 1; the head has the highest.
@@ -144,7 +147,7 @@ class ExitSpec(ModelSpec):
 
 
 def branch(units: Iterator[tuple[str, nn.Module]] | Sequence[tuple[str, nn.Module]]) -> BranchedUnits:
-    """Return a :class:`BranchedUnits` with the units, given as pairs (name, module)."""
+    """Return a :class:`BranchedUnits` with the units (stages of the model), given as pairs (name, module)."""
     return BranchedUnits(OrderedDict(units))
 
 
@@ -214,7 +217,7 @@ def early_exits(
 
     Args:
         base: Name of the model (:func:`edgefl.models.zoo.catalog.build_model`).
-        after: Names of the units that an exit follows. Empty: chosen by :func:`with_exits`.
+        after: Names of the units (stages of the model) that an exit follows. Empty: chosen by :func:`with_exits`.
         kd_weight: Weight of the distillation (:class:`edgefl.models.losses.exit_loss.ExitLoss`).
         in_channels: Channels of a sample. None: the base model's default.
         size: Height and width of a sample. None: the base model's default.
@@ -242,7 +245,9 @@ def channel_dim(shape: Sequence[int]) -> int:
 
 
 def _results(spec: ModelSpec) -> dict[str, TensorSpec]:
-    """Return the spec of one output sample of each unit, without batch dimension, by the unit's name."""
+    """Return the spec of one output sample of each unit (stage of the model), without batch dimension, by the unit's
+    name.
+    """
     results, sample = dict[str, TensorSpec](), spec.sample
     for position, unit in enumerate(spec.units):
         sample = results[unit] = output_spec(spec.part(position, position + 1), sample)
@@ -267,7 +272,7 @@ def _stage_ends(spec: ModelSpec, results: dict[str, TensorSpec]) -> tuple[str, .
 
 
 def _run_ends(spec: ModelSpec) -> tuple[str, ...]:
-    """Divide the units with weights, without the head, into up to ``RUNS`` runs.
+    """Divide the units (stages of the model) with weights, without the head, into up to ``RUNS`` consecutive runs.
 
     Return the name of the last unit of each run but the last; () if there is only one run.
     """
@@ -278,7 +283,7 @@ def _run_ends(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def _check_places(spec: ModelSpec, places: tuple[str, ...]) -> None:
-    """Raise ModelError unless an exit can follow each of the units ``places``."""
+    """Raise ModelError unless an exit can follow each of the units (stages of the model) ``places``."""
     if not places:
         raise ModelError(
             f"{spec.name} has no place for an exit before its head: it needs two units with weights and a head, its "

@@ -63,7 +63,7 @@ class ModelSpec:
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Names of the units in order."""
+        """Names of the units (stages of the model) in order."""
         return tuple(name for name, _ in self.module.named_children())
 
     @property
@@ -77,7 +77,7 @@ class ModelSpec:
         return {name: tensor.detach() for name, tensor in self.module.state_dict().items()}
 
     def part(self, start: int, stop: int) -> nn.Sequential:
-        """Return the units number ``start`` to ``stop - 1`` (from 0) under their names.
+        """Return the units (stages of the model) number ``start`` to ``stop - 1`` (from 0) under their names.
 
         The modules are shared, not copied.
         """
@@ -85,11 +85,11 @@ class ModelSpec:
 
     @cached_property
     def _boundaries(self) -> dict[int, TensorSpec]:
-        """Results of :meth:`boundary` so far, by the number of units before the cut. Computing one runs these units."""
+        """Cached results of :meth:`boundary`: spec of the tensor behind the first n units (stages of the model), by n."""
         return {}
 
     def boundary(self, cut: int) -> TensorSpec:
-        """Return the spec of one sample of the tensor between two units, without batch dimension.
+        """Return the spec of one sample of the tensor between two units (stages of the model), without batch dimension.
 
         Args:
             cut: Number of units before it. 0: the input of the model.
@@ -110,7 +110,7 @@ class ModelSpec:
     def shortened(self, length: int) -> ModelSpec:
         """Return the model for samples whose first dimension is ``length``, such as the tokens of a sequence.
 
-        If the model was split from a module, the module is split again; else the units are shared.
+        If the model was split from a module, the module is split again; else the units (stages of the model) are shared.
 
         Raises:
             ModelError: The model's samples do not have more entries than ``length``, or the shape of a weight depends
@@ -257,7 +257,7 @@ def run_fake(module: nn.Module, sample: TensorSpec, watch: BufferWatch | None = 
 
 
 def output_spec(module: nn.Sequential, sample: TensorSpec) -> TensorSpec:
-    """Return shape and dtype of one output sample of the units ``module``, without batch dimension.
+    """Return shape and dtype of one output sample of the units (stages of the model) ``module``, without batch dimension.
 
     Runs the units on the meta device. Without units, return ``sample``.
 
@@ -276,7 +276,8 @@ def output_spec(module: nn.Sequential, sample: TensorSpec) -> TensorSpec:
 
 
 def run_meta(module: nn.Sequential, sample: TensorSpec, batch: int) -> Tensor:
-    """Run the units in inference mode on the meta device and return the output, which has a shape but no values.
+    """Run the units (stages of the model) in inference mode on the meta device and return the output, which has a
+    shape but no values.
 
     Args:
         module: Units. They are copied without their values.
@@ -292,7 +293,7 @@ def run_meta(module: nn.Sequential, sample: TensorSpec, batch: int) -> Tensor:
 
 
 def run_units(units: nn.Sequential, x: Tensor) -> Tensor:
-    """Run the units one after the other on the batch ``x`` and return the last output.
+    """Run the units (stages of the model) one after the other on the batch ``x`` and return the last output.
 
     Exporters recognize this function by its name in stack traces, to find the user's line of an operation.
 

@@ -104,7 +104,9 @@ def split(
 
 
 def _split(module: nn.Module, request: SplitRequest) -> ModelSpec:
-    """Return the units of a module without wrappers, split as ``request`` says. ``module`` is not changed.
+    """Return the units (stages of the model) of a module without wrappers, split as ``request`` says.
+
+    ``module`` is not changed.
 
     Raises:
         ModelError: The module cannot be copied, traced or cut, or no loss fits.
@@ -297,7 +299,8 @@ def _split_automatically(
 
 
 def _sketch(module: nn.Module, sample: TensorSpec, output: Output) -> TracedGraph:
-    """Return a trace of ``module`` in training in which only layers are leaf modules, to inspect all other code.
+    """Return a trace of ``module`` in training in which only layers are leaf modules (submodules that a trace does not
+    enter), to inspect all other code.
 
     If possible, its batch size is fixed, which takes half the time.
     """
@@ -313,7 +316,7 @@ def _sketch(module: nn.Module, sample: TensorSpec, output: Output) -> TracedGrap
 
 
 def _split_at(module: nn.Module, sample: TensorSpec, cuts: tuple[str, ...], output: Output) -> nn.Sequential:
-    """Return ``module`` as units that end after the submodules ``cuts``.
+    """Return ``module`` as units (stages of the model) that end after the submodules ``cuts``.
 
     Raises:
         ModelError: A cut is unknown, named twice or impossible.

@@ -28,7 +28,7 @@ class BorrowedWeight(nn.Module):
     """Layer of a unit's graph that returns a tensor of another unit's state.
 
     Args:
-        value: The tensor itself, which both units share.
+        value: The tensor itself, which both units (stages of the model) share.
         name: Global name of the tensor.
     """
 
@@ -64,7 +64,8 @@ class _ParameterUse:
 
 
 def share_weights(units: nn.Sequential) -> nn.Sequential:
-    """Return the units with each shared tensor as a parameter of the last unit that uses it, and a buffer in all others.
+    """Return the units (stages of the model) with each shared tensor as a parameter of the last unit that uses it, and
+    a buffer in all others.
 
     So the tensor has one name in the state. A module that is in several units is copied. The tensors stay the same
     objects.
@@ -105,7 +106,7 @@ def collect_state(module: nn.Module) -> dict[str, Tensor]:
 
 
 def units_with_tied_weights(units: nn.Sequential) -> frozenset[str]:
-    """Return the names of the units that own or borrow a tensor which several units use."""
+    """Return the names of the units (stages of the model) that own or borrow a tensor which several units use."""
     lent = [
         (unit, name)
         for unit, module in units.named_children()
@@ -128,7 +129,8 @@ def _register_read(holder: nn.Module, own: str, value: nn.Parameter, name: str) 
 
 
 def _separate_modules(units: nn.Sequential) -> nn.Sequential:
-    """Return the units, with a copy of each module that occurs in several units or several times in one.
+    """Return the units (stages of the model), with a copy of each module that occurs in several units or several times
+    in one.
 
     The last occurrence keeps the module itself. The copies have the same tensors.
     """
@@ -164,7 +166,7 @@ def _separate_within(unit: nn.Module) -> None:
 
 
 def _check_buffers(name: str, unit: nn.Module, seen: dict[int, str]) -> None:
-    """Raise ModelError if a buffer of the unit is also a buffer of another unit.
+    """Raise ModelError if a buffer of the unit (stage of the model) is also a buffer of another unit.
 
     Args:
         name: Name of the unit.
@@ -183,7 +185,7 @@ def _check_buffers(name: str, unit: nn.Module, seen: dict[int, str]) -> None:
 
 
 def _uses(units: nn.Sequential) -> Iterator[tuple[_ParameterUse, nn.Parameter]]:
-    """Yield (place, parameter) for each registration of each parameter, in the order of the units."""
+    """Yield (place, parameter) for each registration of each parameter, in the order of the units (stages of the model)."""
     for name, unit in units.named_children():
         for path, part in unit.named_modules():
             for own, parameter in part._parameters.items():
@@ -194,8 +196,8 @@ def _uses(units: nn.Sequential) -> Iterator[tuple[_ParameterUse, nn.Parameter]]:
 def _home(units: nn.Sequential, uses: list[_ParameterUse]) -> _ParameterUse:
     """Return the use of a shared parameter that keeps it. All others become reads of its state.
 
-    It is in the last unit, and if possible one that the unit's graph reads by name. ``uses`` has all uses of the
-    parameter in the order of the units.
+    It is in the last unit (stage of the model), and if possible one that the unit's graph reads by name. ``uses`` has
+    all uses of the parameter in the order of the units.
     """
     last = [use for use in uses if use.unit == uses[-1].unit]
     read = _read_by_name(units.get_submodule(uses[-1].unit))
@@ -203,8 +205,8 @@ def _home(units: nn.Sequential, uses: list[_ParameterUse]) -> _ParameterUse:
 
 
 def _read_by_name(unit: nn.Module) -> Mapping[str, list[fx.Node]]:
-    """Return the nodes of the unit's own graph that read a tensor, by the tensor's name; {} if the unit is no graph
-    module.
+    """Return the nodes of the unit's own graph that read a tensor, by the tensor's name; {} if the unit (stage of the
+    model) is no graph module.
     """
     nodes: dict[str, list[fx.Node]] = {}
     for node in unit.graph.nodes if isinstance(unit, fx.GraphModule) else ():

@@ -126,12 +126,13 @@ class Carrier(ABC):
 
 @runtime_checkable
 class ThresholdCarrier(Protocol):
-    """Interface of a carrier whose masks and gradients depend on thresholds
-    (:func:`edgefl.algorithms.submodels.tcbgd.tcbgd`).
+    """Interface of a carrier (conversion between sent tensors and weights) whose masks depend on thresholds.
+
+    :func:`edgefl.algorithms.submodels.tcbgd.tcbgd` trains it.
     """
 
     def with_switches(self, *, remask: bool, bias: bool, freeze_dropped: bool) -> Carrier:
-        """Return a copy of the carrier with other switches.
+        """Return a copy of the carrier (conversion between sent tensors and weights) with other switches.
 
         Args:
             remask: Compute the mask again in each step.

@@ -80,7 +80,7 @@ def hvp(
     Args:
         objective: Model part that a tier trains, with its loss.
         weights: The weights w, by name.
-        tensors: All inputs of the step by port.
+        tensors: All inputs of the step by port (input or output name).
         direction: The vector v: one tensor for each name in ``objective.trainable``.
         index: Number of the batch B, ``batch.<index>``.
 
@@ -119,7 +119,7 @@ def difference_hvp(
     Args:
         objective: Model part that a tier trains, with its loss.
         weights: The weights w, by name.
-        tensors: All inputs of the step by port.
+        tensors: All inputs of the step by port (input or output name).
         direction: The vector v, by name of the parameter.
         h: Step of the difference, shape ().
         index: Number of the batch B, ``batch.<index>``.

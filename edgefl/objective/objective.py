@@ -273,7 +273,7 @@ class Objective:
             y: Labels of the shape and dtype of :meth:`labels`.
             noise: Uniform random tensors by name, of the specs of :meth:`noise`. None: the suffix draws from torch's
                 generator.
-            gates: The carrier's gates.
+            gates: Masks and thresholds of the carrier, by name.
             facts: Tensors of :attr:`facts`, by name.
             hyper: Scalars of :attr:`scalars`, by name.
             others: Tensors of the additional inputs by name, of the specs of :meth:`others`.
@@ -293,7 +293,10 @@ class Objective:
         uniform = dict(noise or {})
 
         def run(training: bool) -> tuple[Tensor, Tensors]:
-            """Return (output, tensors :attr:`fixed` after the pass), with the weights that training or inference reads."""
+            """Run the suffix once, and return (output, tensors of :attr:`fixed` after the pass).
+
+            It reads the carrier's weights for training or for inference.
+            """
             read = self.carrier.effective(dict(params), dict(gates or {}), uniform, training=training)
             tensors = {**read, **{name: buffers[name].clone() for name in self.fixed}}
             with self._reading(uniform):
@@ -344,7 +347,7 @@ class Objective:
             x: Boundary samples, (B, *boundary).
             y: Labels of the shape and dtype of :meth:`labels`.
             mask: (B,): 1 for rows that count, 0 for padding.
-            gates: The carrier's gates.
+            gates: Masks and thresholds of the carrier, by name.
             others: Tensors of the additional inputs, by name.
         """
         return sums_of(self.loss, self.predict(weights, x, gates, others), y, mask)
@@ -361,7 +364,7 @@ class Objective:
         Args:
             weights: Tensors by name; may hold more than the suffix needs, such as the whole model.
             x: Boundary samples, (B, *boundary).
-            gates: The carrier's gates.
+            gates: Masks and thresholds of the carrier, by name.
             others: Tensors of the additional inputs, by name.
 
         Raises:

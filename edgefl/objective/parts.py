@@ -22,8 +22,8 @@ def begun(objective: Objective, tensors: Tensors) -> Tensors:
 
     Args:
         objective: The objective of training.
-        tensors: The round's ``weights.*`` by port, of the payload's shapes and dtypes. Others, such as the server's
-            state, are ignored.
+        tensors: The round's ``weights.*`` by port (input or output name), of the payload's shapes and dtypes. Others,
+            such as the server's state, are ignored.
 
     Returns:
         ``state.weights.*`` and ``state.gate.*``, by port.
@@ -39,9 +39,9 @@ def dtype_of(objective: Objective, state: Tensors) -> torch.dtype:
 
 
 def pack(objective: Objective, tensors: Tensors) -> Tensors:
-    """Return the ports ``update.*``: all tensors of the suffix, with moving statistics, as the carrier sends them.
+    """Return all tensors of the trained units as a device sends them, as ``update.*``; moving statistics are included.
 
-    ``tensors`` has ``state.weights.*`` and ``state.gate.*``.
+    ``tensors`` has ``state.weights.*`` and ``state.gate.*`` (masks and thresholds).
     """
     weights, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
     return prefixed("update", objective.carrier.pack(weights, gates))
@@ -53,7 +53,10 @@ def finish(objective: Objective) -> Function:
 
 
 def private_ports(objective: Objective, private: Collection[str]) -> dict[str, TensorSpec]:
-    """Return the specs of the carry of the tensors ``private``, by port; {} if there are none."""
+    """Return the specs of ``carry.private.*``, the state that keeps the tensors ``private`` on a device between rounds.
+
+    They are by port (input or output name); {} if there are no private tensors.
+    """
     if not private:
         return {}
     specs = {name: spec for name, spec in objective.weights.items() if name in private}
@@ -75,9 +78,11 @@ def restore_private(tensors: Tensors, state: Tensors) -> Tensors:
 
 
 def store_private(objective: Objective, private: Collection[str], tensors: Tensors) -> Tensors:
-    """Return the carry of the tensors ``private`` from ``state.weights.*``, by port; {} if there are none.
+    """Return the tensors ``private`` of ``state.weights.*`` as ``carry.private.*``, which the device stores for its
+    next round.
 
-    ``carry.begun`` is 0 if an entry is not finite: the next round then begins with the server's tensors.
+    They are by port (input or output name); {} if there are no private tensors. ``carry.begun`` is 0 if an entry is not
+    finite: the next round then begins with the server's tensors.
     """
     if not private:
         return {}
@@ -107,9 +112,9 @@ def evaluate(objective: Objective, batch: int) -> Function:
 
 
 def inference(objective: Objective) -> Function:
-    """Return the function from ``weights.*`` (the payload) to the ``weights.*`` that the suffix uses in inference.
+    """Return the function from the received ``weights.*`` to the ``weights.*`` that the layers use in inference.
 
-    They differ if the carrier masks weights.
+    They differ if the submodel masks weights.
     """
 
     def fn(tensors: Tensors) -> Tensors:
@@ -120,7 +125,7 @@ def inference(objective: Objective) -> Function:
 
 
 def batch_ports(objective: Objective, batch: int, index: int = 0) -> dict[str, TensorSpec]:
-    """Return the specs of batch number ``index`` by port, for ``batch`` rows.
+    """Return the specs of batch number ``index`` by port (input or output name), for ``batch`` rows.
 
     ``batch.<index>.x`` are features, ``batch.<index>.y`` labels, and the others additional inputs of the suffix.
     """
@@ -129,15 +134,18 @@ def batch_ports(objective: Objective, batch: int, index: int = 0) -> dict[str, T
 
 
 def held_ports(objective: Objective) -> dict[str, TensorSpec]:
-    """Return the specs of the state of local training of ``objective``: ``state.weights.*`` and ``state.gate.*``."""
+    """Return the specs of the state of local training of ``objective``, by port (input or output name).
+
+    They are ``state.weights.*`` and ``state.gate.*`` (masks and thresholds).
+    """
     return prefixed("state.weights", objective.weights) | prefixed("state.gate", objective.carrier.gates)
 
 
 def step_ports(objective: Objective, batch: int, streams: int = 1) -> dict[str, TensorSpec]:
-    """Return the specs of the inputs of a step that takes gradients of ``objective``, by port.
+    """Return the specs of the inputs of a step that takes gradients of ``objective``, by port (input or output name).
 
-    They are ``state.weights.*``, ``state.gate.*``, ``batch.0`` to ``batch.<streams - 1>``, ``data.*``, ``noise.*``, and
-    ``hyper.*``, the scalars that the loss reads.
+    They are ``state.weights.*``, ``state.gate.*`` (masks and thresholds), ``batch.0`` to ``batch.<streams - 1>``,
+    ``data.*``, ``noise.*``, and ``hyper.*``, the scalars that the loss reads.
 
     Args:
         objective: Model part that a tier trains, with its loss.

@@ -37,7 +37,10 @@ Progress = Callable[[str], None]
 
 
 class PortsOnlyTarget(Target):
-    """Target that lowers functions only to get the ports of their ONNX graphs, and writes nothing."""
+    """Export target that lowers functions only to get the names, shapes and dtypes of their ONNX inputs and outputs.
+
+    It writes no files.
+    """
 
     name = "onnx"
 
@@ -102,7 +105,7 @@ def outline_of(
         federation: the settings of the export.
         dataset: the samples that the tier's devices have.
         tier: the tier.
-        exchange: one of its exchanges.
+        exchange: one of its exchanges (round trips between server and device).
         progress: called with a line of text before each graph.
 
     Raises:
@@ -144,7 +147,7 @@ def request_of(manifest: Manifest, federation: Federation | None = None, model: 
     Args:
         manifest: the bundle's manifest.
         federation: the federation that the bundle was exported with; its tier of the same name is used. None: the
-            model, units and algorithm that the manifest names, with default options.
+            model, units (stages of the model) and algorithm that the manifest names, with default options.
         model: name of a model to use instead; "" for the model of the manifest or federation.
 
     Raises:

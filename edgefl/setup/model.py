@@ -322,8 +322,8 @@ def samples_like(federation: Federation) -> Dataset:
 def model_with_samples(federation: Federation) -> tuple[ModelSpec, Dataset]:
     """Return (model of a federation, samples that it is fitted to), the samples as in :func:`samples_like`.
 
-    A module of the user's own is cut into units only once: without a table ``[data]``, the samples are made to fit
-    it.
+    A module of the user's own is cut into units (stages of the model) only once: without a table ``[data]``, the
+    samples are made to fit it.
 
     Raises:
         DataError: if the dataset's files are missing.

@@ -133,10 +133,10 @@ def parse_tiers(text: str, model: str, *, count: int = 1) -> dict[str, dict[str,
     """Return the tables ``tiers`` of a federation file from a text of the command line, by tier's name.
 
     Args:
-        text: ``[NAME=]KIND[:SIZE][*DEVICES]`` separated by commas. KIND is a submodel kind, ``full``, or a preset
-            of the model (``strong``, ``moderate``, ``weak``). SIZE is the share of the parameters (``0.25``,
-            ``1/4``), or for ``output_side`` the number of frozen units. Without NAME a tier has the name of its
-            kind.
+        text: ``[NAME=]KIND[:SIZE][*DEVICES]`` separated by commas. KIND is a submodel kind, ``full``, or a preset of
+            the model (``strong``, ``moderate``, ``weak``). SIZE is the share of the parameters (``0.25``, ``1/4``), or
+            for ``output_side`` the number of frozen units (stages of the model). Without NAME a tier has the name of
+            its kind.
         model: name of the model, for its presets.
         count: number of devices of a tier without DEVICES.
 

@@ -57,9 +57,9 @@ class CarryStore:
         self._db.commit()
 
     def choose(self, client: str, begun: RoundToBegin, exchanges: int) -> int | None:
-        """Return the row number of the newest valid carry of ``client``, to pass to :meth:`read`; None if there is none.
+        """Return the row number of a client's newest valid carry, the state that the algorithm keeps on it between rounds.
 
-        Carries that no later round can use are deleted.
+        Return None if there is none. Carries that no later round can use are deleted.
 
         Args:
             client: Name of the client.
@@ -76,12 +76,22 @@ class CarryStore:
         return None if choice.carry is None else choice.carry.id
 
     def read(self, number: int) -> Arrays:
-        """Return the arrays of the carry with row number ``number``, by name. The carry stays in the store."""
+        """Return the arrays of a client's carry (state that the algorithm keeps on it) by name.
+
+        ``number``: row of the carry, from :meth:`choose`. The carry stays in the store.
+        """
         row = self._db.execute("SELECT data FROM carries WHERE id = ?", (number,)).fetchone()
         return tensors.load(row[0])
 
     def keep(self, client: str, begun: RoundToBegin, nonce: str, carry: Arrays) -> None:
-        """Store the carry that ``client`` made in round ``begun``. ``nonce`` identifies its task."""
+        """Store a client's new carry, the state that the algorithm keeps on it between rounds.
+
+        Args:
+            client: Name of the client.
+            begun: Round in which the client made the carry.
+            nonce: Identifier of the client's task.
+            carry: Arrays by name.
+        """
         self._db.execute(
             "INSERT INTO carries(client, name, nonce, round, data) VALUES(?, ?, ?, ?, ?)",
             (client, begun.name, nonce, begun.round, tensors.dump(carry)),

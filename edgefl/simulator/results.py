@@ -91,7 +91,7 @@ class SimulationState(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         number: Last finished round, closed or abandoned; 0 before the first.
-        position: Completed exchanges since the method began, or began again.
+        position: Completed exchanges (round trips between server and device) since the method began, or began again.
         base: Last closed round.
         members: Clients that must take part until the method begins again, if all are needed.
         refused: Failed attempts in a row at the present exchange.

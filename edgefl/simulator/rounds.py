@@ -58,7 +58,7 @@ class SimulatedRounds:
 
     Attributes:
         spec: Specification of the run.
-        functions: Functions of the clients, by tier and index of the exchange.
+        functions: Functions of the clients, by tier and index of the exchange (round trip between server and device).
         data: Training data of the clients.
         downloads: Encoder of the model.
         carries: Store of the clients' carries (state between their rounds).
@@ -302,8 +302,8 @@ class SimulatedRounds:
     def _portions(self, wanted: Sequence[Assignment], opened: OpenRound, base: int) -> list[ClientPortion]:
         """Divide the tasks ``wanted`` into portions, groups of clients of one tier that are trained together.
 
-        Clients without a carry that they need are left out. The division does not depend on the trainers, because a
-        group of other clients gives other bits.
+        Clients without a carry (stored state) that their algorithm requires are left out. The division does not depend
+        on the trainers, because a group of other clients gives other bits.
 
         Args:
             wanted: Tasks to train.
@@ -334,8 +334,14 @@ class SimulatedRounds:
         return RoundToBegin(RUN, f"{RUN}/{algorithm}/{assignment.tier}", opened.number, base)
 
     def _take(self, report: Report, opened: OpenRound, base: int) -> states.Answered:
-        """Store the carry of a client's report, add the report to the figures of the round, and return the event for the
-        coordinator.
+        """Store the carry of a client's report (state that the algorithm keeps on it), and count the report in the round.
+
+        Return the event for the coordinator.
+
+        Args:
+            report: Result of training the client.
+            opened: The round.
+            base: Last completed round, under which the carry is stored.
         """
         if report.refused:
             return states.Answered(report.client, accepted=False, reason=report.refused)

@@ -77,7 +77,7 @@ class SubmodelSize:
     def finer(self) -> SubmodelSize | None:
         """Same cut, with one download per frozen unit: more downloads, least memory in the forward pass.
 
-        None if the size has fewer than two frozen units, or sets the number of downloads itself.
+        None if the size has fewer than two frozen units (stages of the model), or sets the number of downloads itself.
         """
         cut = self.options.get("cut", 0)
         return (
@@ -100,9 +100,10 @@ def sizes(spec: ModelSpec, kinds: Iterable[str] = (), gammas: Iterable[float] = 
     """Return every size of the ``kinds`` (default: all kinds), largest first, without building or checking them.
 
     Args:
-        spec: Model, whose units limit the cuts.
+        spec: Model, whose units (stages of the model) limit the cuts.
         kinds: Submodel types.
-        gammas: Sizes of a type that has the option ``gamma``. Default: :data:`GAMMAS`. A type with ``cut`` gets every cut.
+        gammas: Sizes of a type that has the option ``gamma``. Default: :data:`GAMMAS`. A type with ``cut`` gets every
+            cut.
     """
     all_sizes: list[SubmodelSize] = []
     for kind in kinds or KINDS:

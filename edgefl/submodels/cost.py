@@ -43,8 +43,10 @@ class RoundCost:
 
     Attributes:
         parameters: Number of trained entries, without moving statistics.
-        macs: Multiply-accumulates of one sample's forward pass through the trained units, zeros included.
-        kept_macs: Multiply-accumulates with weights that the tier holds (fiarse.md 8.2), for a runtime that skips zeros.
+        macs: Multiply-accumulates of one sample's forward pass through the trained units (stages of the model), zeros
+            included.
+        kept_macs: Multiply-accumulates with weights that the tier holds (fiarse.md 8.2), for a runtime that skips
+            zeros.
         prefix_macs: Multiply-accumulates of one sample's forward pass through the frozen units.
         download_bytes: Size of the blobs with headers (:func:`edgefl.wire.tensors.dump`), frozen units included.
         upload_bytes: Size of the update's blob.
@@ -63,7 +65,7 @@ class RoundCost:
         Args:
             batch: Samples per step.
             steps: Training steps.
-            samples: Local samples, each of which passes once through the frozen units.
+            samples: Local samples, each of which passes once through the frozen units (stages of the model).
         """
         return TRAINING * self.macs * batch * steps + self.prefix_macs * samples
 
@@ -123,7 +125,9 @@ def entries(regions: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]]
 
 
 def _download_bytes(submodel: Submodel, weights: Mapping[str, Array], placement: Placement) -> int:
-    """Return the number of bytes that a device downloads: the payload and the units' blobs, each unit once."""
+    """Return the number of bytes that a device downloads: the payload and the units' blobs, each unit (stage of the
+    model) once.
+    """
     units = {*submodel.units, *(unit for chunk in submodel.prefix for unit in chunk.units)}
     sent = len(tensors.dump(placement.payload, placement.masks)) if placement.payload else 0
     for unit in units:

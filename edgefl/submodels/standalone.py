@@ -33,7 +33,7 @@ def standalone(
     """Return the module of ``submodel`` with its part of ``weights``, in inference mode, for use without the server.
 
     The size need not have been trained. Entries that the submodel lacks are zero if its tensors keep their shape. For a
-    submodel with frozen units the result is the whole model.
+    submodel with frozen units (stages of the model) the result is the whole model.
 
     Args:
         submodel: Submodel of any kind.
@@ -91,7 +91,7 @@ def scores_of(
 def _read(
     submodel: Submodel, weights: Mapping[str, Array], number: int, inference: Function | None
 ) -> Tensors:
-    """Return the tensors that the submodel's trained units use in inference, by local name.
+    """Return the tensors that the submodel's trained units (stages of the model) use in inference, by local name.
 
     Args:
         submodel: Submodel without frozen units.

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class FrozenUnits:
-    """Consecutive frozen units that a device downloads, runs forward over its local data and drops together: a chunk.
+    """Consecutive frozen units (stages of the model) that a device downloads, runs forward over its local data and
+    drops together: a chunk.
 
     Attributes:
         units: Names of the units with weights, followed by later units that hold tensors which these units read
@@ -50,7 +51,7 @@ class Submodel(ABC):
 
     @property
     def suffix(self) -> nn.Sequential:
-        """Trained units, in the tier's shapes, under their global names."""
+        """Trained units (stages of the model), in the tier's shapes, under their global names."""
         return self.spec.module
 
     @property
@@ -68,12 +69,12 @@ class Submodel(ABC):
 
     @property
     def prefix(self) -> tuple[FrozenUnits, ...]:
-        """Chunks of frozen units that run before training. Empty if all units are trained."""
+        """Chunks of frozen units (stages of the model) that run before training. Empty if all units are trained."""
         return ()
 
     @property
     def units(self) -> tuple[str, ...]:
-        """Names of the units whose published weights the device downloads for training.
+        """Names of the units (stages of the model) whose published weights the device downloads for training.
 
         Empty if it downloads a payload instead: arrays that only devices of this tier receive.
         """
@@ -106,5 +107,5 @@ class Submodel(ABC):
 
 
 def units_with_tensors(module: nn.Module) -> tuple[str, ...]:
-    """Return the names of the units of ``module`` that have parameters or buffers."""
+    """Return the names of the units (stages of the model) of ``module`` that have parameters or buffers."""
     return tuple(name for name, unit in module.named_children() if unit.state_dict())

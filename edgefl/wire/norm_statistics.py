@@ -26,5 +26,5 @@ def tier_family(tier: str) -> str:
 
 
 def unit_of(family: str) -> str:
-    """Return the name of the published unit that holds the batch-norm statistics of ``family`` (:func:`tier_family`)."""
+    """Return the name under which the server publishes the batch-norm statistics of ``family`` (:func:`tier_family`)."""
     return f"{NORMS}/{family}"

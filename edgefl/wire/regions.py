@@ -76,7 +76,7 @@ class Placement:
         regions: Region of each tensor of an update, by its name: the entries of global tensors that it holds. A
             global entry becomes the mean over the updates that hold it. It keeps its value if no update does.
         payload: Arrays that only devices of this tier receive, by local name. Empty if the devices read the
-            weights of the model's units instead.
+            weights of the model's units (stages of the model) instead.
         masks: Number of bits of each array of ``payload`` that is a packed mask.
     """
 
@@ -147,7 +147,7 @@ def spans(
 
 
 def extract(weights: Mapping[str, Array], regions: Mapping[str, Region]) -> Arrays:
-    """Return the local tensors of ``regions`` by name, taken from the global ``weights``.
+    """Return the local tensors of ``regions`` by name: the entries of the global ``weights`` that each region selects.
 
     A whole tensor is a view of the global one; others are copies.
     """

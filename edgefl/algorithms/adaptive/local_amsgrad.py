@@ -65,7 +65,7 @@ def local_amsgrad(
 
 
 class _AmsGrad:
-    """Device side of Federated AMSGrad: its ``start``, direction and ``finish``, with their ports."""
+    """Device functions of Federated AMSGrad: the beginning of a round, the direction of a step, and the end of a round."""
 
     def __init__(self, objective: Objective, steps: int, beta1: float, beta2: float, eps: float) -> None:
         self.objective, self.steps = objective, steps
@@ -88,8 +88,8 @@ class _AmsGrad:
         return state | {"state.moves": moves}
 
     def direction(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
-        """Return (direction m / sqrt(vhat) by parameter name, new ``state.*`` by port: m, v and the number of moves
-        left).
+        """Return (direction m / sqrt(vhat) by parameter name, new ``state.*`` by output name: m, v and the number of
+        moves left).
 
         In the last step of the round the direction is 0, because the server makes that move.
         """

@@ -148,7 +148,10 @@ class StormDevice:
         return Function("start", fn, weight_ports(self.objective))
 
     def gather(self) -> Function:
-        """Return the step function that adds the gradient of one batch at x_0 to a sum. Moving statistics do not change."""
+        """Return the step function that adds the gradient of one batch at the initial weights x_0 to a sum.
+
+        Moving statistics do not change.
+        """
 
         def fn(given: Tensors) -> Tensors:
             weights, total = select(given, "state.weights"), select(given, "state.m")
@@ -160,7 +163,7 @@ class StormDevice:
         return Function("gather", fn, ports)
 
     def finish_opening(self) -> Function:
-        """Return the function ``finish`` of the opening exchange.
+        """Return the function ``finish`` of the opening exchange (round trip between server and device).
 
         It sends the mean gradient, and stores x_0 on the device (the carry) as the x_{t-1} of the next exchange.
         """
@@ -176,7 +179,7 @@ class StormDevice:
     # -- every other exchange --------------------------------------------------------------------------------------
 
     def start(self) -> Function:
-        """Return the function ``start`` of the repeated exchange.
+        """Return the function ``start`` of the repeated exchange (round trip between server and device).
 
         Its outputs are the server's x, m and v, the device's own x_{t-1}, A, and the step sizes of all iterations.
         """
@@ -228,7 +231,7 @@ class StormDevice:
         return Function("train", fn, self._train_ports())
 
     def finish(self) -> Function:
-        """Return the function ``finish`` of the repeated exchange.
+        """Return the function ``finish`` of the repeated exchange (round trip between server and device).
 
         It sends x_t, m and v, and stores x_t on the device (the carry) as the x_{t-1} of the next exchange.
         """
@@ -247,10 +250,10 @@ class StormDevice:
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def _estimate(self, given: Tensors, new: Tensors, old: Tensors) -> tuple[Tensors, Tensors]:
-        """Return (m by name, new ``state.m.*`` and ``state.v.*`` by port).
+        """Return (momentum m by name, new ``state.m.*`` and ``state.v.*`` by output name).
 
         Args:
-            given: Inputs of the step by port.
+            given: Inputs of the step by port (input or output name).
             new: Gradient at x_t, by name. It alone enters v.
             old: Gradient at x_{t-1}, by name.
         """
@@ -264,11 +267,13 @@ class StormDevice:
         return m, state
 
     def _move(self, given: Tensors, here: Tensors, m: Tensors) -> Tensors:
-        """Return x_{t+1} by name. In the last iteration it is x_t, because the server makes that move.
+        """Return the weights x_{t+1} after a step, by name.
+
+        In the last iteration it is x_t, because the server makes that step.
 
         Args:
-            given: Inputs of the step by port.
-            here: x_t by name.
+            given: Inputs of the step by port (input or output name).
+            here: Weights x_t by name.
             m: Momentum by name.
         """
         if self.steps == 1:
@@ -280,7 +285,9 @@ class StormDevice:
         }
 
     def _carry(self, given: Tensors) -> Tensors:
-        """Return the trained weights as ``carry.previous.*``, which the device stores for the next exchange."""
+        """Return the trained weights as ``carry.previous.*``, which the device stores for the next exchange (round
+        trip between server and device).
+        """
         return prefixed("carry.previous", {name: given[f"state.weights.{name}"] for name in self.moved})
 
     def _train_ports(self) -> dict[str, TensorSpec]:
@@ -310,7 +317,7 @@ class Storm:
         objective: Model part that a tier trains, with its loss.
         schedule: Step sizes and momentum parameters.
         batch: Samples per iteration.
-        steps: Iterations q of an exchange.
+        steps: Iterations q of an exchange (round trip between server and device).
         opening_steps: Batches of the opening gradient. None: ``steps``.
         clip: Norm over all tensors that a gradient is scaled down to. The factor comes from the gradient at the
             new point and scales both, because two factors would break the cancellation in their difference
@@ -355,7 +362,9 @@ class Storm:
             )
 
     def algorithm(self) -> Algorithm:
-        """Return the algorithm of the repeated exchange, with the opening exchange before it."""
+        """Return the algorithm of the repeated exchange (round trip between server and device), with the opening
+        exchange before it.
+        """
         device, state = self._device, dict.fromkeys(self._device.shared, 0.0)
         check = evaluate(self.objective, self.batch)
         opening = Algorithm(

@@ -70,7 +70,7 @@ def adamw(
 
 @dataclass(frozen=True, eq=False)
 class _AdamW:
-    """Device side of AdamW: its ``start``, direction and ``finish``, with their ports.
+    """Device functions of AdamW: the beginning of a round, the direction of a step, and the end of a round.
 
     The optimizer state holds m and v by parameter, and the scalars ``mass1`` and ``mass2``: 1 - beta1^t and 1 -
     beta2^t. They are means of t ones, so a new optimizer's state is zeros.
@@ -99,7 +99,7 @@ class _AdamW:
         return state | prefixed("state.adam", {name: value.to(dtype) for name, value in adam.items()})
 
     def direction(self, tensors: Tensors, grads: Tensors) -> tuple[Tensors, Tensors]:
-        """Return (direction by parameter name, new ``state.adam.*`` by port).
+        """Return (direction by parameter name, new ``state.adam.*`` by output name).
 
         The direction is the quotient of the corrected moments, plus the decay for kernels.
         """

@@ -22,7 +22,7 @@ from edgefl.objective.parts import SCALAR, begun, dtype_of, evaluate, finish, he
 
 
 def accumulate(objective: Objective, batch: int) -> Function:
-    """Return the phase function that adds up the per-sample gradients at ``state.weights``, one batch per call.
+    """Return the step function that adds up the per-sample gradients at ``state.weights``, one batch per call.
 
     It adds the gradients of rows whose ``batch.0.mask`` is 1 to ``state.full.*``, and their number or weight to
     ``state.seen``. After a pass over the data, :func:`mean_gradient` returns the mean over all samples. Weights and moving
@@ -60,14 +60,16 @@ def accumulate(objective: Objective, batch: int) -> Function:
 
 
 def full_ports(objective: Objective) -> dict[str, TensorSpec]:
-    """Return the specs of the sums of :func:`accumulate`, by port: ``state.full.*`` (gradients) and ``state.seen``
-    (weight).
+    """Return the specs of the sums of :func:`accumulate`, by input name: ``state.full.*`` (gradients) and
+    ``state.seen`` (weight).
     """
     return prefixed("state.full", trained_specs(objective)) | {"state.seen": SCALAR}
 
 
 def zero_sums(objective: Objective, state: Tensors) -> Tensors:
-    """Return zeros for the sums of :func:`accumulate`, by port, in the dtype of ``state.weights.*``."""
+    """Return zeros for the sums of :func:`accumulate`, by port (input or output name), in the dtype of
+    ``state.weights.*``.
+    """
     dtype = dtype_of(objective, state)
     return {name: spec.zeros(dtype) for name, spec in full_ports(objective).items()}
 
@@ -255,7 +257,7 @@ class _Adam:
         c.
 
         Args:
-            tensors: Inputs of the step by port.
+            tensors: Inputs of the step by port (input or output name).
             grads: Gradient g(y) by name. The method computes g(x) on the same batch.
         """
         at_x = select(tensors, "state.weights") | select(tensors, "state.anchor")

@@ -69,7 +69,7 @@ def scaffold(
 
 
 class _Scaffold:
-    """Device side of SCAFFOLD: its ``start``, direction and ``finish``, with their ports."""
+    """Device functions of SCAFFOLD: the beginning of a round, the direction of a step, and the end of a round."""
 
     def __init__(self, objective: Objective, steps: int) -> None:
         self.objective, self.steps = objective, steps
@@ -79,8 +79,8 @@ class _Scaffold:
         )
 
     def start(self, tensors: Tensors) -> Tensors:
-        """Return the state of the first step, by port: the weights, and c - c_i, which corrects the gradient of every
-        step.
+        """Return the state of the first step, by output name: the weights, and c - c_i, which corrects the gradient of
+        every step.
         """
         c, own = received_state(tensors, "c", self.objective), select(tensors, "carry.control")
         return begun(self.objective, tensors) | prefixed("state.correction", {n: c[n] - own[n] for n in c})

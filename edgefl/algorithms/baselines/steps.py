@@ -36,7 +36,7 @@ def descent(
         batch: Samples per step.
         direction: Function from (inputs of the step by port, gradient by name) to (direction by name, other new
             state by port).
-        ports: Specs of the inputs of ``direction`` besides the weights, by port.
+        ports: Specs of the inputs of ``direction`` besides the weights, by port (input or output name).
         clip: Norm over all tensors to which g is scaled down first (:func:`clip_gradients`). None: no limit.
     """
 
@@ -88,7 +88,7 @@ def received_state(tensors: Tensors, state: str, objective: Objective) -> Tensor
     """Return the received tensors of the server state ``state``, by the name of the trained parameter.
 
     Args:
-        tensors: Inputs of a function by port, with ``weights.<state>/<parameter>``.
+        tensors: Inputs of a function by port (input or output name), with ``weights.<state>/<parameter>``.
         state: Name of the state, such as ``m``.
         objective: Model part that a tier trains.
     """

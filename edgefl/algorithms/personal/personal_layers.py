@@ -124,7 +124,8 @@ def fedbn(
 
     Args:
         objective: Objective of a model with batch norm.
-        norms: "batch": batch norms, torch's and those of this package. "all": also instance, group, layer and RMS norms.
+        norms: "batch": batch norms, torch's and those of this package. "all": also instance, group, layer and RMS
+            norms.
         batch: Samples per local step.
         steps: Local steps per round.
         lr: Default of ``hyper.lr``.
@@ -132,7 +133,7 @@ def fedbn(
         clip: Norm over all tensors to which g is scaled down. None: no limit.
 
     Raises:
-        ConfigError: A number is out of range, or the trained units have no such norm.
+        ConfigError: A number is out of range, or the trained units (stages of the model) have no such norm.
     """
     kinds = _NORMS[norms]
     layers = [path for path, layer in objective.suffix.named_modules() if isinstance(layer, kinds)]
@@ -154,7 +155,8 @@ def keep_private(algorithm: Algorithm, objective: Objective, private: frozenset[
     """Return ``algorithm`` with the tensors ``private`` on the device instead of in the update.
 
     Args:
-        algorithm: Algorithm of one exchange whose ``start`` returns and ``finish`` reads ``state.weights.*``.
+        algorithm: Algorithm of one exchange (round trip between server and device) whose ``start`` returns and
+            ``finish`` reads ``state.weights.*``.
         objective: Model part that a tier trains, with its loss.
         private: Names of trained tensors and their moving statistics.
 
@@ -211,7 +213,8 @@ def _local_sgd(
 
 
 def _named_tensors(algorithm: str, objective: Objective, private: str | list[str] | None) -> frozenset[str]:
-    """Return the names of the tensors in the modules ``private``; by default those of the last unit with parameters.
+    """Return the names of the tensors in the modules ``private``; by default those of the last unit (stage of the
+    model) with parameters.
 
     Raises ConfigError, with the name of ``algorithm``, if one of ``private`` is no module or tensor that the tier trains.
     """

@@ -46,18 +46,20 @@ class BinarizedUpdate:
 
     @cached_property
     def ports(self) -> dict[str, TensorSpec]:
-        """Specs of the frozen weights, of the submodel's masks and thresholds (``state.gate.*``), and of m, by port."""
+        """Specs of the frozen weights, of the submodel's masks and thresholds (``state.gate.*``), and of m, by port
+        (input or output name).
+        """
         return held_ports(self.objective) | prefixed("state.change", self.specs(self.objective.trainable))
 
     @property
     def size_state(self) -> dict[str, TensorSpec]:
-        """Specs of the state of learned step sizes, by port. {} if they are not learned."""
+        """Specs of the state of learned step sizes, by port (input or output name). {} if they are not learned."""
         each = TensorSpec((self.groups.count,))
         return {"state.scale": each, "state.log_scale": each} if self.learned else {}
 
     @property
     def size_ports(self) -> dict[str, TensorSpec]:
-        """Specs of the inputs of :meth:`step_sizes` besides m, by port."""
+        """Specs of the inputs of :meth:`step_sizes` besides m, by port (input or output name)."""
         return self.size_state | ({"hyper.rho": TensorSpec(())} if self.learned else {})
 
     def size(self, tensors: Tensors) -> StepSize:
@@ -114,7 +116,7 @@ class BinarizedUpdate:
 
 @dataclass(frozen=True, eq=False)
 class FedBATFinish:
-    """Function ``finish`` of FedBAT, with its ports and form.
+    """Function ``finish`` of FedBAT, with its inputs and the form (layout) of the update that it returns.
 
     It sends the signs of one draw with their step sizes, other trained tensors as float32, and moving statistics.
     """
@@ -163,7 +165,7 @@ class FedBATFinish:
         """Return (alpha [groups], codes by tensor name: 1.0 for +, 0.0 for -).
 
         Args:
-            tensors: Inputs of ``finish`` by port.
+            tensors: Inputs of ``finish`` by port (input or output name).
             base: Weights at the start of the round, by name.
         """
         if self.last_draw:

@@ -141,7 +141,7 @@ def _bounds(alpha_range: tuple[float, float] | None) -> tuple[float, float] | No
 
 @dataclass(frozen=True, eq=False)
 class _FedBATSteps:
-    """Functions of FedBAT's ``start`` and of its two kinds of steps (warm-up and binarized), with their ports.
+    """Functions of FedBAT's ``start`` and of its two kinds of steps (warm-up and binarized), with their inputs.
 
     No function returns the trained tensors of ``state.weights``, because they are frozen.
     """
@@ -167,7 +167,7 @@ class _FedBATSteps:
 
     @property
     def ports(self) -> dict[str, TensorSpec]:
-        """Specs of the inputs of a warm-up step, by port."""
+        """Specs of the inputs of a warm-up step, by port (input or output name)."""
         objective = self.update.objective
         ports = self.update.ports | batch_ports(objective, self.batch)
         if self.momentum:
@@ -194,7 +194,8 @@ class _FedBATSteps:
         return self.ports | self.update.size_ports | noise
 
     def binarize(self, tensors: Tensors) -> Tensors:
-        """Return the state after one step with binarized change (:func:`edgefl.codecs.binarize.draw`), by port.
+        """Return the state after one step with binarized change (:func:`edgefl.codecs.binarize.draw`), by port (input
+        or output name).
 
         The gradients by m and alpha are taken before the step.
         """
@@ -228,7 +229,7 @@ class _FedBATSteps:
         return signs
 
     def _gradient(self, tensors: Tensors, change: Tensors) -> tuple[Tensors, Tensors]:
-        """Return (gradient g by name at W = w + ``change``, moving statistics and metrics of the pass by port)."""
+        """Return (gradient g by name at W = w + ``change``, moving statistics and metrics of the pass by output name)."""
         objective, weights = self.update.objective, select(tensors, "state.weights")
         at = weights | {name: weights[name] + change[name] for name in objective.trainable}
         # The objective passes unknown noise to the layers, so the noise of the draw must not be among it.

@@ -57,7 +57,8 @@ def multi_step_forward(
     x: Tensor,
     others: Mapping[str, Tensor] | None = None,
 ) -> Tensor:
-    """Return the activations of frozen units for all rows of ``x``: (n, *output), in order (EmbracingFL Algorithm 1).
+    """Return the activations of frozen units (stages of the model) for all rows of ``x``: (n, *output), in order
+    (EmbracingFL Algorithm 1).
 
     Rows pass in consecutive groups of the chunk's batch. The last group is filled by wrap-around (rows 0, 1, ...),
     which matters for static batch norm.

@@ -19,7 +19,8 @@ PARTS = ("forward", "backward", "update")
 
 
 def name_of(profile: BundleProfile, beside: Sequence[BundleProfile] = ()) -> str:
-    """Return a display name of a profile: its tier, its exchange if it has one, and distinguishing fields.
+    """Return a display name of a profile: its tier, its exchange (round trip between server and device) if it has one,
+    and distinguishing fields.
 
     A field (model, program, engine or batch) is named if it differs among the profiles ``beside``.
     """

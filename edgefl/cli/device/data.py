@@ -25,11 +25,11 @@ def check(
     bundle: Annotated[Path, typer.Option(help="the bundle of a tier, as `edgefl export` writes it")],
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object")] = False,
 ) -> None:
-    """Say whether local data fit a bundle.
+    """Check whether local data fit a bundle.
 
-    It says what was found, and what does not fit, row by row.
+    Prints what was found in the data, and each row that does not fit.
 
-    Exit code 0 where all rows fit, 3 where one does not or the data cannot be used. Needs no torch and no broker.
+    Exit code 0 if all rows fit, 3 if one does not or the data cannot be used. Needs no torch and no broker.
 
     Examples:
 

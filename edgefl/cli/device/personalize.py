@@ -72,12 +72,12 @@ def personalize(
 ) -> None:
     """Adapt the current model to this device's data.
 
-    It takes a few steps, and says what they are worth.
+    It takes a few steps, and prints the metrics before and after them.
 
-    The model is the one announced last, whether or not a round is open. Support is what it is adapted to, query what judges
-    it: train_support takes --data as support and --test-data as query (without one, a stratified fifth of --data is held
-    out); split_test halves --test-data (else --data); paper_literal adapts to what judges it, which leaks, for comparison
-    only. Nothing is sent, and the agent may run meanwhile.
+    The model is the one announced last, whether or not a round is open. Support are the samples that it is adapted to,
+    query those that it is evaluated on. train_support takes --data as support and --test-data as query (without one, a
+    stratified fifth of --data is held out); split_test halves --test-data (else --data); paper_literal evaluates on the
+    samples that it adapts to, which leaks, for comparison only. Nothing is sent, and the agent may run meanwhile.
 
     Examples:
 

@@ -63,9 +63,9 @@ def broker(
 
     Without --tls it is for a trial on this machine: it asks for no password, and listens to this machine only.
 
-    With --tls it is Mosquitto with TLS, a user for the server, for askers (`edgefl profile --fleet`) and for each --device,
-    and the access list of `edgefl acl`. Certificates and passwords are made in --folder where none are given, and are used
-    again.
+    With --tls it is Mosquitto with TLS and the access list of `edgefl acl`. It has a user for the server, for clients that
+    request profiles (`edgefl profile --fleet`) and for each --device. Certificates and passwords are made in --folder if
+    none are given, and are used again.
 
     Examples:
 

@@ -80,9 +80,9 @@ def token(
     hours: Annotated[float, typer.Option(min=0, help="how long it can be used")] = 24.0,
     as_json: Json = False,
 ) -> None:
-    """Make a token that lets one device in, once.
+    """Print a one-time token with which one device can enrol.
 
-    It holds the server's public key: the device trusts that one."""
+    It contains the server's public key, which the device trusts from then on."""
     from edgefl.wire import folders
     from edgefl.wire.enrolment import new_token
     from edgefl.wire.keys import KeyPair
@@ -127,7 +127,7 @@ def add(
     list_file: List,
     as_json: Json = False,
 ) -> None:
-    """Let the device of a request in.
+    """Enrol the device of a signing request.
 
     Make sure first that the request comes from the device."""
     from edgefl.wire.enrolment import read_signing_request
@@ -139,7 +139,7 @@ def add(
 
 
 def ls(list_file: List, federation: Federation = "demo", as_json: Json = False) -> None:
-    """The devices of the list, with every key that they had."""
+    """List the enrolled devices, with every key that they had. A missing list is an error."""
     if not list_file.is_file():
         raise ConfigError(
             f"there is no list {list_file}: name the one of `edgefl server`", path=str(list_file)
@@ -155,7 +155,7 @@ def ls(list_file: List, federation: Federation = "demo", as_json: Json = False) 
 
 
 def revoke(device: Device, list_file: List, federation: Federation = "demo", as_json: Json = False) -> None:
-    """Let a device in no more, whatever key it shows, until it is enrolled again."""
+    """Refuse a device, whatever key it shows, until it is enrolled again."""
     with _open(list_file, federation) as registry:
         count = registry.revoke(device)
     _some(device, count)
@@ -163,9 +163,9 @@ def revoke(device: Device, list_file: List, federation: Federation = "demo", as_
 
 
 def forget(device: Device, list_file: List, federation: Federation = "demo", as_json: Json = False) -> None:
-    """Take a device off the list.
+    """Remove a device from the list.
 
-    It is then as if it had never been seen: for one whose store was lost."""
+    The server then treats it as unknown. Use this for a device whose store was lost."""
     with _open(list_file, federation) as registry:
         count = registry.forget(device)
     _some(device, count)
@@ -213,7 +213,7 @@ def _say(told: dict[str, Any], as_json: bool) -> None:
 
 
 def show(file: KeyFile, as_json: JsonObject = False) -> None:
-    """Print the public key of a file."""
+    """Print the public key of a key file. A missing file is an error."""
     from edgefl.wire.keys import KeyPair
 
     if not file.exists():
@@ -228,7 +228,7 @@ def new(
     file: Annotated[Path, typer.Argument(help="the key file, which must not exist yet")],
     as_json: JsonObject = False,
 ) -> None:
-    """Make a key in a new file, and print its public key."""
+    """Make a key in a new file, and print its public key. An existing file is an error."""
     from edgefl.wire.keys import KeyPair
 
     if file.exists():
@@ -246,7 +246,7 @@ def rotate(
     ] = 30.0,
     as_json: JsonObject = False,
 ) -> None:
-    """Replace the key in a file by a new one, which the old one introduces."""
+    """Replace the key in a file by a new one, which the old key signs as its successor."""
     from edgefl.wire.keys import rotate as follow
 
     fresh = follow(file, overlap_s=overlap * 86_400, now=time.time())

@@ -433,7 +433,9 @@ class ModelLoss:
         return label
 
     def _refusal(self) -> ModelError:
-        """Return the error for a model that consists of units already, from which no loss can be extracted."""
+        """Return the error for a model that consists of units (stages of the model) already, from which no loss can be
+        extracted.
+        """
         return ModelError(
             "the loss `model` is what an nn.Module returns when it is given labels; this model is made of units already: "
             "name another loss"

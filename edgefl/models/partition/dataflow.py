@@ -67,7 +67,7 @@ class Dataflow:
         return isinstance(value, torch.SymInt) and _size(value) == self._batch
 
     def is_extra_input(self, node: fx.Node) -> bool:
-        """Return True if ``node`` reads an additional input, which every unit reads itself."""
+        """Return True if ``node`` reads an additional input, which every unit (stage of the model) reads itself."""
         call = self.graph.leaf_call(node)
         return call is not None and isinstance(self.graph.root.get_submodule(call.path), InputLayer)
 
@@ -79,7 +79,8 @@ class Dataflow:
         return [*node.all_input_nodes, *self._earlier_writes.get(node, ())]
 
     def dependencies(self, step: fx.Node) -> frozenset[fx.Node]:
-        """Return the nodes that a unit needs to compute ``step``, apart from the results of earlier steps.
+        """Return the nodes that a unit (stage of the model) needs to compute ``step``, apart from the results of
+        earlier steps.
 
         They are ``step`` itself, and operations independent of the input, weights and constants that it needs.
         """
@@ -123,7 +124,7 @@ class Dataflow:
         """Values that are live after each step, by index of the step: the input, or results so far, that a later step
         needs.
 
-        If units may read the input again (:attr:`reread_input`), it is left out.
+        If units (stages of the model) may read the input again (:attr:`reread_input`), it is left out.
         """
         last = {node: index for node, index in self.step_index.items() if index < 0}
         for index, step in enumerate(self.steps):
@@ -203,13 +204,15 @@ class Dataflow:
     def _computed_inputs(self, node: fx.Node) -> list[fx.Node]:
         """Return the nodes that ``node`` depends on.
 
-        The batch size and additional inputs depend on none, because every unit reads them itself.
+        The batch size and additional inputs depend on none, because every unit (stage of the model) reads them itself.
         """
         has_own = self.is_batch_size(node) or self.is_extra_input(node)
         return [] if has_own else self.inputs_of(node)
 
     def _state_names(self, nodes: Iterable[fx.Node]) -> Iterator[str]:
-        """Yield the names of the state tensors that ``nodes`` read, including those of called leaf modules."""
+        """Yield the names of the state tensors that ``nodes`` read, including those of called leaf modules (submodules
+        that a trace does not enter).
+        """
         for node in nodes:
             call = self.graph.leaf_call(node)
             if node in self.graph.state:
@@ -276,7 +279,7 @@ class Dataflow:
 
 
 def check_not_random(graph: TracedGraph, remedy: str) -> None:
-    """Check that no operation outside of leaf modules draws random numbers.
+    """Check that no operation outside of leaf modules (submodules that a trace does not enter) draws random numbers.
 
     Args:
         graph: Traced graph.
@@ -297,7 +300,8 @@ def check_not_random(graph: TracedGraph, remedy: str) -> None:
 
 
 def check_same_in_both_modes(inference: TracedGraph, training: TracedGraph) -> None:
-    """Check that the code outside of leaf modules computes the same in training and in inference.
+    """Check that the code outside of leaf modules (submodules that a trace does not enter) computes the same in
+    training and in inference.
 
     Args:
         inference: Trace of the module in inference mode.

@@ -29,7 +29,7 @@ def normalize(module: fx.GraphModule) -> fx.Graph:
     removes dead operations.
 
     Raises:
-        ModelError: Forward enables gradients or autocast inside, which a unit could not repeat.
+        ModelError: Forward enables gradients or autocast inside, which a unit (stage of the model) could not repeat.
     """
     _inline_regions(module)
     _select_by_tensors(module.graph)

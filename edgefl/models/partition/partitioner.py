@@ -48,7 +48,7 @@ def is_layer(module: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class UnitCut:
-    """Boundary between two units.
+    """Boundary between two units (stages of the model).
 
     Attributes:
         index: Index of the last step (operation that depends on the input) before the cut.
@@ -60,7 +60,8 @@ class UnitCut:
 
 
 class Partitioner:
-    """Partitioner of a dataflow: it chooses cuts that one tensor crosses, and splits the dataflow there into units.
+    """Partitioner of a dataflow: it chooses cuts that one tensor crosses, and splits the dataflow there into units
+    (stages of the model).
 
     Args:
         dataflow: Operations of the traced module.
@@ -83,7 +84,8 @@ class Partitioner:
         self.blocks = self._find_blocks() if blocks is None else blocks
 
     def relax(self, sample: TensorSpec) -> Partitioner:
-        """Return a partitioner with weaker conditions if that more than doubles the number of units, else this one.
+        """Return a partitioner with weaker conditions if that more than doubles the number of units (stages of the
+        model), else this one.
 
         First, units may read the input again: a decoder's classifier looks up at its end where the padding of each
         text begins. Second, units on both sides of a cut may read tied weights.
@@ -101,7 +103,9 @@ class Partitioner:
         return partitioner
 
     def _better(self, other: Partitioner) -> Partitioner:
-        """Return ``other`` if it proposes more than twice as many units as this partitioner, else this partitioner."""
+        """Return ``other`` if it proposes more than twice as many units (stages of the model) as this partitioner,
+        else this partitioner.
+        """
         units, more = (1 + len(each.propose()) for each in (self, other))
         return other if more > 2 * units else self
 
@@ -207,8 +211,8 @@ class Partitioner:
     def name(self, subgraphs: Sequence[Subgraph]) -> list[str]:
         """Return a unit name for each subgraph, in order.
 
-        It is made of the path of the submodule that the unit equals. Otherwise it is the largest submodule that
-        contains the unit's first kernel and no state of another unit.
+        It is made of the path of the submodule that the unit (stage of the model) equals. Otherwise it is the largest
+        submodule that contains the unit's first kernel and no state of another unit.
         """
         state = frozenset[str]().union(*(each.state_names for each in subgraphs))
         return unit_names(
@@ -229,8 +233,8 @@ class Partitioner:
     def opened_modules(self, cuts: Sequence[UnitCut]) -> frozenset[str]:
         """Return the paths of the submodules that a second trace must trace into, because a cut lies inside.
 
-        Includes submodules that compute the same for every input, such as positions, because each unit repeats that
-        computation. Excludes layers, even if they are called on both sides of a cut.
+        Includes submodules that compute the same for every input, such as positions, because each unit (stage of the
+        model) repeats that computation. Excludes layers, even if they are called on both sides of a cut.
         """
         root = self.dataflow.graph.root
         same = {path for node in self.dataflow.operations for path in paths_of(node)} - self._spans.keys()
@@ -319,9 +323,9 @@ def _starts(sizes: Sequence[int], limit: int, runs: int) -> list[int]:
 
 
 def unit_names(paths: Iterable[str]) -> list[str]:
-    """Return a different unit name for each path: dots become ``_``, and ``_`` is appended while the name is taken.
+    """Return a different name for each path, to name a unit (stage of the model): dots become ``_``.
 
-    An empty path becomes ``unit``.
+    ``_`` is appended while the name is taken. An empty path becomes ``unit``.
     """
     names: list[str] = []
     for path in paths:

@@ -21,7 +21,10 @@ from edgefl.wire.bundle.manifest import SAMPLE
 
 
 class ConstantLayer(nn.Module):
-    """Layer that returns a constant tensor. It is a non-persistent buffer, so it moves between devices with the unit."""
+    """Layer that returns a constant tensor.
+
+    It is a non-persistent buffer, so it moves between devices with the unit (stage of the model).
+    """
 
     value: Tensor
 
@@ -178,7 +181,7 @@ class _GraphBuilder:
     def _copy_dropout(self, node: fx.Node) -> Any:
         """Return a call of a new dropout layer instead of ``F.dropout``, or the input itself if the trace dropped nothing.
 
-        The layer follows the mode of the unit and not that of the trace.
+        The layer follows the mode of the unit (stage of the model) and not that of the trace.
         """
         x, rate, training = arguments(node)
         if not training or not rate:

@@ -107,18 +107,22 @@ class TracedGraph:
     reads_mode: bool
 
     def leaf_call(self, node: fx.Node) -> LeafCall | None:
-        """Return the call of a leaf module that ``node`` represents, or None for another node."""
+        """Return the call of a leaf module (submodule that a trace does not enter) that ``node`` represents, or None
+        for another node.
+        """
         return self.calls[arguments(node)[1]] if node.target is _LEAF_OPERATOR else None
 
     def label(self, node: fx.Node) -> str:
-        """Return a name of ``node`` for error texts: the path of the leaf module that returned it, or the
-        node's own name.
+        """Return a name of ``node`` for error texts: the path of the leaf module (submodule that a trace does not
+        enter) that returned it, or the node's own name.
         """
         call = self.leaf_call(arguments(node)[0] if node.target is operator.getitem else node)
         return call.path if call is not None else node.name
 
     def operations(self) -> list[fx.Node]:
-        """Return all operations in order: calls of functions and of leaf modules, without placeholders and output."""
+        """Return all operations in order: calls of functions and of leaf modules (submodules that a trace does not
+        enter), without placeholders and output.
+        """
         return [node for node in self.graph.nodes if node.op == "call_function"]
 
     def describe(self) -> list[str]:
@@ -140,7 +144,9 @@ class TracedGraph:
 
 
 class _LeafForward(nn.Module):
-    """Recorded call of a leaf module, which :meth:`run` repeats with other tensors."""
+    """Recorded call of a leaf module (submodule that a trace does not enter), which :meth:`run` repeats with other
+    tensors.
+    """
 
     def __init__(self, module: nn.Module, original: Any, leaves: list[Any], spec: pytree.TreeSpec) -> None:
         super().__init__()
@@ -166,7 +172,7 @@ class _TraceRecord:
     """State of a trace in progress.
 
     Attributes:
-        calls: Calls of leaf modules so far.
+        calls: Calls of leaf modules (submodules that a trace does not enter) so far.
         forwards: Recorded call for each of ``calls``, in the same order.
         applied: Number of calls of each class of autograd functions, by name of the class.
         returned: Value that the last leaf module returned.
@@ -199,7 +205,8 @@ _active: ContextVar[_TraceRecord | None] = ContextVar("active", default=None)
 
 @torch.library.custom_op("edgefl::leaf_module", mutates_args=())
 def _call_leaf(tensors: list[Tensor], index: int) -> list[Tensor]:
-    """Call the leaf module of the recorded call number ``index`` with ``tensors``, and return the tensors that it returns.
+    """Call the leaf module (submodule that a trace does not enter) of the recorded call number ``index`` with
+    ``tensors``, and return the tensors that it returns.
 
     The operator exists only in graphs and never runs on values.
     """
@@ -226,8 +233,8 @@ class ModuleTracer:
     """Tracer of a module on batches of one kind of sample.
 
     A leaf module is traced into if a call has arguments or results other than tensors and plain constants. So is one
-    whose weights, attributes or mode were changed since ``root`` was called, because the unit would not repeat that
-    change.
+    whose weights, attributes or mode were changed since ``root`` was called, because the unit (stage of the model)
+    would not repeat that change.
 
     Args:
         root: Module.
@@ -289,7 +296,9 @@ class ModuleTracer:
             yield
 
     def _calling_root(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a wrapper of ``call``, the root's call, that first records the state of all leaf modules."""
+        """Return a wrapper of ``call``, the root's call, that first records the state of all leaf modules (submodules
+        that a trace does not enter).
+        """
 
         def call_root(*args: Any, **kwargs: Any) -> Any:
             self._record.states = {module: _state_of(module) for _, module in self._leaves}
@@ -318,7 +327,8 @@ class ModuleTracer:
             del nn.Module.training
 
     def _apply_function(self, kind: Kind, args: tuple[Any, ...]) -> Any:
-        """Apply the autograd function ``kind`` to ``args`` as a call of a leaf module, and return its result.
+        """Apply the autograd function ``kind`` to ``args`` as a call of a leaf module (submodule that a trace does not
+        enter), and return its result.
 
         The leaf module is added to the root. Inside of another leaf module, the function is applied as usual.
 
@@ -526,7 +536,7 @@ def _read_program(root: nn.Module, program: ExportedProgram, record: _TraceRecor
     Args:
         root: Module that was exported.
         program: Result of ``torch.export``.
-        record: Record of the trace, with its calls of leaf modules.
+        record: Record of the trace, with its calls of leaf modules (submodules that a trace does not enter).
 
     Raises:
         ModelError: The output does not depend on the input, or a buffer changes its shape.

@@ -97,7 +97,10 @@ class ClientPortion:
     kept: Mapping[str, int] = field(default_factory=dict)
 
     def carries(self, read: ReadCarry) -> dict[str, Arrays]:
-        """Return the carries by client. ``read`` loads a carry by its row number."""
+        """Return the carries of the clients (state that the algorithm keeps on a client between its rounds), by client.
+
+        ``read`` loads a carry by its row number in the store.
+        """
         return {client: read(number) for client, number in self.kept.items()}
 
 
@@ -132,8 +135,13 @@ class Trainers(Protocol):
     def train(self, portions: Sequence[ClientPortion], read: ReadCarry) -> Iterator[Report]:
         """Train the clients of ``portions`` and yield the report of each client once, in any order.
 
-        After the last report, all updates are in the sums. ``read`` loads a carry by its row number in the store. If
-        training of portions fails, the error of the first such portion is raised.
+        After the last report, all updates are in the sums. If training of portions fails, the error of the first such
+        portion is raised.
+
+        Args:
+            portions: Groups of clients to train.
+            read: Function that loads a client's carry (state that the algorithm keeps on it) by row number in the
+                store.
         """
 
     def close(self) -> None:

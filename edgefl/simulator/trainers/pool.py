@@ -114,9 +114,9 @@ class _Member:
 
     Attributes:
         messages: Queue of the pool, with pairs of a worker and its message.
-        dealt: Batches that were sent and not reported, in order.
-        trained: Batches for which no partial sum has been requested.
-        summed: For each requested partial sum, its batches.
+        dealt: Batches of clients that were sent to the worker and not reported, in order.
+        trained: Batches whose sum of updates is still to be requested.
+        summed: For each requested sum of updates, its batches.
         handle: Handle of the worker.
     """
 
@@ -183,8 +183,9 @@ class TrainerPool:
         self._launcher.close()
 
     def _deals(self, portions: Sequence[ClientPortion]) -> Iterator[_PortionBatch]:
-        """Yield ``portions`` as batches. They are large to save messages, but small enough that workers finish at about
-        the same time.
+        """Yield the groups of clients in ``portions`` as batches, one for each message to a worker.
+
+        Batches are large to save messages, but small enough that workers finish at about the same time.
         """
         size = max(1, min(_MOST_PORTIONS, len(portions) // (4 * self._size)))
         for number, first in enumerate(range(0, len(portions), size)):
@@ -263,8 +264,9 @@ class TrainerPool:
 
 @dataclass
 class InProcessTrainer:
-    """Implementation of :class:`~edgefl.simulator.trainers.local_rounds.Trainers` in this process, which trains one
-    portion after the other.
+    """Implementation of :class:`~edgefl.simulator.trainers.local_rounds.Trainers` in this process.
+
+    It trains one group of clients after the other.
     """
 
     rounds: LocalRounds

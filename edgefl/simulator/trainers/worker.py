@@ -50,7 +50,11 @@ class WorkerSetup:
 
 @dataclass(frozen=True)
 class TrainCommand:
-    """Command to train ``portions``: pairs of a portion and its carries by client. ``number`` identifies the command."""
+    """Command to train ``portions``: pairs of a group of clients and the state that the algorithm keeps on each, by
+    client.
+
+    ``number`` identifies the command.
+    """
 
     number: int
     portions: Sequence[tuple[ClientPortion, Mapping[str, Arrays]]]
@@ -58,7 +62,7 @@ class TrainCommand:
 
 @dataclass(frozen=True)
 class CollectCommand:
-    """Command to return the partial sum of the portions since the last such command."""
+    """Command to return the sum of all updates that the worker trained since the last such command."""
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,9 @@ class Atom:
         self._meaning = axis
 
     def resolved(self) -> Axis:
-        """Return the axis to which this atom was refined, in normal form, or the atom itself."""
+        """Return the axis (structure of a dimension) to which this atom (group of indices that is cut as one) was
+        refined, in normal form, or the atom itself.
+        """
         if self._meaning is None:
             return ONE if self.size == 1 else self
         self._meaning = resolve(self._meaning)
@@ -186,7 +188,9 @@ def _ends(axis: Concat) -> list[int]:
 
 
 def take(axis: Axis, start: int, stop: int) -> Axis:
-    """Return the indices ``start:stop`` of ``axis`` as an axis. Groups of indices (atoms) are split at these borders.
+    """Return the indices ``start:stop`` of ``axis`` as an axis (structure of a dimension).
+
+    Groups of indices (atoms) are split at these borders.
 
     Raises:
         UnalignedError: A border lies inside a group of a product.
@@ -260,7 +264,8 @@ def _divide_atom(atom: Atom, inner: int) -> tuple[Axis, Axis]:
 def _divide_parts(axis: Concat, inner: int) -> tuple[Axis, Axis]:
     """Return axes (outer, inner) whose product is the concatenation ``axis``: divide each part by ``inner``.
 
-    If a part ends inside a group of ``inner`` indices, unify all groups; the outer axis must then be kept whole.
+    If a part ends inside a group of ``inner`` indices, unify all groups; the outer axis (structure of a dimension)
+    must then be kept whole.
     """
     if any(size(part) % inner for part in axis.parts):
         groups = [take(axis, start, start + inner) for start in range(0, size(axis), inner)]

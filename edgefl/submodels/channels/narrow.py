@@ -96,7 +96,7 @@ def narrow(spec: ModelSpec, channels: Channels, selection: Selection) -> nn.Sequ
 
     Raises:
         ModelError: The code stores a size in another way, or would read the kept entries in another order. The
-            error names the unit and the line.
+            error names the unit (stage of the model) and the line.
     """
     try:
         return _try_narrow(spec, channels, selection, adapted=False)
@@ -126,8 +126,9 @@ def _try_narrow(spec: ModelSpec, channels: Channels, selection: Selection, *, ad
 
 
 def _copy_cut(module: nn.Sequential, parts: Mapping[str, Region]) -> nn.Sequential:
-    """Return a deep copy of ``module`` whose tensors are reduced to the regions ``parts``, by name. None: the whole
-    tensor.
+    """Return a deep copy of ``module`` whose tensors are reduced to the kept entries in ``parts``, by name.
+
+    None keeps the whole tensor.
     """
     memo: dict[int, object] = {}
     for name, tensor in module.state_dict(keep_vars=True).items():
@@ -154,7 +155,7 @@ def _check(name: str, found: Axes, whole: Axes, selection: Selection) -> None:
         name: Name of the tensor, for the error text.
         found: Its axes in the narrow model.
         whole: Its axes in the whole model.
-        selection: Kept indices of the whole model's atoms.
+        selection: Kept indices of the whole model's atoms (groups of indices that are cut as one).
     """
     made: dict[Atom, Axis] = {}
     for dim, (axis, before) in enumerate(zip(found, whole, strict=True)):
@@ -168,7 +169,10 @@ def _check(name: str, found: Axes, whole: Axes, selection: Selection) -> None:
 
 
 def _cut_axis(axis: Axis, selection: Selection, made: dict[Atom, Axis]) -> Axis:
-    """Return ``axis`` with the sizes that ``selection`` keeps. ``made`` caches the new atom of each atom across calls."""
+    """Return ``axis`` with the sizes that ``selection`` keeps.
+
+    ``made`` caches the new atom (group of indices that is cut as one) of each atom across calls.
+    """
     if isinstance(axis, Atom):
         return made.setdefault(axis, resolve(Atom(kept(axis, selection))))
     if isinstance(axis, ProductAxis):
@@ -177,9 +181,10 @@ def _cut_axis(axis: Axis, selection: Selection, made: dict[Atom, Axis]) -> Axis:
 
 
 def _nested_sizes(axis: Axis) -> Any:
-    """Return the sizes of an axis and their nesting as numbers and tuples, for comparison.
+    """Return the sizes of an axis (structure of a dimension) and their nesting as numbers and tuples, for comparison.
 
-    The atoms themselves are not compared, because two analyses may keep different ones whole.
+    The atoms (groups of indices that are cut as one) themselves are not compared, because two analyses may keep
+    different ones whole.
     """
     if isinstance(axis, Atom):
         return axis.size

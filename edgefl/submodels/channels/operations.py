@@ -21,8 +21,9 @@ UNITS = "run_units"
 
 
 def pinned_axes(shape: Iterable[int], reason: str) -> Axes:
-    """Return the axes of a tensor of this ``shape`` of which all indices must be kept. ``reason`` is the text for
-    errors.
+    """Return the axes (structures of dimensions) of a tensor of this ``shape`` of which all indices must be kept.
+
+    ``reason`` is the text for errors.
     """
     return tuple(resolve(Atom(length, reason)) for length in shape)
 
@@ -49,12 +50,12 @@ class AxisRegistry:
     loose: list[Axis] = field(default_factory=list)
 
     def axes(self, tensor: Tensor) -> Axes:
-        """Return the axes of ``tensor`` and mark it as read by an operation."""
+        """Return the axes (structures of dimensions) of ``tensor`` and mark it as read by an operation."""
         self._read.add(id(tensor))
         return self.peek(tensor)
 
     def peek(self, tensor: Tensor) -> Axes:
-        """Return the axes of ``tensor`` without marking it as read by an operation.
+        """Return the axes (structures of dimensions) of ``tensor`` without marking it as read by an operation.
 
         A tensor that the registry does not hold yet is added as a constant, all of whose indices must be kept.
         """
@@ -74,7 +75,7 @@ class AxisRegistry:
         return known
 
     def renote(self, tensor: Tensor, axes: Axes) -> None:
-        """Replace the axes of ``tensor``."""
+        """Replace the axes (structures of dimensions) of ``tensor``."""
         self._known[id(tensor)] = tensor, axes
 
     def is_read(self, tensor: Tensor) -> bool:
@@ -120,7 +121,7 @@ class OpCall:
         return self.given.get(name)
 
     def axes(self, name: str) -> Axes:
-        """Return the axes of the tensor argument ``name``, and mark it as read."""
+        """Return the axes (structures of dimensions) of the tensor argument ``name``, and mark it as read."""
         return self.book.axes(self.given[name])
 
     def dim(self, name: str, rank: int) -> int:
@@ -149,7 +150,7 @@ class OpCall:
                 pin(axis, reason)
 
     def whole(self, shape: Iterable[int], what: str) -> Axes:
-        """Return axes of this ``shape`` that must be kept whole.
+        """Return axes (structures of dimensions) of this ``shape`` that must be kept whole.
 
         The reason is the text ``what``, with the operation and its place in the code.
         """
@@ -175,7 +176,9 @@ class OpCall:
         return f"{self.func}{inside}" + (f" at {source}" if source else "")
 
     def fits(self, axes: Sequence[Axes]) -> bool:
-        """Return True if ``axes``, one tuple of axes per result tensor, have the shapes of the results."""
+        """Return True if ``axes``, one tuple of axes (structures of dimensions) per result tensor, have the shapes of
+        the results.
+        """
         shapes = [tuple(map(size, each)) for each in axes]
         return shapes == [tuple(result.shape) for result in self.results]
 

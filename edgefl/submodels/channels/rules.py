@@ -70,7 +70,9 @@ def rule(*names: str, room: Any = torch.ops.aten) -> Callable[[Rule], Rule]:
 
 @rule("copy_", "native_dropout", "masked_fill")
 def _pointwise(op: OpCall) -> list[Axes]:
-    """Return the axes of each result of an operation that works entry by entry, with broadcasting."""
+    """Return the axes (structures of dimensions) of each result of an operation that works entry by entry, with
+    broadcasting.
+    """
     read = [op.book.axes(tensor) for tensor in op.tensors]
     return [_broadcast(read, tuple(result.shape)) for result in op.results]
 
@@ -101,7 +103,7 @@ def _alike(op: OpCall) -> list[Axes]:
     "randn", "empty_strided", "new_empty_strided",
 )  # fmt: skip
 def _fill(op: OpCall) -> Axes:
-    """Return the axes of a tensor of one value, which has no structure of its own."""
+    """Return the axes (structures of dimensions) of a tensor of one value, which has no structure of its own."""
     return tuple(map(op.given_size, op.shape))
 
 
@@ -371,7 +373,7 @@ def _gru(op: OpCall) -> list[Axes]:
 
 
 def _cells(op: OpCall, *, gates: int, carried: Sequence[str], biases: Sequence[str]) -> list[Axes]:
-    """Return the axes of each result of a recurrent cell.
+    """Return the axes (structures of dimensions) of each result of a recurrent cell.
 
     The rows of each weight are one block per gate, cut in the same way in all gates
     (:mod:`edgefl.models.layers.cells`).

@@ -29,7 +29,8 @@ class Channels:
 
     Attributes:
         axes: Axes of each state tensor, by name.
-        places: Axes of the results of operations in units that are graphs, by (path of the graph, position).
+        places: Axes of the results of operations in units (stages of the model) that are graphs, by (path of the
+            graph, position).
         is_loose: True if a size that the code gives to a tensor must follow a cut.
     """
 
@@ -54,7 +55,9 @@ class Channels:
 
     @cached_property
     def holders(self) -> Mapping[Atom, tuple[tuple[str, int], ...]]:
-        """Dimensions that contain each atom that can be cut, as tuples (tensor name, dimension), by atom."""
+        """Dimensions that contain each atom (group of indices that is cut as one) that can be cut, as tuples (tensor
+        name, dimension), by atom.
+        """
         occurrences: dict[Atom, list[tuple[str, int]]] = {atom: [] for atom in self.atoms}
         for name, axes in self.axes.items():
             for dim, axis in enumerate(axes):
@@ -104,7 +107,9 @@ class Channels:
 
 
 def _runs(axis: Axis) -> list[tuple[Atom, ...]]:
-    """Return the atoms that can be cut in each product of ``axis``, outermost first in each tuple."""
+    """Return the atoms (groups of indices that are cut as one) that can be cut in each product of ``axis``, outermost
+    first in each tuple.
+    """
     if isinstance(axis, Atom):
         return [(axis,)] if axis.reason is None else []
     if isinstance(axis, ProductAxis):
@@ -115,7 +120,10 @@ def _runs(axis: Axis) -> list[tuple[Atom, ...]]:
 
 
 def kept(axis: Axis, selection: Selection) -> int:
-    """Return the number of indices of ``axis`` that the selection keeps. An atom without an entry is kept whole."""
+    """Return the number of indices of ``axis`` that the selection keeps.
+
+    An atom (group of indices that is cut as one) without an entry is kept whole.
+    """
     if isinstance(axis, Atom):
         return len(selection[axis]) if axis in selection else axis.size
     members = [

@@ -58,7 +58,8 @@ def trace_axes(
             kept, too.
 
     Raises:
-        ModelError: The model cannot run. The error names the unit and the line of the user's code.
+        ModelError: The model cannot run. The error names the unit (stage of the model) and the line of the user's
+            code.
     """
     book, places = AxisRegistry(fixed=fixed), dict[Place, Axes]()
     bare = on_meta(module).eval()
@@ -95,7 +96,10 @@ def _follow(path: str, module: nn.Module, book: AxisRegistry, before: Before | N
 
 
 class _AxisRecorder(fx.Interpreter):
-    """Interpreter of a submodule that is a graph. It records the axes of every operation's result."""
+    """Interpreter of a submodule that is a graph.
+
+    It records the axes (structures of dimensions) of every operation's result.
+    """
 
     def __init__(
         self, path: str, module: fx.GraphModule, book: AxisRegistry, places: dict[Place, Axes]
@@ -113,7 +117,7 @@ class _AxisRecorder(fx.Interpreter):
 
 
 class _TraceMode(TorchDispatchMode):
-    """Dispatch mode that applies the rule of every operation, and notes the axes of its results."""
+    """Dispatch mode that finds the structure (axis) of each dimension of an operation's results by the operation's rule."""
 
     def __init__(self, book: AxisRegistry) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -150,8 +154,9 @@ class _TraceMode(TorchDispatchMode):
 
 
 def _result_axes(op: OpCall) -> list[Axes]:
-    """Return the axes of each result of ``op``. If its rule does not give them, all inputs and results must be kept
-    whole.
+    """Return the axes (structures of dimensions) of each result of ``op``.
+
+    If its rule does not give them, all inputs and results must be kept whole.
     """
     rule = rule_of(op.func)
     try:

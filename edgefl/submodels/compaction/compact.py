@@ -212,7 +212,10 @@ Known = Mapping[str, KnownValues]
 
 @dataclass(frozen=True, eq=False)
 class CompactedNetwork:
-    """Compacted network of the same units, for inference only, with a report. Remaining tensors keep their names."""
+    """Compacted network of the same units (stages of the model), for inference only, with a report.
+
+    Remaining tensors keep their names.
+    """
 
     spec: ModelSpec
     report: CompactionReport
@@ -225,7 +228,7 @@ class CompactedNetwork:
 def compact(spec: ModelSpec, weights: Mapping[str, Array], masks: Masks) -> CompactedNetwork:
     """Return the network of ``spec`` with masked ``weights``, without the channels that the masks emptied.
 
-    In inference the output is the same up to rounding. A unit that cannot be traced is not changed.
+    In inference the output is the same up to rounding. A unit (stage of the model) that cannot be traced is not changed.
 
     Args:
         spec: Model.
@@ -288,7 +291,7 @@ def _graphs(units: nn.Sequential) -> list[tuple[str, fx.GraphModule]]:
 
 
 def _find_values(spec: ModelSpec) -> dict[str, KnownValues]:
-    """Return the known values (equal for every input) of each unit that is a graph, by unit name."""
+    """Return the known values (equal for every input) of each unit (stage of the model) that is a graph, by unit name."""
     unit_values: dict[str, KnownValues] = {}
     x = unknown_input(spec.sample)
     for position, (name, unit) in enumerate(spec.module.named_children()):
@@ -303,7 +306,7 @@ def _find_values(spec: ModelSpec) -> dict[str, KnownValues]:
 def _find_used(units: nn.Sequential, known: Known) -> Used:
     """Return the needed positions (bool) of every dimension of a state tensor, by (global name, dimension).
 
-    A unit that is no graph needs all its input and all its tensors, which are not listed.
+    A unit (stage of the model) that is no graph needs all its input and all its tensors, which are not listed.
 
     Args:
         units: Units of the model, in order.

@@ -31,7 +31,8 @@ _known: WeakKeyDictionary[ModelSpec, nn.Sequential] = WeakKeyDictionary()
 
 
 def as_graphs(spec: ModelSpec) -> nn.Sequential:
-    """Return the units of ``spec`` in inference as graphs of ATen operations, under the same names, cached per model.
+    """Return the units (stages of the model) of ``spec`` in inference as graphs of ATen operations, under the same
+    names, cached per model.
 
     A unit that cannot be traced, or has tied weights, is returned as a module. Layers of additional inputs are not traced
     into.

@@ -33,7 +33,7 @@ def find_needs(graph: fx.GraphModule, known: KnownValues, result: Tensor) -> Nee
     """Return the entries of state tensors and input that a graph needs, found backwards, operation by operation.
 
     Args:
-        graph: Graph of a unit.
+        graph: Graph of a unit (stage of the model).
         known: Values of its nodes that are equal for every input.
         result: Needed entries of its output, bool, in the output's shape.
     """

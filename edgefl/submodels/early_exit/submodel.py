@@ -24,7 +24,9 @@ _LEVEL = "level"
 
 
 class _AllExits(BranchedUnits):
-    """Branched units that run all exits in every mode, so that a trace sees each exit read its features."""
+    """Branched units (stages of the model) that run all exits in every mode, so that a trace sees each exit read its
+    features.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         return self.all_exits(x)
@@ -49,8 +51,8 @@ def require_exits(spec: ModelSpec) -> ExitSpec:
 class EarlyExit(Submodel):
     """Units of ``spec`` up to an exit (the tier's level), trained on all exits among them, evaluated at the last one.
 
-    At full width devices download the model's units, as output sides do. At a smaller width they download a payload:
-    arrays that only this tier receives.
+    At full width devices download the model's units (stages of the model), as output sides do. At a smaller width they
+    download a payload: arrays that only this tier receives.
 
     Attributes:
         exit: Number of the exit, from 1. The model's own head is the last.
@@ -89,7 +91,7 @@ class EarlyExit(Submodel):
 
     @cached_property
     def units(self) -> tuple[str, ...]:
-        """Names of the units with weights at full width; empty for a smaller width."""
+        """Names of the units (stages of the model) with weights at full width; empty for a smaller width."""
         return units_with_tensors(self._whole) if self.width == 1.0 else ()
 
     @cached_property
@@ -102,9 +104,11 @@ class EarlyExit(Submodel):
         return {name.removeprefix(f"{_LEVEL}."): region for name, region in self._sliced.regions().items()}
 
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
-        """Return the level's tensors as regions of the global ``weights``, and their values as the payload.
+        """Return the regions (positions in the global ``weights``) of the level's tensors, and their values as the
+        payload.
 
-        The regions are the same in every round, so ``number`` has no effect. At full width the payload is empty.
+        The payload has arrays that only this tier receives; it is empty at full width. The regions are the same in
+        every round, so ``number`` has no effect.
         """
         return Placement(self.regions, extract(weights, self.regions) if self.width != 1.0 else {})
 
@@ -157,15 +161,15 @@ def early_exit(
     gamma: float | None = None,
     rounding: Rounding = "ceil",
 ) -> EarlyExit:
-    """Return the units up to an early exit of the model, in a part of their channels (ScaleFL, Ilhan et al. 2023;
-    fiarse.md 3).
+    """Return the units (stages of the model) up to an early exit of the model, in a part of their channels (ScaleFL,
+    Ilhan et al. 2023; fiarse.md 3).
 
     Args:
         spec: Model with exits.
         exit: Number of the exit, from 1. Default: the model's head.
         width: Share of the channels. Default: 1.
-        gamma: Selects the values that are not given: the deepest exit whose level holds at most ``gamma`` of the parameters
-            (:attr:`EarlyExit.share`), else the largest width of the first or given exit that fits.
+        gamma: Selects the values that are not given: the deepest exit whose level holds at most ``gamma`` of the
+            parameters (:attr:`EarlyExit.share`), else the largest width of the first or given exit that fits.
         rounding: ``ceil`` or ``floor``, of the number of channels.
 
     Raises:

@@ -134,7 +134,7 @@ def stages(spec: ModelSpec) -> Shards:
 
 
 def consecutive(spec: ModelSpec, shards: int) -> Shards:
-    """Return the names of the units with maskable tensors, divided into ``shards`` consecutive runs.
+    """Return the names of the units (stages of the model) with maskable tensors, divided into ``shards`` consecutive runs.
 
     Their lengths differ by at most one, longer runs first.
 
@@ -154,7 +154,7 @@ def consecutive(spec: ModelSpec, shards: int) -> Shards:
 
 
 def _maskable_units(spec: ModelSpec) -> tuple[str, ...]:
-    """Return the names of the units with maskable tensors."""
+    """Return the names of the units (stages of the model) with maskable tensors."""
     holding = {name.partition(".")[0] for name in maskable(spec)}
     return tuple(unit for unit in spec.units if unit in holding)
 

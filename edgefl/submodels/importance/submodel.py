@@ -36,8 +36,8 @@ class Importance(Submodel):
     """The ``gamma`` share of ``spec``'s maskable entries with the largest magnitudes, and all dense tensors.
 
     The graphs depend on the number of entries alone, so one bundle serves every round. With gamma = 1 there is no
-    selection and no threshold (fiarse.md A8): no mask is sent. Devices download and train the model's units like any tier
-    that trains the whole model, by plain SGD.
+    selection and no threshold (fiarse.md A8): no mask is sent. Devices download and train the model's units (stages of
+    the model) like any tier that trains the whole model, by plain SGD.
 
     The server averages an update's weights over the holders of an entry. For a server step of 1 that is the paper's ``x -
     mean(Delta)`` with ``Delta = x - x_K`` over the holders (fiarse.md 2.7). The mean of ``x - Delta_i`` is the same. A
@@ -49,8 +49,8 @@ class Importance(Submodel):
         guards: Entries that are held regardless of rank.
 
     Raises:
-        ModelError: gamma is outside (0, 1], the model has no maskable tensors or has floats other than float32, or guards
-            do not fit.
+        ModelError: gamma is outside (0, 1], the model has no maskable tensors or has floats other than float32, or
+            guards do not fit.
     """
 
     kind = "importance"
@@ -110,10 +110,11 @@ class Importance(Submodel):
         return cut(weights, self.gamma, self._groups, self.guards, self._scales)
 
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
-        """Return the regions and the payload (arrays that only this tier receives) of the largest entries of
-        ``weights``.
+        """Return the regions (positions in the global ``weights``) of the largest entries, and their values as the
+        payload.
 
-        The round's number has no effect. For gamma = 1 the regions are all tensors and the payload is empty.
+        The payload has arrays that only this tier receives. For gamma = 1 the regions are all tensors and the payload
+        is empty. The round's number has no effect.
         """
         if self.carrier is None:
             return Placement(dict.fromkeys(self.spec.weights))

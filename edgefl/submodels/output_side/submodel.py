@@ -22,7 +22,8 @@ Names = tuple[str, ...]
 
 @dataclass(frozen=True, eq=False)
 class OutputSide(Submodel):
-    """The units behind the cut, trained, and the units before it, frozen, in ``chunks`` downloads (embracingfl.md 2.2).
+    """The units (stages of the model) behind the cut, trained, and the units before it, frozen, in ``chunks``
+    downloads (embracingfl.md 2.2).
 
     With U units in ``spec``, ``cut+1 .. U`` are trained and ``1 .. cut`` are frozen. ``cut=0`` is the strong tier:
     everything is trained, without prefix and record. A tensor that units on both sides of the cut use (tied weights) is
@@ -31,11 +32,11 @@ class OutputSide(Submodel):
 
     Attributes:
         cut: Number of frozen units.
-        chunks: Number of groups of frozen units, made so that the largest is as small as possible; or the groups as lists
-            of unit names.
-        skip: Above 0 the LSTM's weak tier: the unit behind the cut is a BiLstm, and the states after its first ``skip``
-            words are computed once, frozen, and recorded (embracingfl.md 3.3). Its tensors are in the prefix *and*
-            trained.
+        chunks: Number of groups of frozen units, made so that the largest is as small as possible; or the groups as
+            lists of unit names.
+        skip: Above 0 the LSTM's weak tier: the unit behind the cut is a BiLstm, and the states after its first
+            ``skip`` words are computed once, frozen, and recorded (embracingfl.md 3.3). Its tensors are in the prefix
+            *and* trained.
     """
 
     kind = "output_side"
@@ -73,7 +74,7 @@ class OutputSide(Submodel):
 
     @cached_property
     def groups(self) -> tuple[Names, ...]:
-        """Names of the frozen units of each chunk, in order. Empty if ``cut`` is 0.
+        """Names of the frozen units (stages of the model) of each chunk, in order. Empty if ``cut`` is 0.
 
         Raises:
             ModelError: ``chunks`` does not divide the frozen units.
@@ -93,7 +94,7 @@ class OutputSide(Submodel):
 
     @cached_property
     def prefix(self) -> tuple[FrozenUnits, ...]:
-        """Chunks of frozen units, in the order of their execution. Empty if ``cut`` is 0."""
+        """Chunks of frozen units (stages of the model), in the order of their execution. Empty if ``cut`` is 0."""
         chunks: list[FrozenUnits] = []
         sample = self.spec.sample
         for group in self.groups:
@@ -109,7 +110,7 @@ class OutputSide(Submodel):
 
     @cached_property
     def suffix(self) -> nn.Sequential:
-        """Trained units, which share the model's modules."""
+        """Trained units (stages of the model), which share the model's modules."""
         trained = self.spec.part(self.cut, len(self.spec.units))
         if not self.skip:
             return trained
@@ -124,12 +125,15 @@ class OutputSide(Submodel):
 
     @cached_property
     def holds(self) -> Names:
-        """Global names of the tensors of the trained units, with moving statistics."""
+        """Global names of the tensors of the trained units (stages of the model), with moving statistics."""
         return tuple(self.suffix.state_dict())
 
     @cached_property
     def units(self) -> Names:
-        """Names of the trained units that have tensors. Tiers that train the same units download the same blobs."""
+        """Names of the trained units (stages of the model) that have tensors.
+
+        Tiers that train the same units download the same blobs.
+        """
         return units_with_tensors(self.suffix)
 
     @property
@@ -137,9 +141,10 @@ class OutputSide(Submodel):
         return {"kind": self.kind, "cut": self.cut, "chunks": self.groups, "skip": self.skip}
 
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
-        """Return the tensors of the trained units as regions, the same in every round, without a payload.
+        """Return the regions of the tensors of the trained units: their positions in the global weights, here whole
+        tensors.
 
-        The arguments have no effect.
+        The payload (arrays that only this tier receives) is empty. The arguments have no effect.
         """
         return self._placement
 
@@ -171,8 +176,8 @@ class OutputSide(Submodel):
 def output_side(
     spec: ModelSpec, *, cut: int = 0, chunks: int | Sequence[Sequence[str]] = 1, skip: float = 0.0
 ) -> OutputSide:
-    """Return the units behind ``cut``, trained; those before it, frozen, in ``chunks`` downloads (EmbracingFL,
-    embracingfl.md 2.2).
+    """Return the units (stages of the model) behind ``cut``, trained; those before it, frozen, in ``chunks`` downloads
+    (EmbracingFL, embracingfl.md 2.2).
 
     Args:
         spec: Model.

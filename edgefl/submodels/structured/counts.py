@@ -254,7 +254,8 @@ def search(
 
 
 def even_ranking(layout: ChannelLayout) -> list[ChannelValues]:
-    """Return an importance per channel of each free atom, by which all layers keep the same share of their channels.
+    """Return an importance per channel of each free atom (group of indices that is cut as one), by which all layers
+    keep the same share of their channels.
 
     It does not depend on the weights.
     """

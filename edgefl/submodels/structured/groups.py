@@ -141,7 +141,7 @@ def channel_groups(
 
 def members(axis: Axis, atom: Atom, selection: Selection) -> Indices:
     """Return the index within ``atom`` of each index of ``axis`` that ``selection`` keeps, int64; -1 if it is of another
-    atom.
+    atom (group of indices that is cut as one).
 
     ``selection`` must hold the first indices of ``atom``, as in the narrow model.
     """

@@ -169,10 +169,11 @@ class Structured(Submodel):
         return regions(channels_of(self.spec), self.select(weights))
 
     def place(self, weights: Mapping[str, Array], number: int) -> Placement:
-        """Return the regions and the payload (arrays that only this tier receives) of the most important channels of
-        ``weights``.
+        """Return the regions (positions in the global ``weights``) of the most important channels, and their values as
+        the payload.
 
-        The round's number has no effect. If no channel is cut, the regions are all tensors and the payload is empty.
+        The payload has arrays that only this tier receives. If no channel is cut, the regions are all tensors and the
+        payload is empty. The round's number has no effect.
         """
         if not self._selected:
             return Placement(dict.fromkeys(self.spec.weights))

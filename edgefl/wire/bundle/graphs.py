@@ -85,7 +85,8 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One computation that a device runs as a unit, with its artifact and its ports (named inputs and outputs).
+    """One computation that a device runs as a whole, with its artifact and its ports (named inputs
+    and outputs).
 
     Attributes:
         name: Name within the manifest.
@@ -140,7 +141,7 @@ _STREAM = re.compile(r"[0-9]{1,3}")
 
 
 def _consistent(port: Port) -> bool:
-    """Return True if name, role, dtype, shape and mask size of the port agree."""
+    """Return True if name, role, dtype, shape and mask size of the port (named input or output) agree."""
     named = port.name.partition(".")[0] == port.role
     if port.mask and (port.dtype, port.shape) != ("uint8", (packed_bytes(port.mask),)):
         return False
@@ -150,7 +151,7 @@ def _consistent(port: Port) -> bool:
 
 
 def check_graph(graph: Graph) -> None:
-    """Check the consistency of a graph's ports, variants and segments.
+    """Check the consistency of a graph's ports (inputs and outputs), variants and segments.
 
     Raises:
         BundleError: The fields of the graph contradict each other. The error names the first contradiction.
@@ -194,7 +195,7 @@ def _faults(graph: Graph) -> Iterator[Fault]:
 
 
 def _all_ports(graph: Graph) -> Iterator[Port]:
-    """Yield the ports of the graph, then those of its segments."""
+    """Yield the ports (named inputs and outputs) of the graph, then those of its segments."""
     parts: tuple[Graph | Segment, ...] = (graph, *graph.segments)
     for part in parts:
         yield from part.inputs
@@ -271,7 +272,7 @@ _ROWS = re.compile(r"(?P<whole>.+)\[(?P<start>\d{1,12}):(?P<stop>\d{1,12})\]")
 
 
 class RowRange(msgspec.Struct, frozen=True):
-    """Rows ``start`` to ``stop`` (exclusive) of the first axis of the port ``whole``."""
+    """Rows ``start`` to ``stop`` (exclusive) of the first axis of the port (named input or output) ``whole``."""
 
     whole: str
     start: int
@@ -297,12 +298,19 @@ class RowRange(msgspec.Struct, frozen=True):
 
 
 def rows_of_port(name: str, start: int, stop: int) -> str:
-    """Return the port name of rows ``start`` to ``stop`` (exclusive) of the port ``name``, such as ``state.w[0:32]``."""
+    """Return the name of an input or output (port) that has only rows ``start`` to ``stop`` (exclusive) of the port
+    ``name``.
+
+    It has the form ``state.w[0:32]``.
+    """
     return f"{name}[{start}:{stop}]"
 
 
 def parse_rows(name: str) -> RowRange | None:
-    """Parse the name of a port. Return the rows that it denotes, or None if it is the name of a whole port."""
+    """Return the rows that the name of a port (input or output) denotes, such as rows 0 to 32 for ``state.w[0:32]``.
+
+    Return None if it is the name of a whole port.
+    """
     found = _ROWS.fullmatch(name) if name.endswith("]") else None
     return RowRange(found["whole"], int(found["start"]), int(found["stop"])) if found else None
 

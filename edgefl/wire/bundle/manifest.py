@@ -188,7 +188,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         parameters: Number of parameters that the tier trains.
         data: Shape and encoding of the local samples.
         batch: Rows of a batch.
-        prefix: Frozen units before the trained ones, in chunks.
+        prefix: Frozen units (stages of the model) before the trained ones, in chunks.
         suffix: Names of the trained units.
         start: Graph that computes the initial state of a round.
         phases: Phases of local training, in order.
@@ -206,7 +206,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         carry_needed: The device declines a round if it has no carry.
         carry_any_tier: True if the device may continue from a carry of another tier. Omitted if not set, so that other
             manifests keep their bytes.
-        sources: Blob with the origin of each graph node (:mod:`edgefl.wire.bundle.sources`), fetched only for profiles.
+        sources: Blob with the origin of each graph node (:mod:`edgefl.wire.bundle.sources`), fetched only for
+            profiles.
         split: Division of the local rows. Unset: the bundle uses all rows.
     """
 
@@ -341,7 +342,7 @@ def decode_manifest(data: bytes) -> Manifest:
 
 
 def _graphs_of(phase: PhaseSpec) -> list[str]:
-    """Return the names of a phase's graphs, including those for short samples."""
+    """Return the names of the graphs of a phase (consecutive training steps), including those for short samples."""
     return [phase.graph, *(bucket.graph for bucket in phase.shorter)]
 
 

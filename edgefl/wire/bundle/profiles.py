@@ -135,7 +135,7 @@ class ChunkProfile(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         graph: Name of the graph.
-        units: Names of the units.
+        units: Names of the units (stages of the model).
         rows: Number of samples.
         fetch_bytes: Size of the chunk's weights.
         fetch_ms: Time to read the weights.

@@ -300,7 +300,7 @@ def refusal_text(address: Address, reason: str) -> str:
 
 
 def foreign_text(address: Address, answer: bytes) -> str:
-    """Return the error text for a port that answered with something other than MQTT.
+    """Return the error text for a TCP port that answered with something other than MQTT.
 
     Args:
         address: Address of the port.

@@ -167,17 +167,21 @@ class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def page(self) -> bytes:
-        """Encoded :class:`Page` of this announcement: its offers and units, which grow with the model."""
+        """Encoded :class:`Page` of this announcement: its offers and units (stages of the model), which grow with the
+        model.
+        """
         live = {number: each.units for number, each in self.live.items()}
         return _encoder.encode(Page(offers=self.offers, units=self.units, live=live))
 
     def paged(self, pages: BlobRef) -> Round:
-        """Return a copy of the announcement in which the blob ``pages`` replaces offers and units, for large models."""
+        """Return a copy of the announcement in which the blob ``pages`` replaces offers and units (stages of the
+        model), for large models.
+        """
         live = {number: msgspec.structs.replace(each, units={}) for number, each in self.live.items()}
         return msgspec.structs.replace(self, v=ELSEWHERE, offers={}, units={}, live=live, pages=pages)
 
     def whole(self, page: bytes) -> Round:
-        """Return a copy of the announcement with offers and units from its page.
+        """Return a copy of the announcement with offers and units (stages of the model) from its page.
 
         Args:
             page: Verified bytes of the blob ``pages``.
@@ -199,7 +203,7 @@ class Round(Message, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Offers and units of a :class:`Round`, stored as a blob.
+    """Offers and units (stages of the model) of a :class:`Round`, stored as a blob.
 
     Attributes:
         offers: Bundles by format.

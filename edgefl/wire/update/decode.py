@@ -289,8 +289,9 @@ def _check_kept(name: str, kept: npt.NDArray[np.bool_], expected: int) -> None:
 
 
 def _check_dense(arrays: Mapping[str, Array], regions: Mapping[str, Region], shapes: Shapes) -> None:
-    """Raise ProtocolError unless the arrays of a dense update have the names and shapes of ``regions`` and a floating
-    dtype.
+    """Raise ProtocolError unless the arrays of a dense update fit ``regions``, the entries that each tensor holds.
+
+    They must have the same names, the regions' shapes and a floating dtype.
     """
     _check_names("tensors of an update", list(arrays), regions)
     for name, region in regions.items():
