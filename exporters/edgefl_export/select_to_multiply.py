@@ -285,8 +285,8 @@ def _range_of_constant(data: Tensor) -> ValueRange:
 
 
 def _passed(node: fx.Node, look: Look) -> ValueRange:
-    """Return the widest range among the arguments, where ``look`` returns the range of each. Ops that copy, add or
-    average have it as their range.
+    """Return the range of the result of an op that copies, adds or averages: the widest range among the arguments of
+    ``node``, where ``look`` returns the range of each.
     """
     return min(map(look, node.all_input_nodes), default=ValueRange.ANY)
 

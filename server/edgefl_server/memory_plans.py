@@ -37,7 +37,7 @@ def read_raised(folder: Path) -> dict[str, int]:
 class MemoryPlans:
     """Memory plans (bytes that a round takes on a device) of the tiers of a run, stored in its folder.
 
-    The plan of a tier is raised to the median of its devices' reported peaks, and lowered again with it.
+    The plan of a tier is raised to the median of its devices' reported peaks, and lowered when the median falls.
 
     Args:
         folder: Folder of the run.

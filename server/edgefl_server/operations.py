@@ -152,7 +152,7 @@ class QueuedOrder:
 
 
 class RunControl(Protocol):
-    """Run that an operator's orders change."""
+    """Interface to the run that operators' orders change."""
 
     @property
     def state(self) -> State:

@@ -78,7 +78,9 @@ InboxEvent = Event | FromWorker | EvaluationResult | Neighbours | QueuedOrder | 
 
 @dataclass(frozen=True)
 class _StoredCounter:
-    """Storage for the counter of the server's signed messages: in its registry, so that numbers never repeat."""
+    """Storage for the counter of the server's signed messages, in the server's registry of keys, so that numbers never
+    repeat.
+    """
 
     registry: Registry
 

@@ -73,8 +73,10 @@ def wave_of(path: Path, reader: SoundSpec) -> Array:
 
 
 def _read_mono(file: BufferedReader, reader: SoundSpec) -> Array:
-    """Read an open WAV file; return the mean of its channels, float64 in [-1, 1], cut at the reader's length. BadRow if
-    it is no such WAV.
+    """Read an open WAV file; return the mean of its channels, float64 in [-1, 1], cut at the reader's length.
+
+    Raises:
+        BadRow: The file is not a readable WAV file, or has another sample rate than ``reader``.
     """
     start = file.read(12)
     if start[:4] != b"RIFF" or start[8:] != b"WAVE":

@@ -112,7 +112,7 @@ class LabelSpec:
         return cls()
 
     def fitted(self, y: Array, classes: int, source: str) -> Array:
-        """Return labels in the shape that the model takes; floats in this dtype, whole numbers in the dtype of ``y``.
+        """Return labels in the shape that the model takes; floats in its label dtype, whole numbers in the dtype of ``y``.
 
         Args:
             y: Labels, shape (n, *label).

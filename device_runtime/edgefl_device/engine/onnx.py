@@ -99,7 +99,7 @@ def _leading_bytes(port: Port) -> int:
 
 
 def _mapped_bytes(port: Port) -> int:
-    """Return the bytes of the file for ``port``, a multiple of the granularity of mappings."""
+    """Return the size in bytes of the mapped file for ``port``, a multiple of the granularity of mappings."""
     whole = _leading_bytes(port) + port.nbytes + _SLACK
     return -(-whole // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
 

@@ -53,7 +53,10 @@ class StatusReporter:
         self._search.step(alone=alone)
 
     def has_looked(self) -> bool:
-        """Return True if a search was made since the last call. A search opens a connection, which takes memory."""
+        """Return True if the broker was searched for other federations since the last call.
+
+        A search opens a connection, which takes memory.
+        """
         return self._search.has_looked()
 
     def report_offline(self, event: Disconnected) -> None:

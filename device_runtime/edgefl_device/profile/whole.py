@@ -137,7 +137,11 @@ def _run(folder: BundleFolder, part: str, engine: str, settings: ProfileSettings
 
 
 def _read(out: Path, part: str) -> ProcessResult:
-    """Return the result that a process wrote to ``out``. BundleError if there is none, as after a crash in a graph."""
+    """Return the result that a process wrote to ``out``.
+
+    BundleError if there is none, as after a crash in a graph, or if it is too large; ``part`` names the profiled part
+    for the error.
+    """
     try:
         if out.stat().st_size > _MOST_BYTES:
             raise BundleError(f"{part}: its profile takes more than {_MOST_BYTES} bytes", part=part)

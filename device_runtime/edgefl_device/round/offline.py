@@ -55,7 +55,7 @@ class NoCheckpoints:
     """Storage without checkpoints, so that an interrupted round starts from the beginning."""
 
     def save_checkpoint(self, nonce: str, checkpoint: Checkpoint) -> None:
-        """Ignore the checkpoint."""
+        """Ignore the checkpoint; nothing is stored."""
 
     def checkpoint(self, nonce: str) -> Checkpoint | None:
         """Return None: there is never a checkpoint."""

@@ -121,7 +121,9 @@ class _PairInterpreter(fx.Interpreter):
 
 
 def _run(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Return the results of the op of ``node`` on pairs, or NotImplemented if it has no rule."""
+    """Return the results of the op of ``node`` on pairs (complex tensors as real ones), or NotImplemented if the op
+    has no rule.
+    """
     op = cast(OpOverload, node.target)
     if op._schema.is_mutable:
         return _write(node, args, kwargs)
@@ -165,9 +167,10 @@ def _cast_like(made: Any, like: Tensor) -> Any:
 
 
 def _write(node: fx.Node, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an in-place op on pairs: compute its form without writes and copy the result into the first argument.
+    """Run the in-place op of ``node`` on pairs (complex tensors as real ones): compute its form without writes and
+    copy the result into the first argument.
 
-    Return the first argument, or NotImplemented if there is no rule.
+    Return the first argument, or NotImplemented if there is no rule for the op.
     """
     op, target = cast(OpOverload, node.target), args[0]
     if op is _aten.copy_.default:
@@ -212,7 +215,8 @@ _RESHAPING = frozenset({_aten.view.default, _aten._unsafe_view.default})
 
 
 def _run_moving(op: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Run ``op``, which only moves entries, on the parts of pairs. Sizes and dimensions are adapted to the last axis.
+    """Run ``op``, which only moves entries, on the parts of pairs (complex tensors as real ones) and return its result.
+    Sizes and dimensions are adapted to the last axis, which holds the two parts.
 
     Return NotImplemented if the first argument is a complex number and the op has further arguments that may change its
     shape.

@@ -254,7 +254,9 @@ def _zeros_like_result(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _row_major(args: Any, kwargs: Any) -> bool:
-    """Return True if every tensor of four or more axes is contiguous, so that the layout of results is known."""
+    """Return True if every tensor of four or more axes among the arguments is contiguous, so that the layout of
+    results is known.
+    """
     return all(value.is_contiguous() or value.ndim < 4 for value in _tensors(args, kwargs))
 
 

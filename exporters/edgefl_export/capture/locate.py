@@ -138,7 +138,9 @@ def _is(op: str) -> Wanted:
 
 
 def _matches_name(op: str) -> Wanted:
-    """Return a predicate for ops whose names equal ``op`` but for overload and underscores: ``_linalg_svd``."""
+    """Return a predicate for ops whose names equal ``op`` but for overload and underscores: ``_linalg_svd`` for
+    ``linalg_svd``.
+    """
     return lambda func, args, kwargs: _bare(str(func)) == _bare(op)
 
 

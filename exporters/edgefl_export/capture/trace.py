@@ -373,7 +373,9 @@ class TraceCache:
         self._traced: dict[int, TracedFunction] = {}
 
     def fingerprint(self, function: Function) -> str:
-        """Trace ``function``, keep the graph for :meth:`take`, and return its :func:`fingerprint`."""
+        """Trace ``function``, keep the graph for :meth:`take`, and return the SHA-256 of the graph
+        (:func:`fingerprint`).
+        """
         with without_collector():
             traced = self._traced[id(function)] = trace(function)
             return fingerprint(traced)

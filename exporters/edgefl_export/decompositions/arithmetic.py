@@ -112,7 +112,9 @@ def select(condition: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def rules_of(name: str, rule: Callable[..., object]) -> Rules:
-    """Return ``rule`` for each overload of ``aten.<name>`` that takes two operands and writes to neither."""
+    """Return a dictionary with ``rule`` for each overload of ``aten.<name>`` that takes two operands and writes to
+    none of them.
+    """
     packet = getattr(_aten, name)
     overloads = [getattr(packet, overload) for overload in packet.overloads()]
     return {op: rule for op in overloads if len(op._schema.arguments) == 2 and not op._schema.is_mutable}
@@ -136,8 +138,9 @@ def mm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """Compute bias + a b with the product as in :func:`mm`. The op stays (NotImplemented) where that of :func:`mm`
-    does, and for other factors than 1.
+    """Compute bias + a b with the product as in :func:`mm`.
+
+    Return NotImplemented (the op is kept) where :func:`mm` does, and for other factors than 1.
     """
     if not _few_rows_by_weight(a, b) or beta != 1 or alpha != 1:
         return DECLINED

@@ -44,7 +44,7 @@ def halves(x: Operand) -> tuple[Real, Real]:
 
 
 def join_parts(real: Real, imaginary: Real) -> ComplexPair:
-    """Return the pair with these parts, at least one of which is a tensor."""
+    """Return the complex tensor with these parts as a pair. At least one part is a tensor."""
     like = real if isinstance(real, Tensor) else cast(Tensor, imaginary)
     both = (each if isinstance(each, Tensor) else torch.full_like(like, each) for each in (real, imaginary))
     return ComplexPair(torch.stack(torch.broadcast_tensors(*both), -1))
@@ -149,8 +149,9 @@ def _logarithm(x: ComplexPair) -> ComplexPair:
 
 
 def _power(x: Operand, exponent: complex) -> Any:
-    """Compute x to a power: as a product for an exponent from 1 to 4, else as exp(exponent log(x)). NotImplemented if x
-    is no pair.
+    """Compute x to a power: as a product for an exponent from 1 to 4, else as exp(exponent log(x)).
+
+    Return NotImplemented if x is not complex.
     """
     if not isinstance(x, ComplexPair):
         return NotImplemented
@@ -214,7 +215,7 @@ def _full_like(x: Operand, value: complex, **_: Any) -> ComplexPair:
 
 
 def _entries(x: ComplexPair) -> Tensor:
-    """Return the entries as [entries, 2]."""
+    """Return the entries of ``x`` as real numbers [entries, 2]."""
     return x.parts.reshape(-1, 2)
 
 

@@ -126,7 +126,7 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
 
 
 def first_entries(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return the entries of x that lie within ``shape``."""
+    """Return the first ``shape[i]`` entries of x along each axis i."""
     return x[tuple(slice(size) for size in shape)]
 
 

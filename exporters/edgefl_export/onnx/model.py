@@ -106,7 +106,9 @@ def _no_code(thread: int) -> Callable[[fx.GraphModule], object]:
 
 
 def _convert(model: ir.Model, target_version: int, fallback: bool | None = None) -> None:
-    """Convert the model to another ONNX opset, unless it has that one already and no functions."""
+    """Convert the model to another ONNX opset by torch.onnx, with the same arguments, but only if it has functions or
+    another opset than ``target_version``.
+    """
     if model.functions or model.opset_imports.get("") != target_version:
         _convert_version(model, target_version, fallback)
 
@@ -245,7 +247,7 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _clean(model: ir.Model) -> None:
-    """Run all passes and remove metadata about the exporting machine."""
+    """Simplify the model in place by all of :data:`PASSES` and remove metadata about the exporting machine."""
     for rewrite in PASSES:
         rewrite(model)
     model.producer_name = "edgefl"

@@ -220,9 +220,9 @@ def _merge_reshapes(node: ir.Node) -> None:
 
 
 def _join_waiting(graph: ir.Graph, node: ir.Node) -> bool:
-    """Merge a view into the delaying Reshape that it reads, because runtimes would fuse the two.
+    """Merge the view ``node`` into the Reshape that it reads, if that delays a value, because runtimes would fuse the two.
 
-    Return False if there is none.
+    Return False if ``node`` reads no such Reshape.
     """
     before, result = made_by(node.inputs[0], "Reshape"), node.outputs[0]
     delay, sizes = _delay(before), static_sizes(result)
@@ -300,7 +300,7 @@ def _is_read(value: ir.Value, times: int) -> bool:
 
 
 def _is_laid_out(scatter: ir.Node) -> bool:
-    """Return True if ``scatter`` writes one number for each row into zeros."""
+    """Return True if ``scatter`` writes one number into each row of a tensor of zeros."""
     data, labels, given = scatter.inputs
     for op in ("Expand", "Cast"):
         node = made_by(data, op)

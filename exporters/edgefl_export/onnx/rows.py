@@ -437,10 +437,9 @@ def _resolve_view(values: GraphValues, name: str, own: set[int]) -> str:
 
 
 def _turns(divisor: int, count: int) -> int:
-    """Return the divisor of ``divisor`` by which a value of ``count`` numbers is best cut into parts of the size of a
-    tile.
+    """Return the number of parts, a divisor of ``divisor``, into which a value of ``count`` numbers is best cut.
 
-    It is the number of iterations of a loop; a tile has :data:`TILE_BYTES` bytes.
+    A part then has about the size of a tile, :data:`TILE_BYTES` bytes. A loop over the parts has this many iterations.
     """
     wanted = count * _NUMBER_BYTES / TILE_BYTES
     parts = [part for part in range(2, divisor + 1) if divisor % part == 0]

@@ -29,7 +29,7 @@ def trace(
 
     Args:
         graph: The manifest's entry of the graph.
-        artifact: Its bytes.
+        artifact: Bytes of the ONNX model.
         threads: Threads of the engine.
         run: Function that runs a loaded graph once.
         calls: Measured calls, after one that is not counted.
@@ -81,8 +81,8 @@ def read(events: Iterable[Mapping[str, Any]], calls: int) -> Trace:
 
 
 def _outermost(kernels: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield those of the nodes' events that do not begin inside a node with a body, such as a loop. Nodes run
-    sequentially.
+    """Yield those of the nodes' profiler events ``kernels`` that do not begin inside a node with a body, such as a
+    loop. Nodes run sequentially.
     """
     body_ends = -math.inf
     for event in sorted(kernels, key=lambda each: (each.get("ts", 0), -each.get("dur", 0))):

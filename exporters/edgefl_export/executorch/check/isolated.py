@@ -166,7 +166,9 @@ def _run_program(folder: Path) -> str:
 
 
 def main() -> None:
-    """Serve a parent process: write "" as JSON, then for each folder on a line of the input the result of its program."""
+    """Serve a parent process over standard input and output: write "" as JSON, then for each folder on a line of the
+    input the result of its program.
+    """
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     print(json.dumps(""), file=answers, flush=True)

@@ -138,10 +138,10 @@ def _sum_shifted(m: Tensor, rows: Sequence[Tensor], starts: Sequence[int], heigh
 
 
 def spread(grad: Tensor, wide: int, width: int, moves: KernelArgs) -> Tensor:
-    """Return dL/dy shifted for each kernel column, side by side: [N, H', W', O] -> [N, H', width, wide * O], for stride
-    1.
+    """Return dL/dy shifted for each kernel column, side by side: [N, H', W', O] -> [N, H', width, wide * O], for stride 1.
 
-    ``wide`` is the number of kernel columns, ``width`` that of input columns. Both gradients read the result.
+    ``wide`` is the number of kernel columns, ``width`` that of input columns. The gradients of input and weight are both
+    computed from the result.
     """
     return join(shifts(grad, 2, [-start for start in moves.starts(wide, 1)], width), 3)
 

@@ -44,7 +44,9 @@ def _is_turned(node: fx.Node, last: int) -> bool:
 
 
 def axes_of(node: fx.Node, rank: int) -> list[int]:
-    """Return the axes of a transposition's argument in the order of its result."""
+    """Return the permutation of the transposition ``node`` of ``rank`` axes: entry i is the axis of the argument that
+    becomes axis i of the result.
+    """
     if node.target is _aten.permute.default:
         return [axis % rank for axis in ints_argument(node, 1)]
     order = list(range(rank))

@@ -220,8 +220,8 @@ def _turned(builder: Builder, node: fx.Node) -> TensorValue | None:
 
 
 def _is_image(value: TensorValue, before: int, run: int, behind: int) -> bool:
-    """Return True if the sum over the middle axis of [before, run, behind] is one over images [N, H, W, C] that XNNPACK
-    can pool without a reshape.
+    """Return True if XNNPACK can compute the sum over the middle axis of [before, run, behind] by pooling images [N,
+    H, W, C], without a reshape.
     """
     if before != 1 or len(value.shape) != 4 or value.shape[3] != behind:
         return False
@@ -245,7 +245,8 @@ def _ones_times(builder: Builder, value: TensorValue, before: int, run: int, beh
 
 
 def _parts(run: int) -> list[int]:
-    """Return at most two factors of the number of terms ``run``.
+    """Return one or two factors above 1 whose product is the number of terms ``run``: two for a long sum, if it can be
+    divided.
 
     A sum of sums has a smaller rounding error than one long sum.
     """

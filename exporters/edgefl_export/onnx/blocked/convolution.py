@@ -111,7 +111,10 @@ class DepthwiseGradientFinder:
         return found if self._is(self._input(ones, 0), 1.0) and whole else ""
 
     def _window(self, name: str) -> tuple[str, tuple[int, ...], tuple[int, ...]] | None:
-        """Return (source, begins, steps) by spatial axis if ``name`` is a window of a value, else None."""
+        """Return (source, begins, steps) if the value ``name`` is a window of a value ``source``, else None.
+
+        The first entries and the steps are by spatial axis.
+        """
         node = self._values.maker(name, "Slice")
         if node is None:
             return name, (0, 0), (1, 1)

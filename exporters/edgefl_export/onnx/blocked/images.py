@@ -89,8 +89,8 @@ class ImageRules:
     def _pays(self, node: NodeProto) -> bool:
         """Return True if the node is worth writing on the blocked layout (NCHWc).
 
-        It is if a convolution on the layout depends on its result. It also is if its operands are on the layout and no
-        other node needs its result.
+        Either a convolution on the layout depends on its result, or its operands are on the layout and no node off the
+        layout needs its result.
         """
         out, images = node.output[0], filter(self._layout.is_image, node.input)
         inside = all(map(self._layout.is_inside, images))

@@ -271,8 +271,8 @@ class _ProductWriter:
         self._reshape(total, self._values.shapes[result], result)
 
     def _image(self, name: str, shape: Shape) -> str:
-        """Return the name of the matrix on the blocked layout (NCHWc), as an image of ``shape`` [1, C, 1, T]; write
-        the conversion if needed.
+        """Return the name of the matrix ``name`` as an image of ``shape`` [1, C, 1, T] on the blocked layout (NCHWc);
+        write the conversion if needed.
         """
         if name in self._inside:
             return self._reshape(name, shape)

@@ -232,7 +232,7 @@ def _histogram(tier: str, metric: str, group: GroupResult) -> Html:
 def part(found: DeviceRound, *, by_device: bool = False) -> Html:
     """Return the table row for one device in one round.
 
-    It begins with the round, for the device's page, or with ``by_device`` with the device, for the round's page.
+    Its first cell is the round, for the page of a device; if ``by_device``, it is the device, for the page of a round.
     """
     fate = f"{found.status}: {found.reason}" if found.reason else found.status
     figures = [
