@@ -81,7 +81,7 @@ def _store_in_function(function: Function) -> Function:
 
 @dataclass(frozen=True)
 class _SavedView:
-    """Record of a view that the forward pass created: the result of ``func(whole, *rest, **named)``."""
+    """Record of a view that the forward pass created: ``func`` called with the tensor ``whole`` and further arguments."""
 
     whole: Tensor
     func: Any

@@ -16,7 +16,10 @@ from edgefl.wire.limits import Limits
 
 
 def document() -> str:
-    """Return a TOML file of all tables and keys, each with its default and a comment that explains it. The file loads."""
+    """Return a TOML file of all tables and keys, each with its default and a comment that explains it.
+
+    The text is a valid federation file.
+    """
     lines: list[str] = []
     for table, field in Federation.model_fields.items():
         lines += _document_limits() if table == "limits" else _document_table(table, field.annotation)

@@ -89,7 +89,9 @@ def counts_of(clients: int, a: int, *, single_class: bool = False) -> Array:
 
 
 def _table(labels: Array, known: Sequence[int], clients: int, a: int, single_class: bool) -> Array:
-    """Return the number of samples per user and class for ``a``, or for the largest possible ``a`` if it is 0.
+    """Return the number of samples per user and class of :func:`groups`, int64 (clients, 10).
+
+    ``a`` is the number of samples that scales the table; 0 selects the largest possible one.
 
     Raises:
         DataError: ``a`` is odd, or the labels do not allow it.

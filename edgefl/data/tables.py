@@ -267,7 +267,7 @@ class _LabelColumn:
         )
 
     def fits(self, text: str) -> bool:
-        """Return True if ``text`` is a valid label."""
+        """Return True if ``text`` is a valid label of this column."""
         try:
             self.number(text)
         except BadRow:

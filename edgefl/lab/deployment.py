@@ -389,7 +389,10 @@ class DeploymentBuilder:
         return {INPUT: first_input(type(source.module), inputs)[0]}
 
     def module(self, submodel: Submodel, number: int = FIRST_ROUND) -> nn.Sequential:
-        """Return ``submodel`` as a module in inference mode. ``number``: round whose position a rolling submodel has."""
+        """Return ``submodel`` as a module in inference mode.
+
+        ``number``: round for which the window of a rolling submodel is taken.
+        """
         return self._build(submodel, number)[0]
 
     @property

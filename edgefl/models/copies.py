@@ -254,7 +254,7 @@ def _is_plain(module: nn.Module) -> bool:
 
 
 def _without_counter(_norm: nn.Module, keys: Any) -> None:
-    """Remove batch counters from the unexpected keys of ``load_state_dict``; a post-hook of it, for batch norms.
+    """Remove batch counters from the unexpected keys of ``load_state_dict``. Batch norms run this function after loading.
 
     Torch adds such a counter to every state that a batch norm loads.
     """

@@ -53,7 +53,10 @@ def mark_inference(module: nn.Module) -> None:
 
 
 def set_mode(module: nn.Module, *, training: bool) -> None:
-    """Set the mode of every part in place. With ``training``, all parts but the marked ones are in training mode."""
+    """Set the mode of every part in place.
+
+    With ``training``, parts marked by :func:`mark_inference` stay in inference mode.
+    """
     module.train(training)
     for part in module.modules():
         part.training = training and not is_inference(part)

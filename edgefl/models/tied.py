@@ -100,7 +100,10 @@ def borrowed_names(module: nn.Module) -> dict[str, str]:
 
 
 def collect_state(module: nn.Module) -> dict[str, Tensor]:
-    """Return all state tensors that ``module`` reads, its own and borrowed ones, by global name. Detached, not copied."""
+    """Return all state tensors that ``module`` reads, by global name: its own, and those that another unit (stage) keeps.
+
+    They are detached, not copied.
+    """
     lent = {name: module.get_buffer(path) for path, name in borrowed_names(module).items()}
     return {name: tensor.detach() for name, tensor in (module.state_dict() | lent).items()}
 
@@ -117,12 +120,17 @@ def units_with_tied_weights(units: nn.Sequential) -> frozenset[str]:
 
 
 def _names(module: nn.Module) -> dict[str, str]:
-    """Return the global names of the tensors that ``module`` itself, without its children, borrows, by attribute."""
+    """Return the global names of the tensors of other units (stages) that ``module`` reads, by attribute.
+
+    Children are excluded.
+    """
     return cast(dict[str, str], module.__dict__.get(_NAMES, {}))
 
 
 def _register_read(holder: nn.Module, own: str, value: nn.Parameter, name: str) -> None:
-    """Register ``value`` as a non-persistent buffer ``own`` of ``holder``, and note that the state has it as ``name``."""
+    """Register ``value`` as a non-persistent buffer ``own`` of ``holder``, and store its global name ``name`` in
+    ``holder``.
+    """
     holder._buffers[own] = value
     holder._non_persistent_buffers_set.add(own)
     holder.__dict__[_NAMES] = {**_names(holder), own: name}
@@ -194,10 +202,10 @@ def _uses(units: nn.Sequential) -> Iterator[tuple[_ParameterUse, nn.Parameter]]:
 
 
 def _home(units: nn.Sequential, uses: list[_ParameterUse]) -> _ParameterUse:
-    """Return the use of a shared parameter that keeps it. All others become reads of its state.
+    """Return the place of ``uses`` that keeps a shared parameter. All other places will read the parameter from there.
 
-    It is in the last unit (stage of the model), and if possible one that the unit's graph reads by name. ``uses`` has
-    all uses of the parameter in the order of the units.
+    It is in the last unit (stage of the model), and if possible one that the unit's graph reads by name. ``uses`` has all
+    places of the parameter in the order of the units.
     """
     last = [use for use in uses if use.unit == uses[-1].unit]
     read = _read_by_name(units.get_submodule(uses[-1].unit))

@@ -56,7 +56,7 @@ class Carrier(ABC):
         return {}
 
     def unpack(self, payload: Tensors) -> tuple[Tensors, Tensors]:
-        """Return (weights in the units' shapes, gates), both by local name.
+        """Return (weights in the units' shapes, masks and thresholds), both by local name.
 
         ``payload`` has the received tensors of :attr:`payload`.
         """

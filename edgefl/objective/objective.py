@@ -239,7 +239,7 @@ class Objective:
     def noise(self, size: int) -> Mapping[str, TensorSpec]:
         """Return the specs of the uniform random tensors that a training step of ``size`` samples reads, by name.
 
-        They are the carrier's noise, and numbers that replace the suffix's own draws, such as those of dropout.
+        They are the random numbers of the carrier (:attr:`Carrier.noise`), and those of the layers, such as dropout.
         """
         return {**self.carrier.noise, **self._drawn(size)}
 

@@ -77,7 +77,8 @@ def fedadam(*, lr: float = LR, beta1: float = 0.9, beta2: float = 0.9, tau: floa
 def fedyogi(*, lr: float = LR, beta1: float = 0.9, beta2: float = 0.9, tau: float = TAU) -> ServerOpt:
     """Return FedYogi: Yogi on the mean change of the round (Reddi et al. 2021; fafed.md 3.4).
 
-    ``v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)``; the step is FedAdam's.
+    ``m <- beta1 m + (1 - beta1) Delta``, ``v <- v - (1 - beta2) Delta^2 sign(v - Delta^2)``, ``x <- x + lr m / (sqrt(v) +
+    tau)``. Delta is the mean change.
 
     Args:
         lr: step size; above 0.
@@ -99,7 +100,8 @@ def fedyogi(*, lr: float = LR, beta1: float = 0.9, beta2: float = 0.9, tau: floa
 def fedadagrad(*, lr: float = LR, beta1: float = 0.0, tau: float = TAU) -> ServerOpt:
     """Return FedAdagrad: Adagrad on the mean change of the round (Reddi et al. 2021; fafed.md 3.4).
 
-    ``v <- v + Delta^2``; the step is FedAdam's, by default without momentum.
+    ``m <- beta1 m + (1 - beta1) Delta``, ``v <- v + Delta^2``, ``x <- x + lr m / (sqrt(v) + tau)``. Delta is the mean
+    change.
 
     Args:
         lr: step size; above 0.

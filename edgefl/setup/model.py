@@ -300,8 +300,9 @@ def data_spec(dataset: Dataset) -> DataSpec:
 
 
 def _reader_of(dataset: Dataset) -> Reader | None:
-    """Return the dataset's reader, or None. Images need one only if their values are not 8 bits: white is 16 in
-    handwritten digits.
+    """Return the settings that turn a device's files into samples; None if the defaults suffice.
+
+    Images need settings only if a white pixel is not 255, such as 16 in handwritten digits.
     """
     if dataset.reader is None and dataset.pixels and dataset.top < _HALF_OF_8_BITS:
         return ImageSpec(white=dataset.top)

@@ -44,7 +44,10 @@ class NormMeasurement:
 
 
 def family_of(tier: str, submodel: Submodel) -> str:
-    """Return the name under which the statistics of ``tier`` are kept. Tiers that evaluate the whole model share one."""
+    """Return the name under which the batch-norm statistics of ``tier`` are kept.
+
+    Tiers that evaluate the whole model share a name.
+    """
     return WHOLE if isinstance(submodel, OutputSide) else tier_family(tier)
 
 
@@ -111,7 +114,10 @@ def _pairs(evaluate: Function, names: Collection[str]) -> dict[str, str]:
 
 
 def _reading(tier: TierTraining, names: Collection[str], unit: str) -> tuple[ChunkForward, ...]:
-    """Return the frozen units of ``tier`` in chunks that read the statistics ``names`` from ``unit``."""
+    """Return the frozen units of ``tier`` in chunks that read the statistics ``names`` from the published ``unit``.
+
+    ``unit`` is the name under which the server publishes the statistics.
+    """
     chunks = []
     for chunk in tier.prefix:
         forward = reads_statistics(chunk.forward, names, unit)

@@ -223,7 +223,9 @@ class SimulatedRounds:
         return {name: (count, needs[name.rpartition("-")[0]]) for name, count in self.data.samples.items()}
 
     def _report(self, opened: OpenRound) -> None:
-        """Train as many clients as the round needs, in the order in which they would report, and pass their answers on."""
+        """Train as many clients as the round needs, in the order in which they would report, and pass their answers to
+        the coordinator.
+        """
         received = self.downloads.received(self._model) if compares_updates(self.spec) else {}
         start = RoundModel(self._model, FixedDownlink(received))
         self._aggregation = self._begin_aggregation(opened, start, {})

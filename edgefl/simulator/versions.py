@@ -208,8 +208,9 @@ class ModelVersions:
     def _run_window(
         self, state: State, opened: OpenRound, now: float, refused: Mapping[str, str]
     ) -> VersionWindow:
-        """Return the window at the time when the coordinator ends the round. ``refused``: reasons by nonce of the tasks
-        whose updates do not count.
+        """Return the asynchronous round at the time when the coordinator ends it.
+
+        ``refused``: reasons by nonce of the tasks whose updates do not count.
 
         Raises:
             ParticipationError: If too few clients finish before their deadlines.

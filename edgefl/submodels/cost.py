@@ -125,8 +125,9 @@ def entries(regions: Mapping[str, Region], shapes: Mapping[str, tuple[int, ...]]
 
 
 def _download_bytes(submodel: Submodel, weights: Mapping[str, Array], placement: Placement) -> int:
-    """Return the number of bytes that a device downloads: the payload and the units' blobs, each unit (stage of the
-    model) once.
+    """Return the number of bytes that a device downloads: the arrays that only its tier receives, and its units' blobs.
+
+    Each unit (stage of the model) counts once.
     """
     units = {*submodel.units, *(unit for chunk in submodel.prefix for unit in chunk.units)}
     sent = len(tensors.dump(placement.payload, placement.masks)) if placement.payload else 0
@@ -226,7 +227,9 @@ class _CostMode(TorchDispatchMode):
         self._nbytes = 0
 
     def take(self) -> ForwardCost:
-        """Return the counts for one sample since the last call, and reset them."""
+        """Return the multiply-accumulates and bytes that were counted for one sample since the last call, and reset
+        them.
+        """
         taken = ForwardCost(
             {name: count // _ROWS for name, count in self._macs.items()}, self._nbytes / _ROWS
         )

@@ -127,7 +127,18 @@ def make_folder(folder: Path, *, private: bool = False) -> None:
 def write_whole(
     path: Path, data: bytes, *, durable: bool = False, shared: bool = False, private: bool = False
 ) -> None:
-    """Replace the content of ``path`` by ``data`` atomically. The options of :func:`replacing` apply."""
+    """Replace the content of ``path`` by ``data`` atomically.
+
+    Args:
+        path: The file to replace; its folder must exist.
+        data: The new content.
+        durable: True to wait until the bytes and the new name are on disk.
+        shared: True if several processes may write the same path at the same time; the last one wins.
+        private: True if only the owner may read the file.
+
+    Raises:
+        OSError: If writing fails; it names the file.
+    """
     with replacing(path, durable=durable, shared=shared, private=private) as file:
         file.write(data)
 

@@ -150,8 +150,9 @@ class _LazySearchPath(list[str]):
 
 
 class _LoadedModuleFinder(MetaPathFinder, Loader):
-    """Finder for modules of a lazy package that were loaded, with their package, while the import system searched for
-    them.
+    """Finder that returns modules of a lazy package which were loaded together with the package.
+
+    The import system may still be searching for such a module when the package is loaded.
     """
 
     def find_spec(

@@ -37,8 +37,8 @@ class WebSettings(msgspec.Struct, frozen=True, kw_only=True):
         folder: the page's own folder; its ``federation.toml`` describes the training.
         host: listening address.
         port: listening port.
-        secret: secret of the scanned address.
-        address: the scanned address.
+        secret: secret that the address in the QR code contains.
+        address: the page's address in the QR code.
         broker: WebSocket URL that browsers reach by themselves; empty to relay them.
         relay: URL of the broker behind the relay, without a password.
         login: browsers ask for user and password.

@@ -61,8 +61,8 @@ class BrowserRelay:
         """Relay bytes between a browser and the broker until one side closes. Each side is read only as fast as the
         other can write.
 
-        If too many browsers are connected, the oldest one that still owes its MQTT CONNECT is closed, or else this
-        one.
+        If too many browsers are connected, the oldest connection without an MQTT CONNECT is closed; if all have sent
+        one, this connection is closed.
         """
         is_full = self.open >= min(MOST_BROWSERS, most_connections() // 2)
         if PROTOCOL not in browser.scope["subprotocols"] or (is_full and not self._greeting):

@@ -239,7 +239,11 @@ class _Adam:
         return state | zero_sums(self.objective, state)
 
     def start_corrected(self, tensors: Tensors) -> Tensors:
-        """Return the state of the first step: weights, x for the second gradient, and the pull (1 - beta1) c + beta1 m."""
+        """Return the state of the first step: weights, x for the second gradient, and the constant part of each step's
+        direction.
+
+        This part is (1 - beta1) c + beta1 m.
+        """
         c, state = received_state(tensors, "c", self.objective), begun(self.objective, tensors)
         weights = select(state, "state.weights")
         anchor = prefixed("state.anchor", {name: weights[name] for name in c})
@@ -247,7 +251,9 @@ class _Adam:
         return state | anchor | prefixed("state.pull", pull) | self._scale(tensors)
 
     def start_lite(self, tensors: Tensors) -> Tensors:
-        """Return the state of the first step: weights, the pull beta1 m, and an empty sum of gradients."""
+        """Return the state of the first step: weights, the constant part beta1 m of each step's direction, and an
+        empty sum of gradients.
+        """
         pull = prefixed("state.pull", self._momentum(tensors))
         state = begun(self.objective, tensors)
         return state | pull | self._scale(tensors) | zero_sums(self.objective, state)

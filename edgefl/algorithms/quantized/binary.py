@@ -118,9 +118,9 @@ class BinaryCarrier(Carrier):
     def effective(
         self, weights: Tensors, gates: Tensors, noise: Mapping[str, Tensor], *, training: bool
     ) -> Tensors:
-        """Return the weights that layers read.
+        """Return the weights that layers read, by name: kernels become binary, then dropped entries become 0.
 
-        Kernels become binary before ``inner`` sets dropped entries to 0, because no binary weight is 0.
+        This order matters, because no binary weight is 0.
         """
         read = {name: self._binary(w) if name in self.kernels else w for name, w in weights.items()}
         return self.inner.effective(read, gates, noise, training=training)

@@ -132,9 +132,9 @@ class TopSelection:
 
 
 class _TopProduct(torch.autograd.Function):
-    """Product of x and ``top``, the largest entries of the weight, plus the bias.
+    """Product of an input x and ``top``, the largest entries of a weight, plus the bias.
 
-    In the backward pass, the gradient by the weight reads ``read`` instead of x.
+    In the backward pass, the gradient by the weight is computed with the argument ``read`` instead of x.
     """
 
     generate_vmap_rule = True

@@ -144,7 +144,8 @@ class AdaptableModel:
     def rows(self, user: User, at: Array) -> Rows:
         """Return samples of a user as parts of a batch, by name: ``x``, ``y``, and further inputs.
 
-        ``at``: indices of the samples, int64 (m,). ``x`` is the output of the frozen chunks, if the model has any.
+        ``at``: indices of the samples, int64 (m,). If the model has frozen units before the trained ones, ``x`` is the
+        output of the frozen units.
         """
         rows = torch.from_numpy(at)
         x, others = user.x[rows], {name: each[rows] for name, each in user.others.items()}

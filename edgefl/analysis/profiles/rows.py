@@ -130,7 +130,7 @@ def costliest(profile: BundleProfile) -> Rows:
 
 
 def chunks(profile: BundleProfile) -> Rows:
-    """Return a row of texts by column per chunk of the multi-step forward pass: time to load and run it, bytes read and
+    """Return a row of texts by column per chunk (group of frozen units): time to load and run it, bytes read and
     written.
     """
     return [

@@ -76,9 +76,10 @@ def build_engine(
 ) -> None:
     """Compile the binding of --engine executorch now.
 
-    For an image, or for a like machine that has no compiler.
+    Use it to prepare a system image, or a file for an equal machine that has no compiler.
 
-    Needs the package executorch and a C++ compiler. Without it, a device compiles the binding when it first needs it.
+    Needs the package executorch and a C++ compiler. Without this command, a device compiles the binding when it first
+    needs it.
 
     Examples:
 

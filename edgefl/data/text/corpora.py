@@ -278,7 +278,10 @@ def _wikitext2(places: Sequence[Path]) -> Corpus:
 
 
 def _some_wikitext2(places: Sequence[Path]) -> Corpus:
-    """Read the partial copy of WikiText-2. Its validation file replaces the missing training file, as the name says."""
+    """Return the partial copy of WikiText-2. Its validation file replaces the missing training file.
+
+    The name of the corpus says so.
+    """
     partial = replace(WIKITEXT2, folder="wikitext2_partial")
     train, test = (_articles(_text(partial.find(places, (f"{part}.txt.gz",)))) for part in ("valid", "test"))
     return Corpus(f"{WIKITEXT2.name} (its validation file as training set)", train, test)

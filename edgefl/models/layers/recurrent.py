@@ -225,7 +225,7 @@ class Stack(nn.Module):
 
 
 class _Sequences(Stack):
-    """Initialized stack of the class's own kind, whose forward returns only the hidden states."""
+    """Base of :class:`Lstm` and :class:`Gru`: layers with initial values, whose forward returns only the hidden states."""
 
     own: ClassVar[CellKind]
 

@@ -98,12 +98,12 @@ class Dataflow:
 
     @cached_property
     def weights_used(self) -> tuple[frozenset[str], ...]:
-        """Names of the state tensors that each step uses, by index of the step."""
+        """Names of the state tensors that each step (operation that depends on the input) uses, by index of the step."""
         return tuple(frozenset(self._state_names(self.dependencies(step))) for step in self.steps)
 
     @cached_property
     def kernels(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the kernels that each step uses, by index of the step.
+        """Names of the kernels that each step (operation that depends on the input) uses, by index of the step.
 
         A kernel is a weight of two or more dimensions that is not only used elementwise.
         """
@@ -121,10 +121,10 @@ class Dataflow:
 
     @cached_property
     def live_values(self) -> tuple[tuple[fx.Node, ...], ...]:
-        """Values that are live after each step, by index of the step: the input, or results so far, that a later step
-        needs.
+        """Values that are live after each step (operation that depends on the input), by index of the step.
 
-        If units (stages of the model) may read the input again (:attr:`reread_input`), it is left out.
+        A value is live if a later step needs it: the input, or an earlier result. If units (stages of the model) may
+        read the input again (:attr:`reread_input`), the input is left out.
         """
         last = {node: index for node, index in self.step_index.items() if index < 0}
         for index, step in enumerate(self.steps):
@@ -140,9 +140,9 @@ class Dataflow:
 
     @cached_property
     def state_on_both_sides(self) -> tuple[frozenset[str], ...]:
-        """Names of the state tensors that are used both up to each step and after it, by index of the step.
+        """Names of the state tensors that are used both before and after a cut behind each step, by index of the step.
 
-        Tied weights have the first of their names.
+        A step is an operation that depends on the input. Tied weights have the first of their names.
         """
         first: dict[str, int] = {}
         last: dict[str, int] = {}

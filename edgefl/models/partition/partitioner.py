@@ -209,10 +209,10 @@ class Partitioner:
         return subgraphs
 
     def name(self, subgraphs: Sequence[Subgraph]) -> list[str]:
-        """Return a unit name for each subgraph, in order.
+        """Return a name of the unit (stage of the model) for each subgraph, in order.
 
-        It is made of the path of the submodule that the unit (stage of the model) equals. Otherwise it is the largest
-        submodule that contains the unit's first kernel and no state of another unit.
+        It is the path of the submodule that the subgraph equals. Otherwise it is the path of the largest submodule that
+        contains the subgraph's first kernel and no state of another subgraph.
         """
         state = frozenset[str]().union(*(each.state_names for each in subgraphs))
         return unit_names(
@@ -261,8 +261,8 @@ class Partitioner:
         return [path for path, kind in instances.items() if kind in classes - stages]
 
     def _are_stages(self, paths: Sequence[str]) -> bool:
-        """Return True if some of the submodules ``paths`` repeat a class in a list themselves, and a cut fits into
-        each of these.
+        """Return True if submodules among ``paths`` contain lists of submodules of one class, and each of these can be
+        cut inside.
         """
         root = self.dataflow.graph.root
         spans = [self._spans[path] for path in paths if _repeated_classes(root.get_submodule(path))]
@@ -307,9 +307,10 @@ def balanced_starts(sizes: Sequence[int], groups: int) -> list[int]:
 
 
 def _starts(sizes: Sequence[int], limit: int, runs: int) -> list[int]:
-    """Return the index of the first size of each group but the first.
+    """Return the index of the first size of each group but the first, if ``sizes`` are divided into consecutive groups.
 
-    Consecutive groups are as few as the largest sum ``limit`` allows, but at least ``runs``.
+    The sum of a group is at most ``limit``, unless it has a single size. There are at least ``runs`` groups, but
+    otherwise as few as possible.
     """
     starts: list[int] = []
     total = 0

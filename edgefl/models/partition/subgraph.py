@@ -164,7 +164,10 @@ class _GraphBuilder:
         return self._graph.create_node("get_attr", name)
 
     def _copy_leaf(self, call: LeafCall, node: fx.Node) -> list[fx.Node]:
-        """Copy the call of a leaf module, which ``node`` represents. Return one node per tensor that it returns."""
+        """Copy the call of a leaf module (submodule that the trace did not enter), which ``node`` represents.
+
+        Return one node per tensor that the call returns.
+        """
         # An extra input only needs to know the number of rows.
         is_extra = self._subgraph.dataflow.is_extra_input(node)
         tensors = [self._x if is_extra else self._copies[argument] for argument in arguments(node)[0]]
@@ -196,7 +199,7 @@ class _GraphBuilder:
         return self._graph.create_node("call_module", path, tuple(args), kwargs)
 
     def _on_input_device(self, leaf: Any) -> Any:
-        """Replace a device by a node that reads the device of the unit's input. Return any other value unchanged."""
+        """Replace a device by a node that reads the device of the subgraph's input. Return any other value unchanged."""
         if not isinstance(leaf, torch.device):
             return leaf
         if self._device is None:

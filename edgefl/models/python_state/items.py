@@ -223,7 +223,10 @@ class IteratorPosition:
 
 
 def is_iterator(value: object) -> bool:
-    """Return True for an iterator of Python's own. Iterators of other classes are searched as objects with attributes."""
+    """Return True for an iterator that Python itself implements, such as that of a list.
+
+    Iterators of other classes are searched as objects with attributes.
+    """
     kind = type(value)
     return kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")
 

@@ -316,7 +316,10 @@ def _is_foreign(name: str | None) -> bool:
 
 
 def _is_followed(kind: type) -> bool:
-    """Return True if the attributes of the class ``kind`` are searched: one in Python code that is not foreign."""
+    """Return True if the attributes of the class ``kind`` are searched: a class in Python code of the user.
+
+    Classes of torch, numpy, edgefl and Python's library are not searched.
+    """
     # A class made by exec() in a namespace without a name is said to be of builtins.
     made = bool(kind.__flags__ & _HEAP_TYPE)
     return made and (kind.__module__ == "builtins" or not _is_foreign(kind.__module__))

@@ -88,7 +88,10 @@ def _uncheckpointed(
     *others: Any,
     **named: Any,
 ) -> Iterator[None]:
-    """Replace torch's generator of checkpointing: run the function between its two steps without saving anything."""
+    """Run the checkpointed function ``fn`` without saving anything; the replacement of torch's generator of checkpointing.
+
+    The caller runs ``fn`` between the two steps of this generator.
+    """
     with context_fn()[0]:
         yield
 

@@ -270,7 +270,7 @@ class SinglePathMode(TorchFunctionMode):
         return self
 
     def _prepare(self, entered: ExitStack) -> None:
-        """Enter further contexts of the mode on the stack ``entered``. For subclasses; does nothing here."""
+        """Enter further contexts of the mode on the stack ``entered``. Does nothing here; subclasses override it."""
 
     def __exit__(self, *raised: Any) -> None:
         super().__exit__(*raised)  # type: ignore[no-untyped-call]
@@ -298,11 +298,14 @@ class SinglePathMode(TorchFunctionMode):
         return NotImplemented
 
     def _run(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Run the function ``func`` and return its result. For subclasses that rewrite functions."""
+        """Run the torch function ``func`` and return its result. Subclasses override this method to rewrite functions."""
         return self._called(func, name, args, kwargs)
 
     def _called(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Call the function ``func`` itself and return its result. For subclasses that provide its random numbers."""
+        """Call the torch function ``func`` itself and return its result.
+
+        Subclasses override this method to provide the random numbers of the function.
+        """
         return func(*args, **kwargs)
 
     def _note(self, name: str, args: Any, result: Tensor) -> None:

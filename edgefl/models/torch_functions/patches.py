@@ -31,19 +31,21 @@ class ThreadPatch:
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Register a replacement of the attribute ``name`` of ``owner`` by ``value``.
 
-        All threads see ``value`` while at least one thread is inside.
+        All threads see ``value`` while at least one thread is inside the ``with`` block of the patches.
         """
         self._places.append((owner, name, vars(owner).get(name, getattr(owner, name)), value))
 
     def replace_function(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
         """Register a replacement of the function or method ``name`` of ``owner``.
 
-        Only threads inside run ``function``; others run the original.
+        Only threads inside the ``with`` block of the patches run ``function``; others run the original.
         """
         self.replace(owner, name, self.dispatch(getattr(owner, name), function))
 
     def dispatch(self, original: Callable[..., Any], replacement: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that calls ``replacement`` in threads that are inside, and ``original`` in others."""
+        """Return a function that calls ``replacement`` in threads inside the ``with`` block of the patches, else
+        ``original``.
+        """
 
         def call(*args: Any, **kwargs: Any) -> Any:
             return (replacement if self.is_active() else original)(*args, **kwargs)
@@ -65,9 +67,9 @@ class ThreadPatch:
             self._active.reset(token)
 
     def _count(self, change: int) -> None:
-        """Change the number of threads inside by ``change``.
+        """Add ``change`` to the number of threads that are inside the ``with`` block of the patches.
 
-        The first one sets the attributes, the last one restores them.
+        The first thread sets the attributes, the last one restores them.
         """
         with self._lock:
             before, self._threads = self._threads, self._threads + change

@@ -363,7 +363,7 @@ RULES: Mapping[Callable[..., Any], Callable[..., Any]] = {
 
 
 class RewriteMode(TorchFunctionMode):
-    """Mode that applies :data:`RULES` to the torch functions called in it."""
+    """Mode that replaces some torch functions by rules in :data:`RULES`, which a graph can contain."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

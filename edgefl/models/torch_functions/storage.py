@@ -99,8 +99,8 @@ def _assign(tensor: Tensor, value: Any = None, *rest: Any, **options: Any) -> An
 def _keeping(func: Callable[..., Any]) -> Callable[..., Any]:
     """Return the rule of ``func``, a function that changes the shape of its first argument.
 
-    The rule raises ModelError if that is a buffer or parameter whose shape would change. Otherwise torch runs the
-    function.
+    If the first argument is a buffer or parameter whose shape would change, the rule raises ModelError. Otherwise
+    torch runs the function.
     """
 
     def rule(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:

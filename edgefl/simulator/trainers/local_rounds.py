@@ -72,8 +72,9 @@ class RoundTask:
 
     @property
     def older(self) -> Mapping[int, RoundModel]:
-        """Model ``since`` with the weights as clients receive them, by the number of the round that began from it. Empty
-        if ``since`` is None.
+        """Earlier model :attr:`since`, from which these clients began, by the number of the round that began from it.
+
+        Its weights are rounded as clients receive them. Empty if :attr:`since` is None.
         """
         since = self.since
         return {} if since is None else {since.number + 1: RoundModel(since, FixedDownlink(self.received))}

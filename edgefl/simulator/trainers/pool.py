@@ -200,7 +200,10 @@ class TrainerPool:
             self._members.append(member)
 
     def _deal(self, queue: deque[_PortionBatch], read: ReadCarry) -> None:
-        """Send batches from ``queue`` to workers that have few. If no batch is left, request their partial sums."""
+        """Send batches from ``queue`` to workers that have few unfinished ones.
+
+        If no batch is left, request each worker's sum of updates. ``read`` loads a client's state by its row number.
+        """
         if queue:
             self._hire()
         for ahead in range(_AHEAD):
@@ -219,7 +222,7 @@ class TrainerPool:
                 member.trained = []
 
     def _next(self, queue: deque[_PortionBatch], failed: dict[int, Exception]) -> Sequence[Report]:
-        """Wait for a message of a worker. Return its reports, or add its partial sum to the round.
+        """Wait for a message of a worker. Return the reports in it, or add the worker's sum of updates to the round.
 
         An error is stored in ``failed`` by the number of its batch, and clears ``queue``.
         """

@@ -81,7 +81,7 @@ class UnalignedError(Exception):
 
 
 def resolve(axis: Axis) -> Axis:
-    """Return the current structure of ``axis`` in normal form.
+    """Return the current structure of ``axis`` (a dimension) in normal form.
 
     In normal form no product contains a product, and no concatenation a concatenation. None has a single member or a
     factor of size 1. A product whose first factor is a concatenation becomes a concatenation of products. Atoms

@@ -35,8 +35,9 @@ def unknown_axes(shape: Iterable[int]) -> Axes:
 
 @dataclass
 class AxisRegistry:
-    """Axes of all tensors of a run, by tensor. It also holds the tensors, so that no new tensor gets the id of a freed
-    one.
+    """Axes (structures of dimensions) of all tensors of a run, by tensor.
+
+    It also holds the tensors, so that no new tensor gets the id of a freed one.
     """
 
     _known: dict[int, tuple[Tensor, Axes]] = field(default_factory=dict)
@@ -64,7 +65,8 @@ class AxisRegistry:
         return self._known[id(tensor)][1]
 
     def note(self, tensor: Tensor, axes: Axes) -> Axes:
-        """Return the axes of ``tensor`` after recording that ``axes`` describe the same dimensions.
+        """Return the axes (structures of dimensions) of ``tensor`` after recording that ``axes`` describe the same
+        dimensions.
 
         If the tensor has axes already, they are unified with ``axes``: both keep the same indices. Else it gets
         ``axes``.

@@ -267,7 +267,7 @@ _SPATIAL = re.compile(r"pool\d?d?|upsample|_pad\dd")
 
 
 def _spatial(op: OpCall) -> list[Axes]:
-    """Return the axes of each result of pooling, resizing or padding.
+    """Return the axes (structures of dimensions) of each result of pooling, resizing or padding.
 
     The trailing dimensions are positions, which must be kept whole. The others are unchanged.
 
@@ -303,9 +303,9 @@ def _convolution(op: OpCall) -> Axes:
 
 @rule("mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv", "_addmm_activation")
 def _product(op: OpCall) -> Axes:
-    """Return the axes of a matrix product, after unifying the two dimensions that it sums over.
+    """Return the axes (structures of dimensions) of a matrix product, after unifying the two dimensions that it sums over.
 
-    They are the last of the left operand, and the last but one (or only) of the right.
+    These are the last dimension of the left operand, and the last but one (or only) of the right operand.
     """
     tensors = list(op.tensors)
     left, right = (op.book.axes(tensor) for tensor in tensors[-2:])

@@ -70,7 +70,8 @@ class Channels:
     def runs(self) -> tuple[tuple[Atom, ...], ...]:
         """Groups of atoms that are multiplied in one dimension of a state tensor, such as (heads, entries per head).
 
-        Each group is ordered outermost first, and lists only atoms that can be cut. At most one of them is cut.
+        An atom is a group of indices that is cut as one. Each group is ordered outermost first, and lists only atoms
+        that can be cut. At most one of them is cut.
         """
         all_runs = (run for axes in self.axes.values() for axis in axes for run in _runs(axis))
         return tuple(dict.fromkeys(all_runs))

@@ -142,7 +142,10 @@ class _TraceMode(TorchDispatchMode):
         return results
 
     def _open(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the operations into which torch decomposes this one. Return NotImplemented if torch has no decomposition."""
+        """Run the operations into which torch decomposes ``func``, and return the result.
+
+        Return NotImplemented without a decomposition.
+        """
         self._opened.append(func)
         try:
             with self:

@@ -111,9 +111,9 @@ def fold_constants(
     value is wrong afterwards.
 
     Args:
-        name: Name of the unit.
+        name: Name of the unit (stage of the model).
         made: Graph of the narrow unit, changed in place.
-        known: Known values of the whole unit.
+        known: Values of the nodes of ``whole`` that are equal for every input.
         whole: Graph of the whole unit.
         channels: Structure of the whole model's dimensions.
         selection: Kept indices of each atom.

@@ -133,8 +133,8 @@ class TopEntriesCarrier(Carrier):
         return confined
 
     def pack(self, weights: Tensors, gates: Tensors) -> Tensors:
-        """Return the tensors of an update by name: VALUES, the kept entries in order, and the dense tensors that it
-        contains.
+        """Return the tensors of an update by name: VALUES (the kept entries in order), and the dense tensors that an
+        update contains.
 
         Each kept entry is scattered to its position, all others to one position behind the last.
         """

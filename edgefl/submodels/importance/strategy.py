@@ -94,7 +94,8 @@ class GroupingStrategy:
             )
 
     def groups(self, spec: ModelSpec) -> Groups:
-        """Return the groups of maskable tensors of ``spec``: one tuple of tensor names per group.
+        """Return the groups of maskable tensors of ``spec``: one tuple of tensor names per group that is ranked
+        separately.
 
         Raises:
             ModelError: The model has no maskable tensors, or one of them is not in exactly one shard.
@@ -119,7 +120,7 @@ class GroupingStrategy:
 
 
 def stages(spec: ModelSpec) -> Shards:
-    """Return the default shards of a model, as the names of their units.
+    """Return the default shards of a model: groups of units (stages) whose entries are ranked together, as their names.
 
     They are the first unit with weights, then each run of units whose outputs have the same shape. ResNet-18 has six,
     as the authors divide it: stem, four stages, classifier. A transformer has its embedding, its blocks and its head.

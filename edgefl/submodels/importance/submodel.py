@@ -105,7 +105,8 @@ class Importance(Submodel):
         """Return the masks and thresholds of this submodel for the global ``weights``.
 
         Raises:
-            ModelError: A weight is missing or not finite, or guards alone exceed the size.
+            ModelError: A weight is missing or not finite, or the guards (entries that are held regardless of rank)
+                alone exceed the size.
         """
         return cut(weights, self.gamma, self._groups, self.guards, self._scales)
 

@@ -94,9 +94,11 @@ class ChannelCarrier(WholeCarrier):
     def effective(
         self, weights: Tensors, gates: Tensors, noise: Mapping[str, Tensor], *, training: bool
     ) -> Tensors:
-        """Return the weights that layers read, by name: W = where(M, w, 0) for tensors that read a channel.
+        """Return the weights that layers read, by name.
 
-        These tensors are :attr:`ChannelGroup.gated`. In inference, and without ``remask``, return ``weights`` itself.
+        Entries of dropped channels are 0 in the tensors that read these channels.
+
+        The tensors are :attr:`ChannelGroup.gated`. In inference, and without ``remask``, return ``weights`` itself.
         """
         if not (training and self.remask):
             return weights

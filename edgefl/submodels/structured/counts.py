@@ -142,8 +142,9 @@ class ChannelLayout:
         return tuple(atom for atom in self.cut if atom not in self.followers)
 
     def counts(self, numbers: Sequence[int]) -> dict[Atom, int]:
-        """Return the number of channels of every cut atom (group of channels). ``numbers`` has those of :attr:`free`, in
-        order.
+        """Return the number of channels of every cut atom (group of channels).
+
+        ``numbers`` has the numbers of the atoms :attr:`free`, in order; the others follow from them.
         """
         atom_counts = dict(zip(self.free, numbers, strict=True))
         for atom, run in self.followers.items():
@@ -165,8 +166,8 @@ def layouts(channels: Channels) -> Iterator[ChannelLayout]:
 def _followers(channels: Channels, cut: Sequence[Atom]) -> dict[Atom, tuple[Atom, ...]]:
     """Return, for each follower among ``cut``, the atoms (groups of channels) whose product gives its number of channels.
 
-    A follower is an atom of the same size as a product of atoms, such as heads times entries per head. An atom in another
-    product of that size also follows, namely the atom of its own size in the first product.
+    A follower has the same size as a product of atoms, such as heads times entries per head. The atoms of further products
+    of this size follow the atoms of the first product.
     """
     runs = [run for run in channels.runs if len(run) > 1]
     inside = {atom for run in runs for atom in run}

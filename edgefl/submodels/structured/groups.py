@@ -75,10 +75,11 @@ class ChannelGroup:
 
     @property
     def gated(self) -> tuple[ChannelDim, ...]:
-        """Tensors whose entries of a dropped channel leave the forward pass.
+        """Dimensions of the tensors in which the entries of a dropped channel become 0 in the forward pass.
 
-        The group's own entries are gated too, for products of activations such as attention scores. The exception are
-        channels with moving statistics that are not exposed: the statistics would otherwise describe a channel of zeros.
+        They are the input slices that read the channel, and the group's own tensors, for products of activations such
+        as attention scores. The group's own tensors are left out if a norm keeps moving statistics of the channel and
+        its readers can be gated: the statistics would otherwise describe a channel of zeros.
         """
         return self.read if self.moving and not self.exposed else self.own + self.read
 
@@ -93,7 +94,7 @@ class ChannelGroup:
 def channel_groups(
     spec: ModelSpec, channels: Channels, cut: Iterable[Atom], selection: Selection, source: Source
 ) -> tuple[ChannelGroup, ...]:
-    """Return the channel groups of the atoms ``cut``, in their order.
+    """Return the channel groups of the atoms ``cut`` (groups of indices that are cut as one), in their order.
 
     An atom that no kernel of a layer outputs (but a user's bare parameter) is scored by every kernel that holds it,
     or every tensor.
@@ -101,7 +102,7 @@ def channel_groups(
     Args:
         spec: Model.
         channels: Structure of its dimensions.
-        cut: Atoms (groups of indices) to cut.
+        cut: Atoms to cut.
         selection: Kept indices of each atom, which give the sizes. Empty: sizes of the whole model.
         source: Tensors that importance reads: "kernel" or "norm".
 

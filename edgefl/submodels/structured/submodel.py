@@ -286,12 +286,12 @@ class Structured(Submodel):
 
     @cached_property
     def _groups(self) -> tuple[ChannelGroup, ...]:
-        """Groups of the layers that are cut, in the whole model's sizes."""
+        """Groups of channels of the layers that are cut, in the whole model's sizes."""
         return channel_groups(self.spec, channels_of(self.spec), self._selected, {}, self.score.source)
 
     @cached_property
     def _trained(self) -> tuple[ChannelGroup, ...]:
-        """Groups whose scores change in training, so that they need a threshold."""
+        """Groups of channels whose scores change in training, so that they need a threshold."""
         moved = {name for name, parameter in self.spec.module.named_parameters() if parameter.requires_grad}
         return tuple(group for group in self._groups if all(part.name in moved for part in group.own))
 

@@ -126,7 +126,10 @@ def _is_bloated(channels: Channels, stuck: _Stuck, ratio: float, keep: Keep) -> 
 
 
 def _smallest_gamma(channels: Channels, stuck: _Stuck, ratio: float, keep: Keep) -> float:
-    """Return the smallest gamma, in hundredths, above the refused one, whose slice is not bloated. 1 is the whole model."""
+    """Return the smallest gamma above ``ratio``^2, in hundredths, whose slice is not far too large (:func:`_is_bloated`).
+
+    If there is none, return 1, the whole model.
+    """
     tried = (number / 100 for number in range(math.floor(100 * ratio**2) + 1, 100))
     return next((gamma for gamma in tried if not _is_bloated(channels, stuck, math.sqrt(gamma), keep)), 1.0)
 
@@ -189,9 +192,10 @@ def _divided_names(module: nn.Sequential, hidden: Hidden) -> Iterator[str]:
 
 
 def _stored_names(path: str, layer: nn.Module, name: str) -> tuple[str, str]:
-    """Return (tensor that is proportional to ``name``, tensor of its shape): two names in the state of ``layer``.
+    """Return two names in the state of ``layer``: a tensor to divide so that ``name`` is divided, and one of the shape of
+    ``name``.
 
-    Both are ``name`` itself, unless the layer is reparametrized, as by weight norm.
+    Both are ``name`` itself, unless the layer computes it from other tensors, as with weight norm.
 
     Raises:
         ModelError: There is no such tensor, as with spectral norm.
@@ -350,7 +354,7 @@ class Width(Submodel):
 
     @cached_property
     def _made(self) -> tuple[Mapping[Atom, int], nn.Sequential]:
-        """Tuple (number of kept indices by atom, resulting model).
+        """Tuple (number of kept indices by atom, which is a group of indices that is cut as one, and resulting model).
 
         Raises:
             ModelError: The model's code does not work with fewer channels.

@@ -266,7 +266,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return sum(phase.steps for phase in self.phases if not phase.over_data)
 
     def steps_with(self, samples: int) -> tuple[int, ...]:
-        """Return the number of steps of each phase, in order, on a device with ``samples`` local samples.
+        """Return the number of steps of each phase (consecutive training steps), in order, with ``samples`` local samples.
 
         Raises:
             BundleError: A phase that passes over the data has a graph without input ``batch.0.x``
@@ -296,7 +296,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def pass_rows(self, phase: PhaseSpec) -> int:
-        """Return the number of rows (samples) that each step of ``phase``, a phase over all local data, reads.
+        """Return the number of rows (samples) that each step of ``phase`` reads.
+
+        The phase passes once over all local data.
 
         Raises:
             BundleError: The phase's graph has no input ``batch.0.x`` with rows.

@@ -267,7 +267,7 @@ class BundleProfile(Message, frozen=True, kw_only=True):
 
     @property
     def step_ms(self) -> float:
-        """Median time of the :attr:`slowest` graph's step. 0 if there is no training graph."""
+        """Median time in milliseconds of a step of the :attr:`slowest` training graph. 0 if there is no training graph."""
         return self.slowest.run.median_ms if self.slowest else 0.0
 
 

@@ -83,7 +83,7 @@ class Section:
     """Group of tensors of an update with the same encoding.
 
     Attributes:
-        names: Names of the tensors, ascending. They are names of the placement's regions.
+        names: Names of the tensors, ascending.
         encoding: Encoding of the tensors.
         groups: Index of the scale of each *global* tensor within the section, by name, if scales are sent with
             the update.
