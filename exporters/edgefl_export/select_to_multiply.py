@@ -375,8 +375,9 @@ def _clamped(low: str) -> Rule:
 
 
 def _largest(node: fx.Node, look: Look) -> ValueRange:
-    """Return the range of a maximum; ``look`` returns that of an argument. A window of minus infinities alone is
-    assumed not to occur.
+    """Return the range of a maximum; ``look`` returns the range of an argument.
+
+    A window of minus infinities alone is assumed not to occur.
     """
     ranges = [look(value) for value in node.all_input_nodes]
     return max(*ranges, ValueRange.FINITE) if min(ranges) >= ValueRange.BELOW else ValueRange.ANY

@@ -40,7 +40,10 @@ def ints_argument(node: fx.Node, place: int) -> Sequence[int]:
 
 
 def argument(node: fx.Node, name: str) -> Any:
-    """Return the argument called ``name`` in the op's schema, or its default. Raise KeyError if the op has none such."""
+    """Return the argument called ``name`` in the op's schema, or its default.
+
+    Raise KeyError if the op has no such argument.
+    """
     for index, item in enumerate(schema_arguments(node)):
         if item.name == name:
             return node.args[index] if index < len(node.args) else node.kwargs.get(name, item.default_value)

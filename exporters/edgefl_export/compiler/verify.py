@@ -132,7 +132,9 @@ def _ports_differ(graph: Graph, function: Function, seed: int) -> str:
 
 
 def _describe(port: Port) -> str:
-    """Return a text with dtype and shape of a port, and with its role if that is not the one of its name."""
+    """Return a text with dtype and shape of a port, preceded by its role if the role does not follow from the port's
+    name.
+    """
     tensor_type = f"{port.dtype}{list(port.shape)}"
     return tensor_type if port.role == role_of(port.name) else f"{port.role} {tensor_type}"
 

@@ -220,7 +220,7 @@ def _entries(x: ComplexPair) -> Tensor:
 
 
 def _convert(x: Operand, *, dtype: torch.dtype | None = None, **_: Any) -> Any:
-    """Convert x to ``dtype``. The imaginary part is dropped if that is real, as in torch."""
+    """Convert x to ``dtype``. The imaginary part is dropped if ``dtype`` is real, as in torch."""
     if dtype is None:
         return x.parts.clone() if isinstance(x, ComplexPair) else x
     if not dtype.is_complex:

@@ -335,7 +335,8 @@ def max_pool3d_backward(grad: Tensor, x: Tensor, *args: Any) -> Tensor:
 
 
 def along(x: Tensor, axis: int, matrix: Tensor) -> Tensor:
-    """Compute y[.., j, ..] = sum_i x[.., i, ..] matrix[i, j] along ``axis``; contiguous only if that is the last axis.
+    """Compute y[.., j, ..] = sum_i x[.., i, ..] matrix[i, j] along ``axis``; the result is contiguous only if ``axis``
+    is the last one.
 
     It is one product of two matrices: a batched one would repeat the matrix for each plane.
     """

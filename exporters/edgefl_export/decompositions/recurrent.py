@@ -188,7 +188,7 @@ def gru_backward(
 
 
 def _transpose(x: Value) -> Value:
-    """Return ``x^T``, with its type if that is known: a Scan's state needs one."""
+    """Return ``x^T``, with its type if the type of ``x`` is known: a Scan's state needs one."""
     turned = op.Transpose(x, perm=[1, 0])
     if x.shape is not None:
         turned.type, turned.shape = x.type, type(x.shape)(reversed(x.shape))

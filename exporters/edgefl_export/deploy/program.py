@@ -141,7 +141,7 @@ class ColumnLayer(nn.Module):
 
 
 def preprocessing_of(data: DataSpec, *, pixels: bool, resize: bool) -> PreprocessingLayer | None:
-    """Return the layer that computes samples of ``data`` from raw ones, or None if there is no such layer.
+    """Return the layer that computes samples of ``data`` from raw ones, or None if raw samples are used as they are.
 
     Args:
         data: shape of the samples, and the reader that makes them from files.

@@ -108,8 +108,8 @@ def _is_nothing(node: fx.Node) -> bool:
 
 
 def _name_axes(graph: fx.Graph) -> None:
-    """Replace sums without an axis argument by sums over listed axes, in place, because ExecuTorch has a kernel only
-    for these.
+    """Replace sums without an axis argument by equal sums with an empty list of axes, in place, because ExecuTorch has
+    no kernel for sums without the argument.
     """
     for node in graph.find_nodes(op="call_function", target=_aten.sum.default):
         with graph.inserting_before(node):

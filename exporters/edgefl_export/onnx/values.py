@@ -153,7 +153,10 @@ class GraphValues:
         return (*given[:2], 1, 1) if node.op_type == "GlobalAveragePool" else None
 
     def _type(self, node: NodeProto) -> int:
-        """Return the type of a node's result if it follows from the op and its operands, else 0."""
+        """Return the element type (ONNX's number) of a node's result.
+
+        Return 0 if it does not follow from the op and its operands.
+        """
         if node.op_type == "Cast":
             return int(attributes(node)["to"])
         if node.op_type in LOGICAL:

@@ -257,8 +257,9 @@ def _look_up(
 def _look_up_some(
     tables: Numbers, planes: Numbers, skip: Number, fill: Number, out: Numbers, start: Number, stop: Number
 ) -> None:
-    """Do the same as :func:`_look_up`, but only for the entries ``start`` to ``stop - 1``, one by one and without
-    prefetching.
+    """Add to ``out`` the sums that bytes select in ``tables``, for the entries ``start`` to ``stop - 1`` only.
+
+    Arguments as in :func:`_look_up`. Entries are added one by one and without prefetching.
     """
     codes, count = planes.view(np.uint8), planes.shape[1]
     for i in range(start, stop):

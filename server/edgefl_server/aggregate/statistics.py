@@ -211,7 +211,9 @@ class _TierBounds:
     high: Reals
 
     def inside(self, arrays: Mapping[str, Array]) -> bool:
-        """Return True if all bounded entries are within the bounds, False if not, or if that needs decoding."""
+        """Return True if all bounded entries are within the bounds; False if one is not, or if the update must be
+        decoded for the check.
+        """
         if self.read is None:
             return False
         found = self.read(arrays)[self.chosen]

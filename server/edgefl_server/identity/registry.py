@@ -131,8 +131,8 @@ class Registry:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Context in which this thread has the database to itself. No transaction begins, because every message reads
-        here.
+        """Context in which this thread has the database to itself. It begins no transaction, because each received message
+        leads to a read.
 
         Raises:
             StoreError: If the database fails.

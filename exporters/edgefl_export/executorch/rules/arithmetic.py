@@ -50,7 +50,7 @@ def vector_norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """Compute (sum |x|^p)^(1/p) over ``dim``, or over all axes if that is None; p is ``order``.
+    """Compute (sum |x|^p)^(1/p) over ``dim``, or over all axes if ``dim`` is None; p is ``order``.
 
     For p = inf or -inf, compute the largest or smallest |x|. If ``dtype`` is another one than that of x, return
     NotImplemented (the op is kept).
@@ -113,8 +113,10 @@ def hardtanh_backward(grad: Tensor, x: Tensor, low: float, high: float) -> Tenso
 
 
 def leaky_relu_backward(grad: Tensor, x: Tensor, slope: float, of_result: bool) -> Tensor:
-    """Compute dL/dx = dL/dy where x > 0, slope * dL/dy elsewhere. ``of_result``, that x is the op's result, changes
-    nothing: its sign is the same.
+    """Compute dL/dx = dL/dy where x > 0, slope * dL/dy elsewhere.
+
+    ``of_result`` is True if x is the result of leaky ReLU. The gradient is equal then, because input and result have equal
+    signs.
     """
     return grad * (step(x) * (1.0 - slope) + slope)
 

@@ -142,7 +142,7 @@ TOKEN = "EDGEFL_OPERATOR_TOKEN"
 
 
 def hub_of(run: Path | None, server: str, *, database: str = "", otlp: str = "") -> Hub:
-    """Return the hub, which polls the folder ``run``, or if that is None the dashboard at the URL ``server``.
+    """Return the hub, which polls the folder ``run``, or the dashboard at the URL ``server`` if ``run`` is None.
 
     Args:
         run: Folder of a run, or None.
