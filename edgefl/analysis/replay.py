@@ -38,7 +38,7 @@ class Replayed:
 
     @property
     def same(self) -> bool:
-        """True if all repeated rounds have the bits of the journal."""
+        """True if the models of all repeated rounds equal those of the run to the bit, by the digests in its journal."""
         return self.first is None
 
 

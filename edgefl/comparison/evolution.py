@@ -215,8 +215,10 @@ class _RepeatedCalls:
         return snapshot_of(self._source.module, self._loss)
 
     def _call(self) -> tuple[int, ...]:
-        """Run the module, its loss and its hooks. Return the labels of the loss, parameters and buffers, which encode
-        the operations that computed them.
+        """Run the module, its loss and its hooks once.
+
+        Return a number for the loss, each parameter and each buffer. Equal numbers mean that the same operations
+        computed it.
         """
         module, labels = self._source.module, _LabelMode(self._numbers)
         for name, each in (*module.named_parameters(), *module.named_buffers(), *self._batch.items()):
@@ -270,9 +272,10 @@ class _LabelMode(TorchDispatchMode):
         self._alive: list[Tensor] = []
 
     def name(self, tensor: Tensor, name: str) -> None:
-        """Label the memory of ``tensor`` by ``name``, so that results are labelled by their operations on it.
+        """Label the memory of ``tensor`` by ``name``, so that results are labelled by their operations on this tensor.
 
-        If ``name`` is empty and the memory has no label, it gets one by its values.
+        A label is a number that identifies the operations that computed a tensor. If ``name`` is empty and the memory
+        has no label, it is labelled by its values.
         """
         self._alive.append(tensor)
         if name:
@@ -282,8 +285,10 @@ class _LabelMode(TorchDispatchMode):
             self._constants.discard(memory_of(tensor))
 
     def of(self, tensor: Tensor) -> int:
-        """Return the label of ``tensor``, made from the label of its storage, its position there, and its shape and
-        dtype.
+        """Return the label of ``tensor``: a number that is equal for tensors with equal values, computed by equal
+        operations.
+
+        It is made from the label of the tensor's storage, its position there, and its shape and dtype.
         """
         storage = memory_of(tensor)
         if storage not in self._storages:
@@ -323,7 +328,7 @@ class _LabelMode(TorchDispatchMode):
         return result
 
     def _hold_values(self, tensor: Tensor) -> None:
-        """Record that the storage of ``tensor`` is a constant, which is compared with others by its bytes."""
+        """Record that the storage of ``tensor`` is a constant. Two constants are equal if their bytes are."""
         storage = memory_of(tensor)
         whole = tensor
         if tensor.layout == torch.strided and not tensor.is_meta:
@@ -335,7 +340,11 @@ class _LabelMode(TorchDispatchMode):
         return self._numbers.setdefault(label, len(self._numbers))
 
     def _freeze(self, value: Any, tensors: list[Tensor]) -> object:
-        """Return a hashable form of the argument ``value``, with labels for tensors. Append its tensors to ``tensors``."""
+        """Return a hashable form of ``value``, an argument of an operation: each tensor in it is replaced by a number
+        (its label).
+
+        The tensors are appended to ``tensors``.
+        """
         if isinstance(value, Tensor):
             tensors.append(value)
             return self.of(value)

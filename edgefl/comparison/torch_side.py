@@ -343,7 +343,10 @@ def _refill(now: dict[str, Any], before: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _apply_deviations(module: nn.Module) -> Iterator[None]:
-    """Open a context with the deviations from torch that are announced when a model is cut, such as no SpecAugment."""
+    """Open a context in which torch runs ``module`` with the same deviations as devices, such as no SpecAugment.
+
+    Users were warned of them when the model was cut.
+    """
     configs: dict[int, Any] = {}
     for part in module.modules():
         config = part.__dict__.get("config")

@@ -70,7 +70,7 @@ class AlgorithmChoice(Choice):
 
 
 class LossChoice(Choice):
-    """Training loss: one value per sample."""
+    """Training loss with its options. It has one value per sample."""
 
 
 class CodecChoice(Choice):

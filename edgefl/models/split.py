@@ -164,7 +164,7 @@ def _split(module: nn.Module, request: SplitRequest) -> ModelSpec:
 
 
 class _SplitSource(ModelSource):
-    """Source of a module that :func:`split` has split."""
+    """User's module that :func:`split` has cut into units, with the request, so that it can be cut again."""
 
     def split(self, request: SplitRequest) -> ModelSpec:
         return _split(self.module, request)

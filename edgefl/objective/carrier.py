@@ -76,7 +76,7 @@ class Carrier(ABC):
 
         Args:
             weights: Result of :meth:`unpack`, or some of its tensors.
-            gates: Gates of :meth:`unpack`.
+            gates: Masks and thresholds that :meth:`unpack` returned.
             noise: Tensors of :attr:`noise`; unused in inference.
             training: True in a training step, False in inference.
         """
@@ -88,7 +88,7 @@ class Carrier(ABC):
         Args:
             grads: Gradient of the loss by ``weights``, through :meth:`effective`.
             weights: Weights at which the gradient was taken.
-            gates: Gates of :meth:`unpack`.
+            gates: Masks and thresholds that :meth:`unpack` returned.
         """
         return grads
 
@@ -100,7 +100,7 @@ class Carrier(ABC):
         Args:
             new: Weights after the step.
             old: Weights before the step.
-            gates: Gates of :meth:`unpack`.
+            gates: Masks and thresholds that :meth:`unpack` returned.
         """
         return new
 
@@ -115,11 +115,11 @@ class Carrier(ABC):
         return moved
 
     def pack(self, weights: Tensors, gates: Tensors) -> Tensors:
-        """Return the tensors of :attr:`update`, by local name.
+        """Return the tensors that a device sends (:attr:`update`), by local name.
 
         Args:
             weights: Trained weights, or other values of the same shapes, such as codes of quantized weights.
-            gates: Gates of :meth:`unpack`.
+            gates: Masks and thresholds that :meth:`unpack` returned.
         """
         return weights
 

@@ -49,9 +49,8 @@ def fedavg_update(
 ) -> Algorithm:
     """Return FedAvg + update: FedAvg, whose model every user adapts by one SGD step of size ``alpha`` (per_fedavg.md 5).
 
-    ``clip`` is :func:`fedavg`'s. Training does not depend on ``alpha``. Every batch is drawn anew from the stream of
-    per_fedavg's outer batch, so both see the same samples. Both have the same ``lr`` by default (one beta for all,
-    per_fedavg.md 3.3).
+    Training does not depend on ``alpha``. Every batch is drawn like the outer batch of per_fedavg, so both methods see the
+    same samples. Both have the same ``lr`` by default (one beta for all, per_fedavg.md 3.3).
 
     Args:
         objective: Model part that a tier trains, with its loss.

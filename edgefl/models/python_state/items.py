@@ -225,7 +225,7 @@ class IteratorPosition:
 def is_iterator(value: object) -> bool:
     """Return True for an iterator that Python itself implements, such as that of a list.
 
-    Iterators of other classes are searched as objects with attributes.
+    A search of Python state treats iterators of other classes as objects with attributes.
     """
     kind = type(value)
     return kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")

@@ -161,7 +161,7 @@ def spec_arrays(spec: ModelSpec) -> Arrays:
 def _candidates(
     names: tuple[str, ...], weights: Mapping[str, Array]
 ) -> Iterator[tuple[GroupingStrategy, Guards]]:
-    """Yield the pairs of strategy and guards that :func:`find_remedies` tries.
+    """Yield the pairs (rule by which tensors share a threshold, entries held regardless of rank) of :func:`find_remedies`.
 
     Args:
         names: Names of the maskable tensors, in order.

@@ -139,7 +139,7 @@ class ChannelCarrier(WholeCarrier):
         return [gates["theta"][number] for number in range(len(self.groups))]
 
     def score(self, group: ChannelGroup, weights: Tensors) -> Tensor:
-        """Return the score of each channel of ``group``, (channels,), detached from gradients."""
+        """Return the importance score of each channel of ``group``, (channels,), detached from gradients."""
         shapes = {name: spec.shape for name, spec in self.weights.items()}
         rms = self.measure == "rms"
         read = [(weights[part.name].detach(), part) for part in group.scored]
