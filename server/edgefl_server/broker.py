@@ -102,7 +102,7 @@ def mosquitto_program() -> str:
 def message_bytes(memory_bytes: int = 0) -> int:
     """Return the memory in bytes that a broker may use for messages.
 
-    It is ``memory_bytes``, or if that is 0 a quarter of the machine's memory, at least 256 MiB.
+    It is ``memory_bytes``, or a quarter of the machine's memory (at least 256 MiB) if ``memory_bytes`` is 0.
     """
     return memory_bytes or max(_LEAST_MEMORY, most_bytes() // 4)
 

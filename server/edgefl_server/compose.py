@@ -617,8 +617,7 @@ def _memory_of(rule: RobustRule, entries: int) -> str:
 
 
 def _patterns(name: str, tier: TierTable) -> tuple[str, ...]:
-    """Return the patterns of device names of tier ``name``: those of its table.
-
-    It is ``NAME-*`` if the table has neither patterns nor a memory limit.
+    """Return the patterns of device names of tier ``name`` from its table, or ``NAME-*`` if the table has neither
+    patterns nor a memory limit.
     """
     return tier.devices if tier.devices or tier.memory_bytes else (f"{name}-*",)

@@ -239,8 +239,8 @@ def _path(module: nn.Module, calls: list[tuple[nn.Module, str]]) -> str:
 def _source() -> str:
     """Return ``file:line`` of the innermost frame of the user's code between the function and the op.
 
-    A frame of code that was generated from a graph counts as the line that the graph was traced from. If there is no
-    frame of the user, return the innermost one of edgefl outside the compiler, or "" if that only runs models.
+    A frame of code that was generated from a graph counts as the line that the graph was traced from. Without a frame of
+    the user, return the innermost frame of edgefl outside the compiler; "" if edgefl only runs models there.
     """
     own: str | None = None
     for frame, line in traceback.walk_stack(None):

@@ -213,7 +213,7 @@ def _is_floats(node: fx.Node) -> bool:
 
 
 def _ends_in_turn(graph: fx.Graph) -> None:
-    """Move nodes that no other node reads to the end of ``graph``, the earliest last.
+    """Move nodes that no other node reads to the end of ``graph``, in reverse order.
 
     onnxruntime starts from the last of these nodes and computes everything that one needs before it turns to the next. In
     the order of the step, the gradient for the segment before would come first, and the operands of all others would be

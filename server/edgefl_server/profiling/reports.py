@@ -109,9 +109,9 @@ def by_tier(bundles: Iterable[BundleArchive]) -> Offered:
 def tier_for(offered: Offered, device: str, hello: Hello) -> str:
     """Return the tier whose bundle a device should measure; empty if it cannot be determined.
 
-    If one tier is offered, it is that one. Otherwise it is the tier that the hello requests, or none if that is not
-    offered. Without a request the device's name decides (``weak-3``), then its memory, if all bundles have a memory
-    plan.
+    A single offered tier is returned at once. Otherwise the device measures the tier that its hello requests, and none
+    if this tier is not offered. Without a request the device's name decides (``weak-3``), then its memory, if all
+    bundles have a memory plan.
     """
     if len(offered) == 1:
         return next(iter(offered))

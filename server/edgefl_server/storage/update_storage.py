@@ -218,8 +218,8 @@ def journal_at(path: Path) -> str:
 def place_of(chosen: str, federation: str, folder: Path) -> str:
     """Return the location for the bytes of a federation's updates.
 
-    It is ``chosen/federation``, because federations may share ``chosen``; if that is empty, ``updates`` in the run's
-    ``folder``.
+    It is ``chosen/federation``, because federations may share ``chosen``, or ``updates`` in the run's ``folder`` if
+    ``chosen`` is empty.
     """
     return f"{chosen.rstrip('/')}/{federation}" if chosen else str(folder / "updates")
 

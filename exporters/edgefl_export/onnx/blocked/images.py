@@ -279,9 +279,8 @@ class ImageRules:
     def _reshape(self, node: NodeProto) -> bool:
         """Write ``node`` on the blocked layout (NCHWc) if it is a Reshape of an image on it that only delays a value.
 
-        Return True if so.
-
         A Reshape is also written if it reads the first entry of an image, which is the same entry in both layouts.
+        Return True if ``node`` was written.
         """
         x, shape = node.input
         if not self._layout.is_inside(x):
