@@ -83,7 +83,7 @@ def garbage_is_not_searched_between_stages() -> Iterator[None]:
     """A device searches for garbage between the stages of a round and behind it. In the tests' own process that of all tests
     is searched, a third of a second each time; devices in processes of their own search as ever."""
     with pytest.MonkeyPatch.context() as patch:
-        for place in ("agent", "round.trainer", "round.forward", "round.autotune"):
+        for place in ("agent", "personal.personalize", "round.trainer", "round.forward", "round.autotune"):
             patch.setattr(f"edgefl_device.{place}.trim_memory", lambda: None)
         yield
 

@@ -1,4 +1,4 @@
-"""Long calls of the API within a running event loop, in a script that has no main guard."""
+"""Long calls of the API within a running event loop, in a script that has no main guard, beside the user's own files."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 
 from tests import installed
 from tests.support.commands import run_python
+from tests.system.test_user_files import write_modules
 
 SCRIPT = """
 import asyncio
@@ -48,6 +49,7 @@ OTHERS = {
     "calls", [TRAINED, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["training", "others"]
 )
 def test_long_calls_run_in_an_event_loop(calls: dict[str, str], tmp_path: Path) -> None:
+    write_modules(tmp_path)
     lines = "\n".join(f"    print({call})" for call in calls)
     (tmp_path / "script.py").write_text(SCRIPT.replace("CALLS", lines))
     environment = installed.clone() | {"EDGEFL_CACHE": str(tmp_path / "cache")}

@@ -1,4 +1,4 @@
-"""Progress of long calls: in a terminal, in a notebook, and elsewhere."""
+"""Progress of long calls: in a terminal and elsewhere; tests/system/test_user_files.py has a notebook."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 from edgefl.api.progress import reporting
 from tests import installed
 from tests.support.commands import run_python
-from tests.support.notebook import run_cells
 
 COMPILES = """
 import edgefl
@@ -22,12 +21,11 @@ import edgefl
 bundle = edgefl.compile("mlp", training=edgefl.Training(algorithm=edgefl.algorithms.SGD(batch=4, steps=1)))
 print(bundle.verify().ok)
 """
-SIMULATES = """
-import edgefl
+REPORTS = """
+from edgefl.api.progress import reporting
 
-sgd = edgefl.algorithms.SGD(batch=8, steps=2)
-federation = edgefl.federation("mlp", rounds=20, data="digits", training=edgefl.Training(algorithm=sgd))
-run = edgefl.simulate(federation, out="out")
+with reporting("mlp") as report:
+    report("exporting graph 1")
 """
 EXPORTS = ["-m", "edgefl", "export", "--model", "mlp", "--out", "bundles"]
 
@@ -86,18 +84,10 @@ def test_a_terminal_shows_the_progress_of_commands(tmp_path: Path, environment: 
 
 def test_pipes_and_logs_hold_no_progress(tmp_path: Path, environment: dict[str, str]) -> None:
     forced = environment | {"FORCE_COLOR": "1"}  # as many CI services set it
-    ended = run_python("-c", COMPILES, cwd=tmp_path, env=forced, check=True)
+    ended = run_python("-c", REPORTS, cwd=tmp_path, env=forced, check=True)
 
-    assert "graph" not in ended.stderr
-
-
-def test_a_notebook_shows_one_display_for_a_call(tmp_path: Path, environment: dict[str, str]) -> None:
-    (outputs,) = run_cells([SIMULATES], tmp_path, environment)
-
-    (display,) = outputs
-    assert display.output_type == "display_data"
-    assert "round 20: accuracy" in display.data["text/plain"] and "20/20" in display.data["text/plain"]
-    assert len(display.data["text/plain"].splitlines()) <= 2
+    assert ended.stdout == ended.stderr == ""
+    assert "exporting graph 1" in run_in_terminal(["-c", REPORTS], tmp_path, environment)[1]
 
 
 def test_the_outermost_call_passes_texts_to_its_caller() -> None:

@@ -52,9 +52,9 @@ def federation(bn: str, rounds: int = 1, **more: object) -> Federation:
     return parse(
         {
             "federation": {"rounds": rounds, "seed": SEED},
-            "model": {"name": "resnet8", "bn": bn},
+            "model": {"name": "resnet8", "bn": bn, "options": {"widths": [16, 32]}},
             "data": {"name": "digits", "partition": "dirichlet", "alpha": 0.5},
-            "algorithm": {"batch": 16, "steps": 6, "lr": 0.05},
+            "algorithm": {"batch": 16, "steps": 8, "lr": 0.1},
             "evaluate": {"split": SPLIT, "every": max(1, rounds)},
             "tiers": TIERS,
             **more,
@@ -224,7 +224,7 @@ def test_a_dot_in_a_tiers_name_separates_nothing() -> None:
     assert [len(own) for own in units.values()] == [2 * len(found.variances) + 1] * 2
 
 
-@pytest.mark.parametrize("cut", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cut", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_statistics_that_no_tier_measures_have_initial_values(cut: int) -> None:
     found = measured({"late": {"cut": cut, "count": 1}, "half": WIDTH})
 

@@ -30,6 +30,7 @@ def federation() -> Federation:
     return parse(TABLES, source="the test")
 
 
+@pytest.mark.slow
 def test_an_owner_refuses_statistics_and_the_others_report(federation: Federation, tmp_path: Path) -> None:
     refuses = tmp_path / "refuses.toml"
     refuses.write_text("statistics = false\n")

@@ -64,10 +64,14 @@ def environment(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     )
 
 
+def write_modules(folder: Path) -> None:
+    for name in NAMES:
+        (folder / f"{name}.py").write_text(f"raise RuntimeError('{name}.py of the user is imported')\n")
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    for name in NAMES:
-        (tmp_path / f"{name}.py").write_text(f"raise RuntimeError('{name}.py of the user is imported')\n")
+    write_modules(tmp_path)
     (tmp_path / "federation.toml").write_text(FEDERATION)
     return tmp_path
 
@@ -82,25 +86,30 @@ def where(environment: dict[str, str]) -> Path:
     return Path(environment["PYTHONPATH"].split(":")[0], "edgefl", "__init__.py")
 
 
+@pytest.mark.slow  # tests/api/test_event_loop.py runs another script beside these files
 def test_a_script_simulates(folder: Path, environment: dict[str, str]) -> None:
     (folder / "script.py").write_text(SIMULATES)
 
     assert ran([sys.executable, "script.py"], folder, environment).split() == [str(where(environment)), "1"]
 
 
-@pytest.mark.e2e
-def test_the_command_line_runs(folder: Path, environment: dict[str, str]) -> None:
-    command = [sys.executable, "-m", "edgefl", "run", "federation.toml", "--out", "out", "--json"]
+@pytest.mark.parametrize("name", ["simulate", pytest.param("run", marks=[pytest.mark.e2e, pytest.mark.slow])])
+def test_the_command_line_trains(folder: Path, environment: dict[str, str], name: str) -> None:
+    command = [sys.executable, "-m", "edgefl", name, "federation.toml", "--out", "out", "--json"]
     events = [json.loads(line) for line in ran(command, folder, environment).splitlines()]
 
     assert [each["reports"] for each in events if "reports" in each] == [2]
 
 
-def test_a_notebook_simulates(folder: Path, environment: dict[str, str]) -> None:
+def test_a_notebook_simulates_and_shows_one_display_for_a_call(
+    folder: Path, environment: dict[str, str]
+) -> None:
     simulated, resumed = run_cells((SIMULATES, SHOWS), folder, environment)
 
     text = "".join(each.text for each in simulated if each.get("name") == "stdout")
     assert text.split() == [str(where(environment)), "1"]
+    (display,) = [each.data["text/plain"] for each in simulated if each.output_type == "display_data"]
+    assert "round 1: accuracy" in display and "1/1" in display and len(display.splitlines()) <= 2
     shown = resumed[-1].data
     assert shown["text/html"].startswith("<table>") and "<td>1</td>" in shown["text/html"]
     assert len(shown["text/plain"].splitlines()) <= 5
