@@ -26,7 +26,7 @@ from edgefl.data.dataset import Dataset
 from edgefl.errors import ConfigError
 from edgefl.setup.bundles import outline_of
 from edgefl.simulator.operations.folding import fold, pool_first
-from edgefl.simulator.operations.layout import channels_last, large_first
+from edgefl.simulator.operations.layout import channels_last, large_first, pools_channels_last
 from edgefl.simulator.operations.updates import fuse, in_place, own_results
 from edgefl.wire.blobs import BlobRef
 from edgefl.wire.bundle.archive import BundleArchive
@@ -294,10 +294,13 @@ def record_function(
         module = _for_many(function, inputs, module, clients)
         fold(module)
         fuse(module)
+        is_turned = False
     else:
         pool_first(module)
-        channels_last(module, [role_of(name) in _IMAGES for name in inputs])
+        is_turned = channels_last(module, [role_of(name) in _IMAGES for name in inputs])
         large_first(module)
+    if not is_turned and device.type == "cpu":
+        pools_channels_last(module)
     own_results(module, [role_of(name) == "state" for name in outputs])
     in_place(module, _find_replaced(inputs, outputs))
     move(module, device)

@@ -17,7 +17,9 @@ from edgefl.contract.algorithm import Function
 from edgefl.contract.tensors import Tensors, TensorSpec, role_of
 from edgefl.setup.data import open_data
 from edgefl.setup.tiers import completed
-from edgefl.simulator.functions import Functions, SimulationPlan, record_function
+from edgefl.simulator.functions import Functions, SimulationPlan, compile_list, record_function
+from edgefl.simulator.operations.layout import pools_channels_last
+from edgefl_export.capture.graph import graph_of
 from tests.rings.rows import mostly_slow
 from tests.support.errors import ConfigError, refuses
 
@@ -119,6 +121,19 @@ def test_dropout_pools_and_dense_layers_keep_their_values_in_other_forms() -> No
     found = record_function(function, 1)({name: value.clone() for name, value in given.items()})
     for name, value in wanted.items():
         np.testing.assert_allclose(found[name], value.detach(), atol=2e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("channels", [3, 32])
+def test_pools_in_channels_last_give_the_same_bits_and_layout(channels: int) -> None:
+    def pools(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.ops.aten.max_pool2d_with_indices(x, [2, 2], [2, 2])
+
+    x = torch.randn(4, channels, 11, 12, generator=torch.Generator().manual_seed(3)).relu()
+    module = graph_of(pools, [x], {}, fake=True)
+    pools_channels_last(module)
+    for found, wanted in zip(compile_list(module)(x), pools(x), strict=True):
+        assert torch.equal(found, wanted)
+        assert found.stride() == wanted.stride()
 
 
 def test_a_step_writes_over_its_own_state_and_nothing_else() -> None:

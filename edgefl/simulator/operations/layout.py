@@ -20,6 +20,9 @@ _IMAGES: dict[Any, tuple[int, ...]] = {
     _aten.avg_pool2d_backward.default: (0, 1),
 }
 """Arguments that are images or kernels."""
+_POOL = _aten.max_pool2d_with_indices.default
+_MANY_CHANNELS = 16
+"""Channels of an image that are enough for the vectors of a CPU."""
 _RESHAPES = frozenset({_aten.view.default, _aten._unsafe_view.default})
 _BOUND_TO_STRIDES = frozenset({_aten.as_strided.default, _aten.view.dtype})
 _ADDED_ONE_BY_ONE = frozenset(
@@ -35,7 +38,7 @@ _FEW_ROWS = 64
 _MANY_WEIGHTS = 1 << 18
 
 
-def channels_last(module: fx.GraphModule, images: Sequence[bool]) -> None:
+def channels_last(module: fx.GraphModule, images: Sequence[bool]) -> bool:
     """Convert the inputs of two-dimensional convolutions in a recorded list to the memory layout channels last, in
     place.
 
@@ -44,11 +47,14 @@ def channels_last(module: fx.GraphModule, images: Sequence[bool]) -> None:
     Args:
         module: Recorded list.
         images: True for each placeholder, in order, that may be an image or noise for one.
+
+    Returns:
+        True if the list was changed.
     """
     graph = module.graph
     targets = {node.target for node in graph.nodes}
     if targets & (_BOUND_TO_STRIDES | _ADDED_ONE_BY_ONE) or _aten.convolution.default not in targets:
-        return
+        return False
     turned: dict[fx.Node, fx.Node] = {}
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     for given in [node for node, image in zip(inputs, images, strict=True) if image]:
@@ -64,6 +70,34 @@ def channels_last(module: fx.GraphModule, images: Sequence[bool]) -> None:
                 if given not in turned:
                     turned[given] = _last(graph, given)
                 node.update_arg(place, turned[given])
+    return True
+
+
+def pools_channels_last(module: fx.GraphModule) -> None:
+    """Run the max pools of a recorded list in the memory layout channels last, in place. Inputs and results keep their
+    layout, and all bits are the same.
+
+    Torch's kernel uses vectors only across the innermost dimension. Where an image has few channels, those of all images
+    become one image with many.
+    """
+    graph = module.graph
+    for pool in [node for node in graph.nodes if node.target is _POOL]:
+        given: fx.Node = pool.args[0]
+        maxima, _ = pool.meta["val"]
+        if maxima.ndim != 4 or maxima.shape[2:].numel() == 1:  # one entry has no layout
+            continue
+        images, channels, *sides = fake_value(given).shape
+        inner = given
+        if is_flat := channels < _MANY_CHANNELS:
+            inner = _after(graph, given, _aten.reshape.default, (given, [1, images * channels, *sides]))
+        pool.update_arg(0, _last(graph, inner))
+        pool.meta["val"] = _POOL(*fx.node.map_arg(pool.args, fake_value))
+        for result in list(pool.users):
+            result.meta["val"] = pool.meta["val"][result.args[1]]
+            made = first = _after(graph, result, _aten.contiguous.default, (result,))
+            if is_flat:
+                made = _after(graph, first, _aten.reshape.default, (first, list(maxima.shape)))
+            result.replace_all_uses_with(made, delete_user_cb=lambda reader, first=first: reader is not first)
 
 
 def _turn(graph: fx.Graph, given: fx.Node, turned: dict[fx.Node, fx.Node]) -> None:
