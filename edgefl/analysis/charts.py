@@ -206,7 +206,7 @@ class _Axis:
         return cls(marks, start, end, log)
 
     def at(self, value: float) -> float:
-        """Return the pixel of ``value``."""
+        """Return the pixel coordinate at which ``value`` is drawn."""
         low, high, value = (
             math.log10(each) if self.log else each for each in (self.marks[0], self.marks[-1], value)
         )

@@ -162,9 +162,10 @@ def _line(total: int | None, console: Console | None) -> ProgressLine | None:
 
 
 def planned_rounds(federation: Federation, dataset: Dataset | None = None) -> int:
-    """Return the number of rounds of a run: of training, of evaluation, and those that measure statistics for that.
+    """Return the number of rounds of a run: training rounds, evaluation rounds, and rounds that measure statistics for
+    an evaluation.
 
-    Without the ``dataset`` the latter are not counted.
+    Without the ``dataset``, rounds that measure statistics are not counted.
     """
     # Many commands end before they need these.
     from edgefl.setup.model import federation_model

@@ -23,7 +23,10 @@ class CleanConsole(Console):
     """
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
-        """Yield the segments of rich with cleaned texts. Rich's own control codes stay."""
+        """Yield the segments that rich makes of ``renderable``, with control characters removed from its texts.
+
+        Rich's own control codes stay.
+        """
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(clean_text(segment.text), segment.style)
 

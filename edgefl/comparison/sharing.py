@@ -101,7 +101,10 @@ def _addresses(tensor: Tensor) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]
 
 @torch.no_grad()
 def _apart(shared: Sequence[Shared], again: Callable[[], TrainingResult]) -> TrainingResult:
-    """Call ``again`` while each tensor in ``shared`` has memory of its own. Restore the tensors and return the result."""
+    """Call ``again`` while each tensor in ``shared`` has separate memory.
+
+    Restore the tensors and return the result of ``again``.
+    """
     held = [(tensor, tensor.data) for _, tensor, *_ in shared]
     try:
         for tensor, data in held:

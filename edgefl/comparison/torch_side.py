@@ -343,9 +343,9 @@ def _refill(now: dict[str, Any], before: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _apply_deviations(module: nn.Module) -> Iterator[None]:
-    """Open a context in which torch runs ``module`` with the same deviations as devices, such as no SpecAugment.
+    """Open a context in which torch runs ``module`` with the same deviations as devices, such as without SpecAugment.
 
-    Users were warned of them when the model was cut.
+    Users were warned of these deviations when the model was cut.
     """
     configs: dict[int, Any] = {}
     for part in module.modules():

@@ -108,10 +108,10 @@ def _algorithm(tables: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _combinations(algorithm: str, tables: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a text for each codec, optimizer, round mode or kind of tier that excludes the catalog algorithm
-    ``algorithm``.
+    """Yield an error text for each chosen codec, optimizer, round mode or kind of tier that cannot be combined with
+    the catalog algorithm ``algorithm``.
 
-    Parts with options of their own are skipped, since these can change the answer.
+    Choices with options of their own are skipped, since options can change the answer.
     """
     if _table(tables, "algorithm").keys() - _PLAIN_OPTIONS:
         return

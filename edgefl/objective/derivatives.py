@@ -146,7 +146,9 @@ def norm(tensors: Tensors) -> Tensor:
 def _gradient(
     objective: Objective, weights: Tensors, tensors: Tensors, index: int
 ) -> tuple[Tensor, Tensor, Tensors, Tensors]:
-    """Return the result of :func:`gradient` without adding it to the counters of :func:`count_derivatives`."""
+    """Return (loss, number of correct answers, gradient, moving statistics) as :func:`gradient` does, but without
+    counting it in :func:`count_derivatives`.
+    """
     noise, gates, facts = (select(tensors, prefix) for prefix in ("noise", "state.gate", "data"))
     hyper = {name: tensors[f"hyper.{name}"] for name in objective.scalars}
     batch = select(tensors, f"batch.{index}")

@@ -140,7 +140,10 @@ class Objective:
 
     @cached_property
     def carrier(self) -> Carrier:
-        """Carrier of the suffix's tensors: ``carried``, or a :class:`WholeCarrier`."""
+        """Carrier of the suffix (trained part of the model), which converts its tensors between the network and training.
+
+        It is ``carried``, or a :class:`WholeCarrier` if that is None.
+        """
         return self.carried or WholeCarrier(self.weights)
 
     @property
@@ -150,13 +153,17 @@ class Objective:
 
     @cached_property
     def weights(self) -> Mapping[str, TensorSpec]:
-        """Specs of all state tensors of the suffix by name, moving statistics included, in state order."""
+        """Specs of all state tensors of the suffix (trained part of the model) by name, moving statistics included, in
+        state order.
+        """
         state = self.suffix.state_dict(keep_vars=True)
         return {name: TensorSpec.holding(tensor) for name, tensor in state.items()}
 
     @cached_property
     def trainable(self) -> tuple[str, ...]:
-        """Names of the suffix's parameters that require a gradient, in the module's order."""
+        """Names of the parameters of the suffix (trained part of the model) that require a gradient, in the module's
+        order.
+        """
         return tuple(name for name, parameter in self.suffix.named_parameters() if parameter.requires_grad)
 
     @cached_property
@@ -166,7 +173,9 @@ class Objective:
 
     @cached_property
     def buffers(self) -> tuple[str, ...]:
-        """Names of the suffix's buffers, such as moving statistics, which the forward pass updates without a gradient."""
+        """Names of the buffers of the suffix (trained part of the model), such as moving statistics, which the forward
+        pass updates without a gradient.
+        """
         own = dict(self.suffix.named_buffers(remove_duplicate=False))
         return tuple(name for name in self.fixed if name in own)
 
@@ -186,17 +195,21 @@ class Objective:
         )
 
     def batch(self, size: int) -> TensorSpec:
-        """Return the spec of the suffix's input for ``size`` samples: (size, *boundary.shape)."""
+        """Return the spec of the input of the suffix (trained part of the model) for ``size`` samples: (size,
+        *boundary.shape).
+        """
         return self.boundary.rows(size)
 
     def others(self, size: int) -> Mapping[str, TensorSpec]:
-        """Return the specs of the suffix's additional inputs, for ``size`` samples, by name; {} if it has only one
-        input.
+        """Return the specs of the additional inputs of the suffix (trained part of the model), for ``size`` samples,
+        by name.
+
+        {} if it has only one input.
         """
         return {name: sample.rows(size) for name, sample in extra_inputs(self.suffix).items()}
 
     def labels(self, size: int) -> TensorSpec:
-        """Return the spec of ``size`` labels.
+        """Return the spec of the labels of ``size`` samples.
 
         Raises:
             ModelError: The loss cannot read the suffix's output.
@@ -218,7 +231,7 @@ class Objective:
         return self.loss.scalars if isinstance(self.loss, RoundScalarsLoss) else ()
 
     def with_loss(self, loss: Loss) -> Objective:
-        """Return a copy with another ``loss`` for the same labels. Both objectives share the suffix's modules."""
+        """Return a copy of the objective with another ``loss`` for the same labels. Both share the model's modules."""
         other = copy.copy(self)
         object.__setattr__(other, "loss", loss)
         return other
@@ -244,7 +257,8 @@ class Objective:
         return {**self.carrier.noise, **self._drawn(size)}
 
     def _drawn(self, size: int) -> Mapping[str, TensorSpec]:
-        """Return the specs of the random numbers that the suffix draws for ``size`` samples, by name.
+        """Return the specs of the random numbers that the suffix (trained part of the model) draws for ``size``
+        samples, by name.
 
         Names are equal for all sizes.
         """
@@ -359,7 +373,7 @@ class Objective:
         gates: Mapping[str, Tensor] | None = None,
         others: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
-        """Return the suffix's output in inference for ``x``, such as logits (B, classes).
+        """Return the output of the suffix (trained part of the model) in inference for ``x``, such as logits (B, classes).
 
         Args:
             weights: Tensors by name; may hold more than the suffix needs, such as the whole model.
@@ -376,7 +390,9 @@ class Objective:
             return self._output(read, x, others, training=False)
 
     def _reading(self, uniform: Mapping[str, Tensor]) -> AbstractContextManager[object]:
-        """Return the mode to run the suffix in. In it, the suffix takes its random numbers from ``uniform``, by name.
+        """Return the mode to run the suffix (trained part of the model) in.
+
+        In it, the suffix takes its random numbers from ``uniform``, by name.
 
         If ``uniform`` has none for the suffix, it draws from torch's generator.
         """
@@ -390,7 +406,7 @@ class Objective:
     def _output(
         self, tensors: Tensors, x: Tensor, others: Mapping[str, Tensor] | None, *, training: bool
     ) -> Tensor:
-        """Run the suffix on ``x`` and return its output.
+        """Run the suffix (trained part of the model) on ``x`` and return its output.
 
         Args:
             tensors: State of the suffix by name. Changed in place: it gets the new buffers, and copies of integer

@@ -127,7 +127,7 @@ def inference(objective: Objective) -> Function:
 def batch_ports(objective: Objective, batch: int, index: int = 0) -> dict[str, TensorSpec]:
     """Return the specs of batch number ``index`` by port (input or output name), for ``batch`` rows.
 
-    ``batch.<index>.x`` are features, ``batch.<index>.y`` labels, and the others additional inputs of the suffix.
+    ``batch.<index>.x`` are features, ``batch.<index>.y`` labels, and the others additional inputs of the model part.
     """
     parts = {"x": objective.batch(batch), **objective.others(batch), "y": objective.labels(batch)}
     return prefixed(f"batch.{index}", parts)

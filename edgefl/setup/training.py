@@ -96,8 +96,8 @@ def tiers_of(federation: Federation, spec: ModelSpec, names: Collection[str] = (
 def why_not(method: Algorithm) -> str:
     """Return the reason why an algorithm cannot run in asynchronous rounds (mode ``buffered``), or "" if it can.
 
-    Devices then begin from different versions of the model. An update must be a change of the weights that is valid
-    for any version. All inputs must be in the weights of its version, or be the device's own.
+    In these rounds, devices begin from different versions of the model. So an update must be a change of the weights
+    that can be added to any version. A device may read nothing of the server but the weights.
     """
     if method.whole:
         return "it needs every device in every round, and no round waits for any"

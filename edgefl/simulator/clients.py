@@ -161,8 +161,8 @@ class SimulatedFleet:
         return spent
 
     def place(self, number: int, client: str) -> float:
-        """Return a random number in (0, 1), drawn for ``client`` in round ``number``. Clients that finish at the same
-        time are sorted by it.
+        """Return a random number in (0, 1), drawn for ``client`` in round ``number``, by which clients that finish at
+        the same time are sorted.
         """
         return self._uniform("arrive", number, client)
 

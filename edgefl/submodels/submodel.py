@@ -56,14 +56,14 @@ class Submodel(ABC):
 
     @property
     def boundary(self) -> TensorSpec:
-        """Spec of one sample of the input of :attr:`suffix`, without the batch dimension."""
+        """Spec of one sample of the input of the trained units (:attr:`suffix`), without the batch dimension."""
         return self.spec.sample
 
     @property
     def carrier(self) -> Carrier | None:
         """Conversion between the tensors that a device receives, trains and sends.
 
-        None: the tensors of :attr:`suffix` are sent and received unchanged.
+        None: the tensors of the trained units (:attr:`suffix`) are sent and received unchanged.
         """
         return None
 

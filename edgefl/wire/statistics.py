@@ -70,7 +70,8 @@ class StatisticsRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             raise ConfigError("a histogram needs the edges of its bins: give them, such as 0,0.25,0.5,0.75,1")
 
     def of(self, data: DataSpec, *, has_classes: bool) -> tuple[Statistic, ...]:
-        """Return the statistics to compute of these data, in the order of :data:`STATISTIC_NAMES`.
+        """Return the statistics that this request asks for and that the data have, in the order of
+        :data:`STATISTIC_NAMES`.
 
         Args:
             data: Shape and dtype of the devices' samples.

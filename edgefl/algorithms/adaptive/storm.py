@@ -412,10 +412,11 @@ class Storm:
         return {**etas, **alphas, "ext": self.ext, **self.adaptive}
 
     def _unfold(self, update: Tensors) -> Tensors:
-        """Return the update with v_0 added, by tensor name, if the method is adaptive; else the update itself.
+        """Return the tensors of an update that the server averages, by name.
 
-        Each update adds its own squares before averaging, because v_0 is the mean of squares and not the square of a
-        mean.
+        An adaptive method adds v_0, the squares of this update.
+
+        They are added before averaging, because v_0 is the mean of squares and not the square of a mean.
         """
         if not self.adaptive:
             return update

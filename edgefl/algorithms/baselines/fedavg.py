@@ -77,10 +77,10 @@ def fedavg_matched(
     alpha: float = STEP,
     clip: float | None = None,
 ) -> Algorithm:
-    """Return FedAvg + update at the gradients of meta-learning: ``factor * steps`` local steps, 2 for FO and 4 for HF.
+    """Return FedAvg with an adapting step, at as many gradients per round as per_fedavg: ``factor * steps`` local steps.
 
-    The control for per_fedavg at equal rounds, which takes 2 (FO) or 4 (HF) gradients in each of ``steps`` steps
-    (per_fedavg.md 5). ``alpha`` and ``clip`` are :func:`fedavg_update`'s.
+    It is the control for comparisons with per_fedavg, which takes 2 (FO) or 4 (HF) gradients in each of ``steps``
+    steps (per_fedavg.md 5).
 
     Args:
         objective: Model part that a tier trains, with its loss.

@@ -90,8 +90,10 @@ class _Scaffold:
         return {name: g + correction[name] for name, g in grads.items()}, {}
 
     def finish(self, tensors: Tensors) -> Tensors:
-        """Return ``update.*`` (weights) and ``update.c/*`` for the server, and the new c_i as ``carry.control.*`` to
-        store.
+        """Return the outputs of the round by port (output name).
+
+        ``update.*`` are the weights. ``update.c/*`` is the mean gradient of the local steps, by which the server
+        updates c. ``carry.control.*`` is the device's new c_i, which the device stores.
         """
         objective = self.objective
         left = select(tensors, "state.weights")

@@ -141,9 +141,10 @@ def _bounds(alpha_range: tuple[float, float] | None) -> tuple[float, float] | No
 
 @dataclass(frozen=True, eq=False)
 class _FedBATSteps:
-    """Functions of FedBAT's ``start`` and of its two kinds of steps (warm-up and binarized), with their inputs.
+    """Functions of FedBAT's ``start`` and of its two kinds of steps (warm-up and binarized), with the specs of their
+    inputs.
 
-    No function returns the trained tensors of ``state.weights``, because they are frozen.
+    The received weights are frozen, so no step returns them as a new state.
     """
 
     update: BinarizedUpdate

@@ -226,7 +226,7 @@ class RunningSpread:
 
     @property
     def mean_norm2(self) -> float:
-        """Squared norm of the mean of the a_i; 0 before the first pair."""
+        """Squared norm of the mean of the first vectors a_i of all pairs; 0 before the first pair."""
         return 0.0 if self.mean is None else float(self.mean[0] @ self.mean[0])
 
 

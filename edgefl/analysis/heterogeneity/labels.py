@@ -94,9 +94,10 @@ def frequencies_of(counts: Array) -> Array:
 
 
 def mean_pairwise(frequencies: Array) -> float:
-    """Return :attr:`LabelReport.mean_pairwise` for ``frequencies`` (n, classes) without a table of all pairs.
+    """Return the mean total variation distance between two users, for class frequencies (n, classes) of n users.
 
-    Frequencies of a class are sorted: the k-th of n is subtracted from n - 1 - k larger ones, and k smaller ones from it.
+    Equal to :attr:`LabelReport.mean_pairwise`, but without a table of all pairs. Frequencies of a class are sorted:
+    the k-th of n is subtracted from n - 1 - k larger ones, and k smaller ones from it.
     """
     users = len(frequencies)
     signs = 2.0 * np.arange(users) - users + 1.0

@@ -151,8 +151,8 @@ def s_hf2(of: LossConstants, setting: TrainingSetting) -> float:
 class Estimator(Enum):
     """Estimator G of the meta-gradient, with bounds on its bias and mean squared error.
 
-    The theorem and the bounds on the drift are stated for EXACT. With the bounds of FO or HF instead, they hold for
-    these two (per_fedavg.md 6.3).
+    EXACT computes the Hessian term, FO leaves it out, and HF replaces it by a difference of gradients. The theorem is
+    stated for EXACT. It holds for FO and HF with the bounds of these estimators (per_fedavg.md 6.3).
     """
 
     EXACT = "EXACT"

@@ -51,7 +51,7 @@ def evaluate(
 
 
 def _rows(found: DeviceEvaluation) -> Iterator[dict[str, object]]:
-    """Yield a row of texts for all devices, then one for each tier."""
+    """Yield a table row with the metrics of all devices, then one for each tier."""
     groups: dict[str, GroupResult] = {"all": found.devices} if found.devices is not None else {}
     for tier, group in {**groups, **found.tiers}.items():
         row: dict[str, object] = {"tier": tier, "devices": group.devices}

@@ -136,7 +136,7 @@ def _watch(simulated: PreparedSimulation) -> None:
 
 
 def _facts(row: RoundRow, *, evaluates: bool) -> dict[str, object]:
-    """Return a row of the last table, with a column for evaluation rounds if ``evaluates``."""
+    """Return the table row of one round by column, with a column for evaluation on devices if ``evaluates``."""
     devices = row.evaluation.devices if row.evaluation is not None else None
     return {
         "round": row.round,

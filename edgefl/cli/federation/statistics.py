@@ -132,7 +132,7 @@ def _print(found: DataStatistics) -> None:
 
 
 def _values(found: DataStatistics, everyone: GroupStatistics) -> Iterator[dict[str, object]]:
-    """Yield a row for each group of values."""
+    """Yield a table row for each channel, feature or other group of values, with count, mean, deviation and histogram."""
     bins = [f"[{low:g}, {high:g})" for low, high in zip(found.edges, found.edges[1:], strict=False)]
     if bins:
         bins = [f"< {found.edges[0]:g}", *bins[:-1], f"{bins[-1][:-1]}]", f"> {found.edges[-1]:g}"]

@@ -123,7 +123,7 @@ def _layout(options: dict[str, Any]) -> dict[str, Any]:
     """Remove ``sample_shape`` and ``classes`` from ``options``, and return them as keyword arguments.
 
     Raises:
-        ConfigError: if one is missing.
+        ConfigError: if one of the two is missing.
     """
     if missing := [name for name in _LAYOUT.values() if name not in options]:
         raise ConfigError(

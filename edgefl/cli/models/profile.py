@@ -198,11 +198,12 @@ def profile(
 
 
 def _check_target(target: str, tiers: Sequence[str]) -> None:
-    """Check a federation file or the name of a model, and that it has the ``tiers``. Loads no torch; bundles are not
-    checked.
+    """Check a federation file or the name of a model, and that it has the ``tiers``.
+
+    Loads no torch; bundles are not checked.
 
     Raises:
-        ConfigError: if one does not exist.
+        ConfigError: if the file, the model or a tier does not exist.
     """
     if _is_bundle(target):
         return

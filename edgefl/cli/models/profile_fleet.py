@@ -91,7 +91,7 @@ def refuse(given: Mapping[str, bool], *, fleet: bool, beside: bool = False) -> N
         beside: True if an agent is measured, or recorded profiles are shown.
 
     Raises:
-        ConfigError: if one cannot; the message names it.
+        ConfigError: if an option cannot be combined; the message names it.
     """
     wrong = [name for name, there in given.items() if there]
     if wrong and beside:

@@ -41,7 +41,7 @@ class _LinkFaults:
 
 @dataclass(eq=False)
 class _RelayedConnection:
-    """Connection of a client, and the connection to the broker that belongs to it."""
+    """Connection of a client to a relay, with the relay's connection to the broker for this client."""
 
     client: asyncio.StreamWriter
     broker: asyncio.StreamWriter

@@ -66,7 +66,7 @@ class ExitLoss:
 
     @property
     def scalars(self) -> tuple[str, ...]:
-        """Names of the scalars that the round announces: ``kd_weight`` if :attr:`announced`, else none."""
+        """Names of the scalars that the server announces for each round: ``kd_weight`` if :attr:`announced`, else none."""
         return (WEIGHT,) if self.announced else ()
 
     def at(self, scalars: Mapping[str, Tensor]) -> ExitLoss:

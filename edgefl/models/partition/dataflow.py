@@ -165,7 +165,9 @@ class Dataflow:
         return self.first_names(name for name, tensor in state.items() if isinstance(tensor, nn.Parameter))
 
     def first_names(self, names: Iterable[str]) -> frozenset[str]:
-        """Return ``names`` of state tensors, where a tied tensor, which has several names, has the first of them."""
+        """Return the set ``names`` of state tensors, with the first name of each tied tensor (a tensor with several
+        names).
+        """
         return frozenset(self._first_name[name] for name in names)
 
     @cached_property

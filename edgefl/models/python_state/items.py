@@ -270,7 +270,7 @@ def _position(iterator: Any) -> tuple[Any, ...]:
 
 
 def _positions(value: Any) -> Any:
-    """Return ``value``, a part of a position, with each iterator in it replaced by ``_NESTED`` and its own position."""
+    """Return ``value`` with each iterator in it replaced by a tuple of ``_NESTED`` and the position of that iterator."""
     if type(value) is tuple:
         return tuple(map(_positions, value))
     return (_NESTED, *_position(value)) if is_iterator(value) else value

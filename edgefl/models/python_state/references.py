@@ -253,11 +253,10 @@ class StateSearch:
         return self._globals[id(names)]
 
     def _note(self, container: Container, prefix: str, suffix: str = "") -> Mapping[Any, Any]:
-        """Add ``container`` to the result, and one for the position of each iterator in it.
+        """Add ``container`` to the result, and another container for the position of each iterator in it.
 
-        Return the values of ``container``.
-
-        ``prefix`` and ``suffix`` enclose the key in the path of a value.
+        Return the values of ``container`` by key. In the path of a value, its key is enclosed by ``prefix`` and
+        ``suffix``.
         """
         self.containers.append(container)
         self._affixes[id(container)] = prefix, suffix

@@ -42,8 +42,9 @@ class Atom:
         self._meaning = axis
 
     def resolved(self) -> Axis:
-        """Return the axis (structure of a dimension) to which this atom (group of indices that is cut as one) was
-        refined, in normal form, or the atom itself.
+        """Return the axis (structure of a dimension) that replaces this atom (group of indices that is cut as one).
+
+        It is the atom itself if no finer structure was found for it.
         """
         if self._meaning is None:
             return ONE if self.size == 1 else self
@@ -279,9 +280,9 @@ def _divide_parts(axis: Concat, inner: int) -> tuple[Axis, Axis]:
 
 
 def regroup(axes: Sequence[Axis], shape: Sequence[int]) -> Axes:
-    """Return the axes of a tensor after ``view`` to ``shape``.
+    """Return the axes (structures of the dimensions) of a tensor after ``view`` to ``shape``.
 
-    Indices that ``view`` groups against the structure of their axis must be kept.
+    If ``view`` groups indices in another way than an axis does, all indices of that axis must be kept.
 
     Args:
         axes: Axes before, one per dimension.

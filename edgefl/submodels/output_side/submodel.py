@@ -110,7 +110,7 @@ class OutputSide(Submodel):
 
     @cached_property
     def suffix(self) -> nn.Sequential:
-        """Trained units (stages of the model), which share the model's modules."""
+        """Trained units (stages of the model): the last ones. They share their modules with the model."""
         trained = self.spec.part(self.cut, len(self.spec.units))
         if not self.skip:
             return trained

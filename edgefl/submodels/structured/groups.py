@@ -77,9 +77,9 @@ class ChannelGroup:
     def gated(self) -> tuple[ChannelDim, ...]:
         """Dimensions of the tensors in which the entries of a dropped channel become 0 in the forward pass.
 
-        They are the input slices that read the channel, and the group's own tensors, for products of activations such
-        as attention scores. The group's own tensors are left out if a norm keeps moving statistics of the channel and
-        its readers can be gated: the statistics would otherwise describe a channel of zeros.
+        They are the input slices that read the channel, and the group's own tensors. The latter are left out if a norm
+        keeps moving statistics of the channel and its readers can be gated. The statistics would otherwise describe a
+        channel of zeros.
         """
         return self.read if self.moving and not self.exposed else self.own + self.read
 

@@ -41,7 +41,7 @@ class NestedWidth:
 
 
 def widths_below(ratio: float, widths: Sequence[float]) -> tuple[float, ...]:
-    """Return those of ``widths`` that are below a tier's own ``ratio``, ascending.
+    """Return the ``widths`` (shares of the channels) that are below ``ratio``, the share that the tier holds, ascending.
 
     Raises:
         ModelError: A width is outside (0, 1], or ``widths`` is empty.
@@ -86,11 +86,14 @@ def make_ordered_dropout(
 
 @dataclass(frozen=True, eq=False)
 class OrderedDropout(WholeCarrier):
-    """Carrier whose weights each training step reads at a random width. Inference reads them unchanged.
+    """Carrier (conversion between sent tensors and weights) with which each training step reads the weights at a
+    random width.
+
+    Inference reads them unchanged.
 
     Attributes:
-        levels: For each dimension of a tensor, by the tensor's name, the number of the narrowest width that holds
-            each index. None: all widths hold all indices.
+        levels: For each dimension of a tensor, by the tensor's name, the number of the narrowest width that holds each
+            index. None: all widths hold all indices.
         count: Number of widths.
     """
 
@@ -101,7 +104,9 @@ class OrderedDropout(WholeCarrier):
     def of(
         cls, module: nn.Sequential, own: Mapping[str, Region], parts: Sequence[NestedWidth]
     ) -> OrderedDropout:
-        """Return the carrier of ``module``'s tensors, without checking that its widths equal sliced models.
+        """Return the carrier (conversion between sent tensors and weights) of the tensors of ``module``.
+
+        It is not checked that its widths equal sliced models.
 
         Args:
             module: The tier's modules.

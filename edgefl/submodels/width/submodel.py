@@ -157,11 +157,11 @@ class ScalingCarrier(WholeCarrier):
 
     @classmethod
     def of(cls, module: nn.Sequential, ratio: float, hidden: Hidden) -> ScalingCarrier:
-        """Return the carrier of the tensors of ``module``.
+        """Return the carrier (conversion between sent tensors and weights) of the tensors of ``module``.
 
         Args:
-            module: Modules of the slice.
-            ratio: Divisor of the outputs.
+            module: Modules of the narrow model.
+            ratio: Number by which the outputs of hidden layers are divided.
             hidden: Function (tensor name, dimension) that returns True if a width may cut the dimension.
 
         Raises:
@@ -293,7 +293,7 @@ class Width(Submodel):
 
     @cached_property
     def carrier(self) -> WholeCarrier | None:
-        """Carrier that transforms the slice's tensors in training: ordered dropout or scaler.
+        """Carrier (conversion between sent tensors and weights) that ordered dropout or the scaler needs in training.
 
         None: the tier uses neither.
         """

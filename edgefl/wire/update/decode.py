@@ -216,7 +216,7 @@ def _read_codes(coded: CodedTensor, codes: CodeEncoding, region: Region, shapes:
 
 
 class _ArrayQueue:
-    """Arrays of an update by name. Each call of ``take`` removes and returns entries from the front of one of them."""
+    """Flat arrays of an update by name, from which ``take`` removes and returns the next entries in order."""
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self._left = dict(arrays)

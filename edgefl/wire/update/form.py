@@ -156,8 +156,9 @@ class Form:
         )
 
     def held(self, regions: Mapping[str, _Region]) -> dict[str, _Region]:
-        """Return the entries of ``regions`` whose tensors are in an update of this form. Tensors that are not trained
-        are not sent.
+        """Return the ``regions`` of the tensors that an update of this form contains, by name.
+
+        Tensors that are not trained are not sent.
 
         A dense form contains all of them.
         """
