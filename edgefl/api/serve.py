@@ -186,8 +186,8 @@ def _check_configuration(
 ) -> None:
     """Raise AnotherConfiguration, before tiers are compiled, if the journal contains a run with other settings.
 
-    If the federation names code of the user, nothing is checked here, because that code would have to be imported. The
-    service checks it after compiling, and so for statistics, which are quickly compiled.
+    If the federation names code of the user, or for statistics, nothing is checked here. The service then checks the
+    settings after compiling.
     """
     path = folder.resolve() / JOURNAL
     if isinstance(evaluate, StatisticsRequest) or imports_code(federation) or not (database or path.exists()):

@@ -22,7 +22,10 @@ Sign0 = Literal["random", "plus"]
 
 @dataclass(frozen=True)
 class FixedSign:
-    """Coder of SignSGD: ``alpha * sign(m)``. All tensors have the same ``alpha``, so only the bits are sent."""
+    """Coder of SignSGD: ``alpha * sign(m)`` for a change m of the weights.
+
+    All tensors have the same ``alpha``, so only the bits are sent. ``sign0``: code of a zero.
+    """
 
     alpha: float = 0.001
     sign0: Sign0 = "random"
@@ -41,7 +44,12 @@ class FixedSign:
 
 @dataclass(frozen=True)
 class ScaledSignCoder:
-    """Coder of EF-SignSGD: ``mean|m| * sign(m)``. With feedback m is the change plus the residual."""
+    """Coder of EF-SignSGD: ``mean|m| * sign(m)`` for a change m of the weights.
+
+    With feedback, m includes the residual of earlier rounds.
+
+    ``sign0``: code of a zero.
+    """
 
     sign0: Sign0 = "random"
     encoding = CodeEncoding(1, SIGNS)
@@ -56,7 +64,7 @@ class ScaledSignCoder:
 
 @dataclass(frozen=True)
 class NoisySign:
-    """Coder of Noisy-SignSGD: ``alpha * sign(m + xi)``, xi normal with standard deviation ``sigma``.
+    """Coder of Noisy-SignSGD: ``alpha * sign(m + xi)`` for a change m, with xi normal of standard deviation ``sigma``.
 
     The sign is + with probability Phi(m / sigma), so one uniform number decides it.
     """
@@ -76,7 +84,7 @@ class NoisySign:
 
 @dataclass(frozen=True)
 class StochasticSign:
-    """Coder of Stoc-SignSGD: ``alpha * sign(m + xi)``, xi uniform in +-norm_inf(m).
+    """Coder of Stoc-SignSGD: ``alpha * sign(m + xi)`` for a change m, with xi uniform in +-norm_inf(m).
 
     The sign is + with probability 1/2 + m / (2 norm_inf(m)).
     """
@@ -152,10 +160,10 @@ def even_levels(bits: int) -> CodeEncoding:
 
 @dataclass(frozen=True)
 class StochasticLevels:
-    """Coder of FedPAQ: ``A * sign(m) * (floor(y) + Bernoulli(y - floor(y))) / q`` with y = |m| / A * q and A =
-    norm_inf(m).
+    """Coder of FedPAQ, which rounds a change m at random to one of q levels per sign.
 
-    Unbiased, with a variance of at most A^2 / (4 q^2) per entry.
+    The result is ``A * sign(m) * (floor(y) + Bernoulli(y - floor(y))) / q`` with y = |m| / A * q and A = norm_inf(m).
+    It is unbiased, with a variance of at most A^2 / (4 q^2) per entry.
     """
 
     bits: int = 4
@@ -175,10 +183,10 @@ class StochasticLevels:
 
 @dataclass(frozen=True)
 class NearestLevels:
-    """Coder that rounds m / norm_inf(m) to the nearest of even levels.
+    """Coder that rounds m / norm_inf(m), for a change m, to the nearest of even levels.
 
-    ``same_sign``: base plus the decoded change never has the opposite sign of base plus the change. A moving variance must
-    stay above zero, so the next level towards the change is used instead.
+    ``same_sign``: base plus the decoded change never has the opposite sign of base plus the change. A moving variance
+    must stay above zero, so the next level towards the change is used instead.
     """
 
     bits: int = 8

@@ -350,8 +350,9 @@ class _TorchTraining:
 
 
 def _float32_drift(by_torch: TrainingResult, exact: TrainingResult) -> Mapping[str, float]:
-    """Return the largest distance between torch's results in float32 and in float64: ``loss``, and ``gradients.NAME`` by
-    parameter.
+    """Return the largest absolute differences between torch's results in float32 and in float64.
+
+    The keys are ``loss``, and ``gradients.NAME`` for each parameter.
     """
     strayed = {"loss": max(abs(a - b) for a, b in zip(by_torch.losses, exact.losses, strict=True))}
     for name, mine in by_torch.gradients.items():
@@ -360,8 +361,9 @@ def _float32_drift(by_torch: TrainingResult, exact: TrainingResult) -> Mapping[s
 
 
 def _is_kinked(by_torch: TrainingResult, strayed: Mapping[str, float]) -> bool:
-    """Return True if rounding changes one of torch's own gradients by more than the tolerance. ``strayed``: from
-    :func:`_float32_drift`.
+    """Return True if the difference between float32 and float64 in one of torch's own gradients exceeds the tolerance.
+
+    ``strayed``: these differences, as :func:`_float32_drift` returns them.
     """
     most = max(by_torch.sizes.values(), default=0.0)
     return any(

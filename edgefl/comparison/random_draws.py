@@ -96,7 +96,8 @@ class RandomStream:
     def ports(self, ports: Mapping[str, TensorSpec]) -> Tensors:
         """Return random numbers for the draws of another run, by the names in ``ports``.
 
-        Draws are matched with the recorded ones by runs of equal shapes. A draw without a match gets new numbers.
+        Draws are matched with the recorded ones in order, by sequences of equal shapes. A draw without a match gets
+        new numbers.
 
         Args:
             ports: shape of each draw of the other run by name, in order.

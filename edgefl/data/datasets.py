@@ -129,7 +129,8 @@ def _load(source: IdxSource, directory: Path | None, *, download: bool, progress
 
 
 def digits() -> Dataset:
-    """Load scikit-learn's 1,797 handwritten digits, 8x8 with 17 grey levels, in a fixed split of 1,437 and 360.
+    """Load scikit-learn's 1,797 handwritten digits, 8x8 with 17 grey levels: always the same 1,437 for training and
+    360 for testing.
 
     They are part of this package.
 

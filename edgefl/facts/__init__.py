@@ -41,11 +41,11 @@ class CatalogFacts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         rows: Rows that `edgefl ls` prints, by the command's argument, such as ``models``.
         models: Options of each model's factory, by name of the model and of the option.
-        losses: The same for losses.
-        kinds: The same for kinds of submodels.
-        algorithms: The same for algorithms.
-        optimizers: The same for server optimizers.
-        codecs: The same for codecs.
+        losses: Options of each loss, by name of the loss and of the option.
+        kinds: Options of each kind of submodel, by name of the kind and of the option.
+        algorithms: Options of each algorithm, by name of the algorithm and of the option.
+        optimizers: Options of each server optimizer, by name of the optimizer and of the option.
+        codecs: Options of each codec, by name of the codec and of the option.
         training: Name of the algorithm that each codec requires, by name of the codec; "" if it works with any.
     """
 

@@ -81,7 +81,9 @@ _GONE: weakref.ref[Any] = weakref.ref(set())
 
 
 def _copy_function(function: FunctionType, memo: dict[int, Any]) -> FunctionType:
-    """Return a copy of a function that refers to a module in its closure or defaults; these then refer to copies.
+    """Return a copy of a function that refers to modules in its closure or defaults.
+
+    The copy refers to copies of these modules.
 
     Any other function is returned itself.
     """

@@ -71,8 +71,8 @@ def source_of(name: str, what: str) -> bytes:
         what: "model", "algorithm" or "loss", for error texts.
 
     Raises:
-        ModelError: For a model: the file is missing, or its module cannot be imported.
-        ConfigError: The same for an algorithm or a loss.
+        ModelError: ``what`` is "model", and the file is missing or its module cannot be imported.
+        ConfigError: ``what`` is "algorithm" or "loss", and the file is missing or its module cannot be imported.
     """
     place = name.rpartition(":")[0]
     if _is_file(place):
@@ -168,8 +168,8 @@ def _module(name: str, place: str, what: str) -> ModuleType:
         what: "model", "algorithm" or "loss", which selects the class of the error.
 
     Raises:
-        ModelError: For a model: the module or file is missing, or its code fails.
-        ConfigError: The same for an algorithm or a loss.
+        ModelError: ``what`` is "model", and the module or file is missing or its code fails.
+        ConfigError: ``what`` is "algorithm" or "loss", and the module or file is missing or its code fails.
     """
     source = _read(name, place, what) if _is_file(place) else b""
     try:

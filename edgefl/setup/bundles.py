@@ -130,9 +130,10 @@ def _request(
 
 
 def split_of(federation: Federation, exchange: Exchange) -> Split | None:
-    """Return the division of a device's rows in ``exchange``: evaluation uses held-out rows, all else training rows.
+    """Return the division of a device's rows for ``exchange``: an evaluation uses held-out rows, any other exchange
+    training rows.
 
-    None if the federation holds out nothing.
+    None if the federation holds out no rows.
     """
     table = federation.evaluate
     if not table.split:

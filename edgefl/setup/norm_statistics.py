@@ -26,7 +26,7 @@ from edgefl_export.compiler.request import ChunkForward, Exchange, TierTraining
 
 @dataclass(frozen=True)
 class NormMeasurement:
-    """Measurement of the statistics of batch norm by tier.
+    """Measurement of the statistics of batch norm by tier. An exchange is one round trip between server and device.
 
     Attributes:
         measure: Exchange by tier in which its devices measure the statistics of their norm layers.

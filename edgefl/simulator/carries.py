@@ -52,7 +52,9 @@ class CarryStore:
         return None if row is None else bytes(row[0])
 
     def commit(self, standing: bytes) -> None:
-        """Make all changes since the last call durable, together with the encoded state ``standing``."""
+        """Write all changes since the last call durably to disk, together with ``standing``, the encoded state of the
+        simulation.
+        """
         self._db.execute("INSERT OR REPLACE INTO standing(only, data) VALUES(1, ?)", (standing,))
         self._db.commit()
 

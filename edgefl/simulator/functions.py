@@ -118,8 +118,9 @@ class _FunctionWriter:
 
 
 def move(module: fx.GraphModule, device: torch.device) -> None:
-    """Move the constants of a recorded list, and the tensors that it creates, to ``device``, in place. Inputs of later
-    calls must be on that device too.
+    """Move the constants of a recorded list of operations, and the tensors that it creates, to ``device``, in place.
+
+    Inputs of later calls must be on that device too.
     """
     for node in module.graph.nodes:
         if node.op == "get_attr":
@@ -365,10 +366,10 @@ def _for_many(
 
 @dataclass(frozen=True)
 class SimulationPlan:
-    """Run spec of a server, and the functions that run instead of bundles. ``functions``: by (tier, index of the
-    exchange).
+    """Run specification of a server, and the functions that run instead of bundles.
 
-    The index is from :meth:`~edgefl_server.run_spec.RunSpec.index`.
+    ``functions`` are by (tier, index of the exchange); an exchange is one round trip between server and device. The
+    index is from :meth:`~edgefl_server.run_spec.RunSpec.index`.
     """
 
     spec: RunSpec

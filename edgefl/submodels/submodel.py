@@ -69,7 +69,10 @@ class Submodel(ABC):
 
     @property
     def prefix(self) -> tuple[FrozenUnits, ...]:
-        """Chunks of frozen units (stages of the model) that run before training. Empty if all units are trained."""
+        """Chunks (consecutive runs) of the frozen units (stages of the model) that run before training.
+
+        Empty if all units are trained.
+        """
         return ()
 
     @property

@@ -62,7 +62,8 @@ class WebOffer(msgspec.Struct, frozen=True, kw_only=True):
 def tiers_of(federation: Federation) -> tuple[OfferedTier, ...]:
     """Return the tiers that browsers can join, in the order of the file.
 
-    A tier that is defined by names of devices is left out, unless a pattern of these has a plain prefix.
+    A tier with patterns of device names is left out unless one of them is a prefix followed by ``*``, which browsers
+    can use in their names.
     """
     return tuple(offered for name, table in federation.tiers.items() for offered in _offered(name, table))
 

@@ -136,8 +136,9 @@ class StormDevice:
     # -- opening ---------------------------------------------------------------------------------------------------
 
     def start_opening(self) -> Function:
-        """Return the function ``start`` of the opening exchange: its outputs are the weights, and zeros for the sum of
-        gradients.
+        """Return the function ``start`` of the opening exchange (first round trip between server and device).
+
+        Its outputs are the weights, and zeros for the sum of gradients.
         """
 
         def fn(given: Tensors) -> Tensors:
@@ -402,8 +403,9 @@ class Storm:
         return StormDevice(self.objective, self.batch, self.steps, first, second, self.clip)
 
     def _scalars(self, position: int, _rounds: int) -> Scalars:
-        """Return the scalars of exchange ``position`` by name: eta.1 .. eta.q, alpha.1 .. alpha.q, ext, and beta and
-        rho.
+        """Return the scalars of the exchange (round trip between server and device) number ``position``, by name.
+
+        They are eta.1 .. eta.q, alpha.1 .. alpha.q, ext, and beta and rho.
         """
         done = (position - 1) * self.steps  # the opening exchange is iteration 0
         numbers = range(1, self.steps + 1)

@@ -130,7 +130,7 @@ class FinishedRun:
         return {**own.others, "x": self.dataset.read(own.x), "y": own.y}
 
     def _labels(self, y: Array) -> torch.Tensor:
-        """Return labels in the shape of the loss's labels."""
+        """Return ``y`` as a tensor in the shape and dtype that the loss takes."""
         return torch.from_numpy(y.reshape(len(y), *self.spec.label.shape))
 
     def adapter(self, tier: str) -> AdaptableModel:

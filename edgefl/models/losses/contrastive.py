@@ -73,8 +73,10 @@ class InfoNCE(_Contrastive):
     temperature: float = 0.07
 
     def log_likelihood(self, out: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (log-probabilities of the B opposite views for each view, mask with 1 at the correct one), both (2B,
-        B).
+        """Return (log-probabilities of the candidates for each view, mask with 1 at the correct candidate), both (2B, B).
+
+        The candidates of a view are the B views on the opposite side. ``out`` has the embeddings of two views per
+        sample, (B, 2, D). ``mask`` (B,) is 1 for the samples whose views are candidates.
         """
         one, other = F.normalize(out, dim=-1).unbind(dim=1)
         similarity = one @ other.T / self.temperature
@@ -101,9 +103,10 @@ class NTXent(_Contrastive):
     temperature: float = 0.5
 
     def log_likelihood(self, out: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return (log-probabilities of all views for each view, mask with 1 at the correct one), both (2B, 2B).
+        """Return (log-probabilities of the candidates for each view, mask with 1 at the correct candidate), both (2B, 2B).
 
-        A view is no candidate for itself.
+        The candidates of a view are all other views. ``out`` has the embeddings of two views per sample, (B, 2, D).
+        ``mask`` (B,) is 1 for the samples whose views are candidates.
         """
         rows = len(out)
         views = torch.cat(F.normalize(out, dim=-1).unbind(dim=1))

@@ -246,7 +246,7 @@ class StateSearch:
             self._add([(f"{name}.{each}", names[each]) for each in mentioned & names.keys()], depth)
 
     def _globals_of(self, names: dict[str, Any]) -> set[str]:
-        """Return the set of names that code reads in the globals ``names``. The caller adds names to this set."""
+        """Return the set in which names are collected that code reads in the globals ``names``. The caller adds to it."""
         if id(names) not in self._globals:
             self._globals[id(names)] = set()
             self._note(DictItems(names, names=self._globals[id(names)]), "")

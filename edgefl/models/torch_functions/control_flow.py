@@ -333,7 +333,7 @@ class SinglePathMode(TorchFunctionMode):
 class TraceableMode(SinglePathMode):
     """Mode in which a module can be traced.
 
-    - ``mask.all()`` is False if its value is unknown.
+    - ``mask.all()`` is taken as False if its value is unknown.
     - Functions that no graph can represent are rewritten (:mod:`edgefl.models.torch_functions.rules`).
     - Torch's transformer layers compute in inference as in training, because their fused kernels and nested tensors have no
       graph.

@@ -21,11 +21,11 @@ _RELU_BACK = _aten.threshold_backward.default
 
 
 def pool_first(module: fx.GraphModule) -> None:
-    """Replace ``max_pool(relu(x))`` by ``relu(max_pool(x))`` in a recorded list, in place. ReLU then has fewer entries,
-    a quarter for 2x2 windows.
+    """Replace ``max_pool(relu(x))`` by ``relu(max_pool(x))`` in a recorded list of operations, in place.
 
-    Values and gradients are equal. If a maximum is below 0 its position may differ, but its gradient is multiplied by
-    0.
+    ReLU then has fewer entries, a quarter for 2x2 windows.
+
+    Values and gradients are equal. If a maximum is below 0 its position may differ, but its gradient is multiplied by 0.
     """
     for pool in [node for node in module.graph.nodes if node.target is _POOL]:
         relu = pool.args[0]
@@ -82,8 +82,8 @@ _COPIES = frozenset({_aten.alias.default, _aten.detach.default})
 
 
 def fold(module: fx.GraphModule) -> None:
-    """Remove operations without effect from a recorded list, and replace those with constant results by constants, in
-    place.
+    """Remove operations without effect from ``module``, a recorded list of operations, and replace those with constant
+    results by constants, in place.
 
     No operation of the list may write to an input.
     """

@@ -39,13 +39,12 @@ _MANY_WEIGHTS = 1 << 18
 
 
 def channels_last(module: fx.GraphModule, images: Sequence[bool]) -> bool:
-    """Convert the inputs of two-dimensional convolutions in a recorded list to the memory layout channels last, in
-    place.
+    """Convert the inputs of two-dimensional convolutions to the memory layout channels last, in place.
 
     A list with an operation whose values depend on the layout is not changed.
 
     Args:
-        module: Recorded list.
+        module: Recorded list of operations.
         images: True for each placeholder, in order, that may be an image or noise for one.
 
     Returns:

@@ -28,8 +28,9 @@ _IN_PLACE: Mapping[Any, Any] = {
 
 
 def fuse(module: fx.GraphModule) -> None:
-    """Fuse operations of a recorded list in place: ``w - rate * g`` and ``c * a + b`` into one operation each, and masks
-    into thresholds.
+    """Fuse operations of ``module``, a recorded list of operations, in place.
+
+    ``w - rate * g`` and ``c * a + b`` become one operation each, and masks become thresholds.
     """
     negated: dict[fx.Node, fx.Node] = {}
     for node in list(module.graph.nodes):
@@ -146,13 +147,14 @@ def _alike(node: object, like: fx.Node) -> bool:
 
 
 def own_results(module: fx.GraphModule, owned: Sequence[bool]) -> None:
-    """Give each result of a recorded list that is ``owned`` its own memory, so that the caller may overwrite it. Copies
-    of other results are removed.
+    """Give each result of ``module`` that is ``owned`` its own memory, so that the caller may overwrite it.
 
-    Results in bfloat16 are converted to float32, because no port is bfloat16.
+    Copies of other results are removed.
+
+    Results in bfloat16 are converted to float32, because the outputs of graphs are never bfloat16.
 
     Args:
-        module: Recorded list, changed in place.
+        module: Recorded list of operations, changed in place.
         owned: For each result, in order, True if it needs its own memory.
     """
     graph, output = module.graph, module.graph.output_node()
@@ -175,13 +177,12 @@ def own_results(module: fx.GraphModule, owned: Sequence[bool]) -> None:
 
 
 def in_place(module: fx.GraphModule, replaced: Mapping[int, int]) -> None:
-    """Let operations of a recorded list write results over inputs that these replace, where no later operation reads the
-    input.
+    """Let operations write results over those inputs that the results replace, where no later operation reads the input.
 
     The caller must not use such an input afterwards.
 
     Args:
-        module: Recorded list, changed in place.
+        module: Recorded list of operations, changed in place.
         replaced: Index of the result that replaces a placeholder, by the placeholder's index.
     """
     order = {node: place for place, node in enumerate(module.graph.nodes)}

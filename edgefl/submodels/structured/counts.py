@@ -184,7 +184,7 @@ def _followers(channels: Channels, cut: Sequence[Atom]) -> dict[Atom, tuple[Atom
 
 
 def cost_of(spec: ModelSpec, channels: Channels, budget: Budget) -> Callable[[Counts], int]:
-    """Return a function from channel counts (number by atom) to the cost of the slice with these channels.
+    """Return a function from channel counts (number by group of channels) to the cost of the slice with these channels.
 
     Args:
         spec: Model.
