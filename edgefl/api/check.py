@@ -202,7 +202,10 @@ def _export(
 def _train(
     exported: _Exported | EngineVerdict, batch: int, seed: int, progress: Callable[[str], None]
 ) -> EngineVerdict:
-    """Train one round with an exported bundle, and return the verdict of its engine. A verdict is returned unchanged."""
+    """Train one round with an exported bundle, and return the verdict of its engine.
+
+    If ``exported`` is the verdict of a failed export, return it unchanged.
+    """
     if isinstance(exported, EngineVerdict):
         return exported
     (bundle, weights, max_rel_error), times = exported, list[float]()

@@ -171,7 +171,8 @@ def _open(
 def _origin(name: str, folders: list[Path], file: Path) -> WeightsOrigin:
     """Return the origin of the weights in ``file``: federation, folder of the run or simulation, and round.
 
-    The folder is the first of ``folders`` that contains one; without any, only the federation's ``name`` is known.
+    It is the first of ``folders`` that contains a run or simulation. If there is none, only the federation's ``name``
+    is known.
     """
     configs = (CONFIG_NAME, SIMULATION_CONFIG)
     folder = next((each for each in folders if any((each / config).is_file() for config in configs)), None)

@@ -136,7 +136,10 @@ class _RepeatedCalls:
         self._begin = self._state()
 
     def _compare(self, conduct: SideEffects) -> None:
-        """Run as many calls as training by torch had. Record the operations of the last one and the state that changed."""
+        """Call the module as many times as training by torch did.
+
+        Record the operations of the last call, and the state that the calls changed.
+        """
         self._wanted = self._call()
         first, changes = self._state(), dict[str, StateChange]()
         for _ in range(COMPARED - 1):

@@ -28,7 +28,7 @@ from edgefl.wire.text import describe_unknown
 
 
 class CandidateTierTable(ConfigTable):
-    """Keys of a tier with other values for its devices that try the candidate of a rollout; None keeps a value."""
+    """Settings of a tier that a rollout tries on a part of the tier's devices; None keeps the tier's value."""
 
     memory_budget: str | None = Field(None, description="another budget of the tier's graphs")
     activations: Activations | None = Field(None, description="another way to keep what waits")

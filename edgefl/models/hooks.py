@@ -130,7 +130,7 @@ def apply_gradient_hooks(tensor: Tensor, hooks: Sequence[GradientHook]) -> Tenso
 
 
 class _Hooked(torch.autograd.Function):
-    """Identity whose backward pass calls the hooks."""
+    """Autograd function that returns its input, and in the backward pass passes the gradient to ``hooks``."""
 
     generate_vmap_rule = True
 

@@ -148,7 +148,7 @@ class Objective:
 
     @property
     def training_module(self) -> nn.Sequential:
-        """Suffix in training mode, with shapes but no values."""
+        """Copy of the suffix (trained part of the model) in training mode, with shapes but no values."""
         return self._modes[True]
 
     @cached_property

@@ -184,7 +184,10 @@ def evaluation(
     buffers = {name: spec.weights[name].to(where) for name in estimated}
 
     def summed(tensors: Mapping[str, Tensor], read: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the sums of the metrics over the rows of a batch."""
+        """Return the sums of the metrics over the rows of a batch, by name.
+
+        ``tensors``: weights by name; ``read``: parts of the batch by name.
+        """
         parts = {**read, "mask": np.ones(len(read["y"]), np.float32), SAMPLE: read["x"]}
         parts["y"] = read["y"].reshape(len(read["y"]), *label)
         batch = {part: torch.from_numpy(array).to(where) for part, array in parts.items()}

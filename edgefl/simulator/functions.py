@@ -244,8 +244,9 @@ class Functions:
 
     @cached_property
     def _steps(self) -> frozenset[str]:
-        """Names of the training functions, which the precision applies to. Functions at the begin and end of a round are
-        exact.
+        """Names of the functions of training steps, which run in the precision of the table ``simulation``.
+
+        Functions at the begin and end of a round are exact.
         """
         phases = self.manifest.phases
         shorter = {bucket.graph for phase in phases for bucket in phase.shorter}

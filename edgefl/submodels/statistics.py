@@ -205,9 +205,10 @@ def use_batch(module: nn.Sequential) -> nn.Sequential:
 
 
 def with_buffers(module: nn.Sequential, but: Collection[str] = ()) -> nn.Sequential:
-    """Return a copy of ``module`` whose static batch norms have buffers for statistics, with mean 0 and variance 1.
+    """Return a copy of ``module`` in which batch norms without moving statistics get buffers for them, with mean 0 and
+    variance 1.
 
-    Norms whose statistics would have names in ``but`` stay static.
+    Norms whose statistics would have names in ``but`` get none.
     """
     made = copy_module(module)
     for path, norm in norms(made).items():

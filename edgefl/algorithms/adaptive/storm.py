@@ -120,7 +120,7 @@ class StormDevice:
 
     @property
     def adaptive(self) -> bool:
-        """True if steps are divided by A."""
+        """True if steps are divided by A, which is made of the second moment of gradients."""
         return self.second_moment is not None
 
     @property

@@ -234,15 +234,15 @@ class _Adam:
         return prefixed("state.anchor", trained_specs(self.objective))
 
     def gathering(self, tensors: Tensors) -> Tensors:
-        """Return the state before the full gradient: the weights, and an empty sum of gradients."""
+        """Return the state with which the sum of the device's full gradient begins: the weights, and sums of 0."""
         state = begun(self.objective, tensors)
         return state | zero_sums(self.objective, state)
 
     def start_corrected(self, tensors: Tensors) -> Tensors:
-        """Return the state of the first step: weights, x for the second gradient, and the constant part of each step's
-        direction.
+        """Return the state of the first step, by output name.
 
-        This part is (1 - beta1) c + beta1 m.
+        It has the weights, a copy of the round's initial weights, and the constant part of each step's direction, (1 -
+        beta1) c + beta1 m. Each step takes its second gradient at the copy.
         """
         c, state = received_state(tensors, "c", self.objective), begun(self.objective, tensors)
         weights = select(state, "state.weights")

@@ -77,7 +77,7 @@ class LeafCall:
 
 @dataclass(frozen=True)
 class TensorSlot:
-    """Placeholder in :attr:`LeafCall.arguments` for the tensor with this index."""
+    """Placeholder for a tensor in :attr:`LeafCall.arguments`. Its index is the position among the tensors of the call."""
 
     index: int
 

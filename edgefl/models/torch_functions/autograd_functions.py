@@ -116,7 +116,10 @@ class _EmptyContext:
 
 @functools.cache
 def _twin(kind: Kind) -> Kind:
-    """Return a subclass of ``kind`` in the newer form, with a separate ``setup_context``. It computes the same."""
+    """Return a subclass of ``kind``, an autograd function of the older form, that computes the same in the newer form.
+
+    The older form saves tensors in ``forward(ctx, ...)``, the newer one in a separate ``setup_context``.
+    """
 
     def forward(*args: Any) -> Any:
         return kind.forward(_EmptyContext(len(args)), *args)

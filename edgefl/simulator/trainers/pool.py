@@ -131,7 +131,7 @@ class _Member:
 
     @property
     def lost(self) -> list[_PortionBatch]:
-        """Batches that must be repeated if the worker dies now."""
+        """Batches of clients that must be trained again if this worker dies now."""
         return [*(deal for each in self.summed for deal in each), *self.trained]
 
 

@@ -133,7 +133,7 @@ class EarlyExit(Submodel):
 
     @cached_property
     def _whole(self) -> BranchedUnits:
-        """Units up to the exit at full width."""
+        """Units (stages of the model) up to the tier's exit, with all channels."""
         return self.spec.level(self.exit)
 
     @cached_property

@@ -29,7 +29,10 @@ Measure = Literal["rms", "mean"]
 
 
 def slope(score: Tensor, theta: Tensor) -> Tensor:
-    """Return 2 theta / (s + theta)^2, the slope of the soft mask p at the score s, in its shape. 0 if s = theta = 0."""
+    """Return 2 theta / (s + theta)^2 for the scores s, in their shape; 0 if s = theta = 0.
+
+    It replaces the derivative of the mask s >= theta by s, which is 0 almost everywhere.
+    """
     both = score + theta
     safe = torch.where(both > 0, both, torch.ones(()))
     return 2 * (theta / safe) / safe
@@ -107,8 +110,9 @@ class ChannelCarrier(WholeCarrier):
     def descent(self, grads: Tensors, weights: Tensors, gates: Tensors) -> Tensors:
         """Return the direction of a step, by name.
 
-        For the entries of a channel's group it is M_c (g_j + (sum_{i in c} g_i x_i) 2 theta / (s_c + theta)^2
-        ds_c/dx_j). Without :attr:`bias` return ``grads`` itself; without :attr:`remask` leave out M_c.
+        For an entry x_j of channel c, with gradient g_j, it is M_c (g_j + (sum_{i in c} g_i x_i) 2 theta / (s_c +
+        theta)^2 ds_c/dx_j). M_c is the mask and s_c the score of the channel. Without :attr:`bias` return ``grads``
+        itself; without :attr:`remask` leave out M_c.
         """
         if not self.bias:
             return grads

@@ -136,7 +136,7 @@ def _group_names(state: Sequence[str], arrays: Mapping[str, Array]) -> Iterator[
 
 
 def _minus(array: Array, other: Array | float) -> Array:
-    """Return the difference in float64."""
+    """Return ``array`` - ``other`` in float64."""
     return np.subtract(array, other, dtype=np.float64)
 
 

@@ -101,7 +101,7 @@ class DeviceTopics:
 
 @dataclass(frozen=True)
 class Topics:
-    """Topics of one federation."""
+    """MQTT topics of one federation: names to publish on, and filters to subscribe to."""
 
     federation: str
 
@@ -115,7 +115,7 @@ class Topics:
 
     @property
     def current_round(self) -> str:
-        """Topic of the announcement."""
+        """Topic of the announcement of the current round."""
         return f"{self.root}/rounds/current"
 
     def blob_chunk(self, sha256: str, index: int) -> str:
