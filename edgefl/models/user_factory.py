@@ -35,8 +35,8 @@ def factory_of(name: str, what: str) -> Callable[..., Any]:
         what: "model", "algorithm" or "loss", for error texts and the class of the error.
 
     Raises:
-        ModelError: For a model: the module, file or factory is missing, or its code fails.
-        ConfigError: The same for an algorithm or a loss.
+        ModelError: ``what`` is "model", and the module, file or factory is missing or its code fails.
+        ConfigError: ``what`` is "algorithm" or "loss", and one of these is missing or its code fails.
     """
     place, _, attribute = name.rpartition(":")
     module = _module(name, place, what)
@@ -146,8 +146,8 @@ def _read(name: str, place: str, what: str) -> bytes:
         what: "model", "algorithm" or "loss", which selects the class of the error.
 
     Raises:
-        ModelError: For a model: the file cannot be read.
-        ConfigError: The same for an algorithm or a loss.
+        ModelError: The file cannot be read, and ``what`` is "model".
+        ConfigError: The file cannot be read, and ``what`` is "algorithm" or "loss".
     """
     try:
         return _source(Path(place))

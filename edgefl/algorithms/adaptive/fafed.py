@@ -59,7 +59,7 @@ def fafed(
     Args:
         objective: Model part that a tier trains, with its loss.
         batch: Samples per local step.
-        steps: Iterations q per exchange.
+        steps: Iterations q per exchange (round trip between server and device).
         lr: Step size eta, or lr of ``schedule``.
         alpha: Weight of the fresh gradient, in (0, 1].
         beta: Weight of the past of v, in [0, 1).

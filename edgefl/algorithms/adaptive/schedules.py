@@ -113,7 +113,7 @@ class TheorySteps:
     Attributes:
         smoothness: L, a bound on the curvature of the loss.
         devices: N, the number of devices.
-        steps: q, the iterations of an exchange.
+        steps: q, the iterations of an exchange (round trip between server and device).
         batch: b, the samples per iteration.
         rho: Number added to sqrt(v).
         h: h. None: N^(2/3) / L.

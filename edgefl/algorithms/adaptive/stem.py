@@ -42,7 +42,7 @@ def stem(
     Args:
         objective: Model part that a tier trains, with its loss.
         batch: Samples per local step.
-        steps: Iterations per exchange.
+        steps: Iterations per exchange (round trip between server and device).
         lr: Step size eta, or kbar of the paper in a decaying ``schedule``.
         alpha: Weight of the fresh gradient, in (0, 1].
         schedule: "constant". "decaying": eta_t = lr / (w + sigma^2 t)^(1/3) with constant alpha. "original": the same with

@@ -112,14 +112,14 @@ def mimeadam(
 ) -> Algorithm:
     """Return MimeAdam: local Adam steps with the server's statistics and a corrected gradient (Karimireddy et al. 2021).
 
-    Two exchanges a round (fafed.md 3.6). In the first, c <- mean of the full local gradients at the round's x. Then::
+    A round has two round trips (fafed.md 3.6). In the first, c <- mean of the full local gradients at the round's x. Then::
 
         u = g(y; B) - g(x; B) + c;
         y <- y - lr ((1 - beta1) u + beta1 m) / (sqrt(v) + tau)        (``steps`` times);
         m <- beta1 m + (1 - beta1) c;  v <- beta2 v + (1 - beta2) c^2  (after the round).
 
     Both gradients use one batch and one draw of noise. m = 0 and v = tau^2 at first, as in FedAdam. If a round has only some
-    of the devices, c is the mean over those of its first exchange.
+    of the devices, c is the mean over those of its first round trip.
 
     Args:
         objective: Model part that a tier trains, with its loss.
@@ -167,7 +167,7 @@ def mimelite(
     beta2: float = 0.99,
     tau: float = 0.01,
 ) -> Algorithm:
-    """Return MimeLite: MimeAdam without the correction, in one exchange (Karimireddy et al. 2021).
+    """Return MimeLite: MimeAdam without the correction, in one round trip (Karimireddy et al. 2021).
 
     A device computes its full gradient c_i at the round's x. Then it repeats ``y <- y - lr ((1 - beta1) g(y; B) +
     beta1 m) / (sqrt(v) + tau)`` ``steps`` times, and sends y and c_i. The server updates m and v (``beta2``) with c =

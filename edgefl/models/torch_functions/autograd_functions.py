@@ -32,8 +32,9 @@ _observer: ContextVar[Observer | None] = ContextVar("observer", default=None)
 
 @contextmanager
 def differentiable(observer: Observer | None = None) -> Iterator[None]:
-    """Make autograd functions of the older form differentiable by ``torch.func`` for the ``with`` block, and
-    checkpointing a plain call.
+    """Make autograd functions of the older form differentiable by ``torch.func`` for the ``with`` block.
+
+    Functions with checkpointing are run as plain calls.
 
     Args:
         observer: Replaces calls of autograd functions in this thread, except torch's own and calls by the observer
