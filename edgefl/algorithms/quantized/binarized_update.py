@@ -82,11 +82,16 @@ class BinarizedUpdate:
         return {name: math.prod(self.objective.weights[name].shape) for name in self.parts.coded}
 
     def mean_sizes(self, m: Tensors, held: Tensors) -> Tensor:
-        """Return ||m||_1 / d of each group, [groups] (eq. 13).
+        """Return the mean absolute change ||m||_1 / d of each group (fedbat.md, eq. 13).
+
+        A group holds the binarized tensors that share a step size, usually one tensor; d is the number of its held entries.
 
         Args:
-            m: Change of each tensor, by name.
-            held: Masks of the entries that the tier holds. Tensors without a mask are held whole.
+            m: Change of each tensor in this round, by name.
+            held: Masks of the entries that the tier holds, by name. A tensor without a mask is held whole.
+
+        Returns:
+            float32 (groups,), in the order of the groups.
         """
         counts = {name: self._count(name, held, m[name].dtype) for name in self.parts.coded}
         return self._norms(m) / self.groups.sums(counts).clamp(min=1.0)
@@ -151,7 +156,14 @@ class FedBATFinish:
         return ports | self.update.size_ports | prefixed("noise", self.update.specs(self.update.parts.coded))
 
     def finish(self, tensors: Tensors) -> Tensors:
-        """Return ``update.*`` in :attr:`form`: codes and step sizes of the change, floats, and moving statistics."""
+        """Return the update that a device sends, as tensors ``update.*`` in the layout of :attr:`form`.
+
+        It has the packed signs and step sizes of binarized tensors, the changes of all others as floats, and the moving
+        statistics of batch norm.
+
+        Args:
+            tensors: State after the last local step, and the weights at the start of the round, by port name.
+        """
         parts, carrier = self.update.parts, self.update.objective.carrier
         left, gates = select(tensors, "state.weights"), select(tensors, "state.gate")
         base = carrier.unpack(select(tensors, "weights"))[0]

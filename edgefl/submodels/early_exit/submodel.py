@@ -83,7 +83,10 @@ class EarlyExit(Submodel):
 
     @cached_property
     def suffix(self) -> nn.Sequential:
-        """Units up to the exit. Training uses every exit among them (:class:`edgefl.models.exits.BranchedUnits`)."""
+        """Trained part of the model: all units from the first one up to the exit, as one module.
+
+        Training uses every exit among them (:class:`edgefl.models.exits.BranchedUnits`).
+        """
         if self.width == 1.0:
             return self._whole
         narrow = self._sliced.suffix.get_submodule(_LEVEL)

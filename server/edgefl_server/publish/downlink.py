@@ -172,10 +172,14 @@ class Downlink:
             self._lines[name] = _PatchChain(record.oldest, refs, r, parts[name].regions)
 
     def received(self, weights: Mapping[str, Array], parts: Mapping[str, PublishedPart]) -> Arrays:
-        """Return ``weights`` by global name as devices receive them, with the rounding of the published ``parts``.
+        """Return the model as devices receive it: ``weights`` with the rounding of the published ``parts``.
 
-        With int8 the parts must be those of the last :meth:`publish`. If a unit and a payload overlap, the payload's
-        entries are written first, so the unit's value remains.
+        With int8 the parts must be those of the last :meth:`publish`. A part is a whole unit (stage of the model) or a
+        submodel's payload. Where both hold an entry, the unit's value counts.
+
+        Args:
+            weights: Model before rounding, by global name.
+            parts: Published parts, by the name under which they were published.
         """
         if self._spec.encoding == "float32":
             return dict(weights)

@@ -34,9 +34,16 @@ class ModelWorker:
         self._spec: RunSpec | None = None
 
     def answer(self, request: messages.WorkRequest, listener: EventListener) -> Answer:
-        """Return (result of the request, placeholders of objects in the result by their id()).
+        """Execute a request in this process.
 
-        ``listener`` receives the events of composing.
+        Args:
+            request: Request to compose the run (models, algorithms and bundles of all tiers), or to call one of its
+                functions.
+            listener: Receiver of the events that occur while the run is composed.
+
+        Returns:
+            (result, placeholders). Functions and bundles in the result cannot be pickled: ``placeholders`` maps the id() of
+            each to the name under which the caller refers to it.
 
         Raises:
             Exception: Any error of the run's functions.
