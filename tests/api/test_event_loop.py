@@ -31,9 +31,9 @@ asyncio.run(main())
 TRAINED = {
     'edgefl.compile("mlp", training=sgd).verify().ok': "True",
     'len(edgefl.simulate(federation, "simulated", workers=2).history)': "1",
-    'len(edgefl.run(federation, "run").history)': "1",
 }
 OTHERS = {
+    'len(edgefl.run(federation, "ran").history)': "1",
     'edgefl.compile("mlp", training=sgd).profile(repeat=1).tier': "strong",
     'len(edgefl.plan("mlp", kinds=["width"], gammas=[0.25, 1.0], processes=2).offers)': "2",
     'edgefl.check("mlp", engines=["onnx", "onnx"], processes=2).ok': "True",

@@ -111,6 +111,7 @@ def test_load_tells_its_numbers_when_it_is_stopped(mosquitto: BrokerProcess) -> 
 # -- the benchmark of a round's time, with real processes --------------------------------------------------
 
 
+@pytest.mark.slow
 def test_measure_times_rounds_of_devices_that_train_nothing() -> None:
     row = round_measure(devices=1, model="mlp", rounds=2, broker="amqtt")
 

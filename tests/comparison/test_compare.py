@@ -192,7 +192,7 @@ def renormed() -> nn.Module:
     return nn.Sequential(nn.Embedding(10, 4, max_norm=1.0), nn.Flatten(), nn.Linear(32, 3))
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("make", [Net, Frozen, Distilled, Vectorised, hooked, Logging, Filling, Warming])
 def test_compared_agrees(make: Callable[[], nn.Module]) -> None:
     spec = split(seeded(make), sample=SAMPLE, classes=3)
@@ -200,7 +200,7 @@ def test_compared_agrees(make: Callable[[], nn.Module]) -> None:
     assert compare(spec).units == spec.units
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,8 @@ from edgefl_server.coordinator.states import EVALUATION, MEASURING, EvaluationSc
 from edgefl_server.norm_statistics import NormFamilies
 from edgefl_server.norm_statistics import measured_statistics as statistics_of
 from edgefl_server.publish.model import group_by_unit
+from tests.pairs import FORMATS
+from tests.rings.rows import mostly_slow
 
 TIERS = {
     "half": {"kind": "width", "gamma": 0.5, "count": 2},
@@ -149,8 +152,12 @@ def moments_by_torch(module: nn.Module, x: torch.Tensor, batch: int) -> dict[str
     return sums
 
 
-@pytest.mark.parametrize("format", ["onnx", "executorch"])
-@pytest.mark.parametrize("tier", ["half", "few", "deep"])
+@pytest.mark.parametrize(
+    ("tier", "format"),
+    mostly_slow(
+        product(["half", "few", "deep"], FORMATS), [("half", "executorch"), ("few", "onnx"), ("deep", "onnx")]
+    ),
+)
 def test_a_device_measures_the_moments_of_its_submodel(tier: str, format: str) -> None:
     made, spec = federation("static"), federation_model(federation("static"), data())
     trained = tier_of(made, spec, tier)
@@ -360,8 +367,13 @@ WIDTHS = {
 }
 
 
-@pytest.mark.parametrize("bn", ["global", pytest.param("static", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("method", WIDTHS)
+@pytest.mark.parametrize(
+    ("method", "bn"),
+    mostly_slow(
+        product(WIDTHS, ["global", "static"]),
+        [("heterofl", "global"), ("fedrolex", "static"), ("fjord", "global")],
+    ),
+)
 def test_a_deployed_width_predicts_what_its_devices_evaluate(method: str, bn: str) -> None:
     tiers = {"half": {"kind": "width", "count": 1, "options": {"ratio": 0.5, **WIDTHS[method]}}}
     made = federation(bn, tiers=tiers)

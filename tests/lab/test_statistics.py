@@ -16,6 +16,7 @@ from edgefl.setup.data import open_data, partition
 from edgefl.wire.statistics import StatisticsRequest
 from edgefl_server.events import DataStatistics
 from tests.cli.runner import runner
+from tests.system.test_user_files import write_modules
 
 TABLES = {
     "federation": {"name": "lab-statistics"},
@@ -60,7 +61,9 @@ def test_an_owner_refuses_statistics_and_the_others_report(federation: Federatio
     assert not (lab.folder / "model.safetensors").exists()
 
 
-def test_the_command_asks_the_devices_of_a_file(tmp_path: Path) -> None:
+def test_the_command_asks_the_devices_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_modules(tmp_path)
+    monkeypatch.chdir(tmp_path)  # of the server and the devices, too
     file = tmp_path / "federation.toml"
     file.write_text(
         '[federation]\nname = "asked"\n[data]\nname = "digits"\ntrain_samples = 60\n[model]\nname = "mlp"\n'

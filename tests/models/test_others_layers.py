@@ -197,7 +197,7 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", MODULES)
 def test_a_module_trains_as_its_author_wrote_it(name: str) -> None:
     torch.manual_seed(0)
@@ -265,7 +265,7 @@ COMPUTED = {
 }
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("layer", [lambda: nn.Conv2d(2, 3, 3), lambda: nn.Conv2d(2, 3, (3, 1), bias=False)])
 @pytest.mark.parametrize("name", COMPUTED)
@@ -467,7 +467,7 @@ def trains_as_in_torch(module: nn.Module) -> None:
         torch.testing.assert_close(state[spec.global_names[name]], value, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.sample(5)
+@pytest.mark.sample(3)
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_trains_as_its_author_wrote_it(name: str) -> None:

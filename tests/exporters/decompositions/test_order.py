@@ -131,7 +131,7 @@ SELECTED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.sample(24)
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", MIXED)
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.float32])

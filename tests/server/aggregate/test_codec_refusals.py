@@ -185,7 +185,7 @@ def moved_by(form: Form, device: str, number: int = 1) -> Arrays:
     return {n: (WEIGHTS[n].astype(np.float64) + change[n]).astype(np.float32) for n in NAMES}
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("form", "answer", "reason", "text"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )

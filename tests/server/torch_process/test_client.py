@@ -188,6 +188,7 @@ def test_a_candidate_has_bundles_of_its_own(tmp_path: Path) -> None:
         assert made.there.evaluate(made.here.initial) == made.here.evaluate(made.here.initial)
 
 
+@pytest.mark.slow
 def test_a_torch_process_that_nobody_needs_ends() -> None:
     with TorchProcess(idle_s=0.05) as torch_process:
         pid = torch_process.pid
