@@ -22,6 +22,11 @@ from tests.wire.mqtt.events import wait_up
 
 
 @pytest.fixture
+def tmp_path(folder_in_memory: Path) -> Path:
+    return folder_in_memory
+
+
+@pytest.fixture
 def device(mosquitto: Mosquitto, federation: str, limits: Limits) -> Iterator[MakeDevice]:
     made: list[ScriptedDevice] = []
 
