@@ -1,4 +1,4 @@
-"""Names of all entries. Imports no torch, so that the command refuses a wrong name at once."""
+"""All entries, in the order of the papers' tables."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ from collections.abc import Mapping, Sequence
 
 from edgefl.errors import ConfigError
 from edgefl.wire.text import suggest
+from reproduce import embracingfl, fafed, fedbat, fiarse, per_fedavg
+from reproduce.entry import Entry
 
-ENTRIES_BY_PAPER: Mapping[str, Sequence[str]] = {
-    "embracingfl": ("heterogeneity", "scaling", "bn", "accounting", "svcca", "theory", "text", "device"),
-    "fedbat": ("main", "ablation", "one_bit", "theory"),
-    "per_fedavg": ("table1", "local_steps", "regime", "theory", "heterogeneity"),
-    "fiarse": ("sizes", "cifar10", "exploration", "ablation", "participation", "text"),
-    "fafed": ("counterexample", "table2", "preconditioner", "speedup", "text"),
+ENTRIES: Mapping[str, Entry] = {
+    entry.name: entry for paper in (embracingfl, fedbat, per_fedavg, fiarse, fafed) for entry in paper.ENTRIES
 }
-NAMES = tuple(f"{paper}/{entry}" for paper, entries in ENTRIES_BY_PAPER.items() for entry in entries)
 
 
-def expand(names: Sequence[str]) -> list[str]:
-    """Return the entries of ``names``, each once. The name of a paper selects all its entries.
+def selected(names: Sequence[str]) -> list[Entry]:
+    """Return the entries of ``names``, each once; a paper's name selects all its entries, ``all`` every one.
 
     Raises:
-        ConfigError: if there is neither an entry nor a paper of a name.
+        ConfigError: a name is neither an entry nor a paper.
     """
-    chosen: dict[str, None] = {}
+    chosen: dict[str, Entry] = {}
     for name in names:
-        found = [entry for entry in NAMES if name == entry or entry.startswith(f"{name.rstrip('/')}/")]
+        prefix = f"{name.rstrip('/')}/"
+        found = {
+            key: entry for key, entry in ENTRIES.items() if name in (key, "all") or key.startswith(prefix)
+        }
         if not found:
+            known = [*dict.fromkeys(key.partition("/")[0] for key in ENTRIES), *ENTRIES]
             raise ConfigError(
-                f"no reproduction {name!r}; there are: {', '.join(NAMES)}, or a paper for all of its own "
-                f"({', '.join(ENTRIES_BY_PAPER)}){suggest(name, [*ENTRIES_BY_PAPER, *NAMES])}",
+                f"expected a paper or an entry, found {name!r}; `python -m reproduce` lists them{suggest(name, known)}",
                 name=name,
             )
-        chosen.update(dict.fromkeys(found))
-    return list(chosen)
+        chosen |= found
+    return list(chosen.values())

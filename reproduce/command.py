@@ -1,128 +1,118 @@
-"""``python -m reproduce``: results of the papers, run again."""
+"""``python -m reproduce``: tables and figures of the papers, run again."""
 
 from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from edgefl.cli.options import writable_folder
 from edgefl.cli.output import console, errors, print_json, print_table
-from reproduce.catalog import NAMES, expand
-from reproduce.entry import checked_scale
+from edgefl.errors import ConfigError
+from edgefl.system.files import write_text
 
 if TYPE_CHECKING:
-    from reproduce.campaign import TaskEvent
-    from reproduce.record import Summary
+    from reproduce.runs import TaskEvent
+
+PUBLISHED = Path(__file__).resolve().parents[1] / "docs" / "results"
 
 
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="like fafed/counterexample, or a paper")
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="like fafed/table2, a paper, or all")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="all entries")] = False,
-    scale: Annotated[str, typer.Option(help="smoke, cpu or paper")] = "smoke",
-    seeds: Annotated[int, typer.Option(min=0, help="seeds of each arm; 0: as many as the entry says")] = 0,
+    scale: Annotated[Literal["smoke", "cpu", "paper"], typer.Option(help="size of the runs")] = "smoke",
+    seeds: Annotated[str, typer.Option(help="seeds, like 3,4,5; default: those of the entry")] = "",
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(help="only this arm, or arms whose name contains this text; repeatable"),
+    ] = None,
     out: Annotated[
-        Path, typer.Option(callback=writable_folder, help="folder for tables, pictures and runs")
+        Path, typer.Option(callback=writable_folder, help="folder for records, pages and pictures")
     ] = Path("reproductions"),
     jobs: Annotated[int, typer.Option(min=0, help="runs at a time; 0: one for each processor")] = 0,
-    fresh: Annotated[bool, typer.Option("--fresh", help="run again what is finished")] = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="exit code 1 where any claim does not hold")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="one JSON array, a summary for each entry")] = False,
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="where federations train")] = "cpu",
+    minutes: Annotated[
+        float, typer.Option(min=0, help="stop after this time, and resume next time; 0: never")
+    ] = 0,
+    pages: Annotated[bool, typer.Option("--pages", help="run nothing, write pages of the records")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="one JSON array, an object for each entry")] = False,
 ) -> None:
-    """Run results of the papers again: a table with the paper's numbers beside ours, pictures, and which claims held.
+    """Run tables and figures of the papers again, and compare them with the paper's numbers and with published runs.
 
-    Scales: `smoke` ends every run after a few rounds, as a smoke test; `cpu` fits two cores and an evening; `paper` is
-    what the paper ran. Finished runs are kept: the same command resumes what was stopped. Without a name, list the entries.
+    Scales: `smoke` runs everything for a few rounds, as a test; `cpu` is a reduced experiment on two cores; `paper` is the
+    paper's own size. Finished runs are kept, and the same command resumes stopped ones. Without a name, list the entries.
 
-    The exit code is 1 where a claim that has to hold at every scale (an exact number, a theorem) does not; with --strict
-    where any claim does not.
+    The exit code is 1 if an exact check (an accounted number, a theorem) fails.
 
     Examples:
 
-      python -m reproduce
+      python -m reproduce fafed/theorem1 --scale cpu
 
-      python -m reproduce fafed/counterexample --scale cpu
+      python -m reproduce fiarse/table1 --scale cpu --arm HeteroFL --seeds 7,8
 
-      python -m reproduce fedbat --scale cpu --seeds 3 --out results      (all entries of a paper)
-
-      python -m reproduce --all --scale smoke
+      python -m reproduce per_fedavg/table1 --scale paper --minutes 100
     """
+    from reproduce.catalog import ENTRIES, selected
+    from reproduce.pages import FAILS, OVERVIEW, compare, overview, write_page
+    from reproduce.runs import run_entries
 
-    if not names and not everything:
-        _list(as_json)
+    if not names:
+        rows: list[dict[str, object]] = [
+            {"name": each.name, "title": each.title} for each in ENTRIES.values()
+        ]
+        print_json(rows) if as_json else print_table("reproductions", rows)
         return
-    # Both are checked before torch is imported, which takes seconds.
-    known_scale = checked_scale(scale)
-    chosen = expand(NAMES if everything else names or [])
-    from reproduce.campaign import reproduce as run_again
-
-    watch = _Watch()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with watch:
-            found = run_again(
-                chosen, out, scale=known_scale, seeds=seeds, jobs=jobs, fresh=fresh, tell=watch.tell
-            )
-    except KeyboardInterrupt:
-        errors.print("stopped; the same command goes on where it was")
-        raise typer.Exit(130) from None
-    conclude(found, out, strict=strict, as_json=as_json)
-
-
-def _list(as_json: bool) -> None:
-    from reproduce.campaign import ENTRIES
-
-    rows: list[dict[str, object]] = [{"name": each.name, "what": each.what} for each in ENTRIES.values()]
-    print_json(rows) if as_json else print_table("reproductions", rows)
-
-
-def conclude(found: list[Summary], out: Path, *, strict: bool, as_json: bool) -> None:
-    """Says it all; typer.Exit(1) where something is not as it has to be."""
+    chosen = selected(names)
+    ended = True
+    if not pages:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            with _Progress() as progress:
+                ended = run_entries(
+                    chosen, out, scale=scale, seeds=_numbers(seeds), arms=arm or (), jobs=jobs, device=device,
+                    minutes=minutes, tell=progress.tell,
+                )  # fmt: skip
+        except KeyboardInterrupt:
+            errors.print("stopped; the same command resumes the runs")
+            raise typer.Exit(130) from None
+    if not ended:
+        errors.print(f"stopped after {minutes:g} minutes; the same command resumes the runs")
+    found = [write_page(entry, out) for entry in chosen]
+    write_text(out / OVERVIEW, overview(list(ENTRIES.values()), out))
+    answers = []
+    for each in found:
+        compared = [] if out.resolve() == PUBLISHED else compare(each.entry, each.records, PUBLISHED)
+        answers.append({**each.plain(), "compared": compared})
+        if not as_json:
+            console.print(f"{each.entry.name}: {each.summary(each.answers)}; {out / each.entry.name}.md")
+            if compared:
+                print_table("beside the published runs (95 % prediction intervals)", compared)
     if as_json:
-        print_json(found)
-    else:
-        for summary in found:
-            _show(summary, out)
-    failed = [
-        claim for summary in found for claim in summary.claims if not claim.held and (strict or claim.exact)
-    ]
-    if failed:
+        print_json(answers)
+    if any(state == FAILS for each in found for *_, state in each.checks()):
         raise typer.Exit(1)
 
 
-def _show(summary: Summary, out: Path) -> None:
-    rows: list[dict[str, object]] = [
-        {
-            "claim": f"{each.rank}: {each.text}",
-            "paper": each.paper or "-",
-            "ours": each.ours,
-            "held": each.held,
-        }
-        for each in summary.claims
-    ]
-    if rows:
-        print_table(summary.entry, rows)
-    place = out / summary.entry / "README.md"
-    console.print(f"{summary.entry}: {place}")
+def _numbers(text: str) -> list[int] | None:
+    words = [word.strip() for word in text.split(",")] if text else []
+    if not all(word.isdecimal() for word in words):
+        raise ConfigError(f"expected seeds like 3,4,5, found {text!r}", seeds=text)
+    return list(dict.fromkeys(map(int, words))) or None
 
 
-class _Watch:
-    """A bar over all runs, and what the last one to speak does."""
+class _Progress:
+    """Progress bar over all runs, and the latest message of any run."""
 
     def __init__(self) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
         self._bar = Progress(*columns, console=errors)
-        self._total = 0
 
-    def __enter__(self) -> _Watch:
+    def __enter__(self) -> _Progress:
         self._bar.__enter__()
         self._task = self._bar.add_task("", total=None)
         return self
@@ -130,11 +120,11 @@ class _Watch:
     def __exit__(self, *raised: object) -> None:
         self._bar.__exit__(*raised)  # type: ignore[arg-type]
 
-    def tell(self, told: TaskEvent) -> None:
-        about = f"{told.task.entry}, {told.task.arm}, seed {told.task.seed}"
-        total = told.of or None
-        if told.record is None:
-            self._bar.update(self._task, total=total, description=f"{about}: {told.text}")
+    def tell(self, event: TaskEvent) -> None:
+        """Show an event."""
+        about = f"{event.task.entry}, {event.task.arm}, seed {event.task.seed}"
+        if event.record is None:
+            self._bar.update(self._task, total=event.of, description=f"{about}: {event.text}")
         else:
-            done = "was there" if told.kept else f"{told.record.seconds:.0f} s"
-            self._bar.update(self._task, total=total, advance=1, description=f"{about}: {done}")
+            done = f"{event.record.cpu_seconds:.0f} s of processor time"
+            self._bar.update(self._task, total=event.of, advance=1, description=f"{about}: {done}")

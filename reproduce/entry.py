@@ -1,14 +1,13 @@
-"""Reproducible result of a paper: the arms to compare, the published numbers, and the claims.
+"""A table or figure of a paper as data: the arms to run, the cells to show, and the claims to judge.
 
 ::
 
     ENTRY = Entry(
-        name="fedbat/main",
-        what="FedBAT, Table 1: one bit for each parameter against its baselines",
-        arms=arms,                          # scale -> arms
-        columns=(Column("accuracy", "test accuracy", SHARE),),
-        published={"fedbat": {"accuracy": 0.8896}},
-        claims=(Claim("H1", "FedBAT is ahead of SignSGD", "+8.5 points", above("fedbat", "signsgd", "accuracy")),),
+        name="fedbat/table2",
+        title="Table 2: learned step sizes",
+        arms=arms,                                                  # scale -> arms
+        grids=(grid("rho", ["accuracy"], {"0": [87.9], "6": [89.0]}, lambda rho, _: (f"rho={rho}", "accuracy")),),
+        claims=(Claim("learned step sizes are better", lead("rho=6", "rho=0", "accuracy"), paper="+1.1"),),
     )
 """
 
@@ -17,89 +16,85 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+import numpy as np
 
 from edgefl.errors import ConfigError
-from edgefl.wire.text import suggest
-from reproduce.results import Judge, Results
+from edgefl.wire.tensors import Array
 
 if TYPE_CHECKING:
     from edgefl.api.simulate import Simulation
 
 Scale = Literal["smoke", "cpu", "paper"]
-"""``smoke``: every run and every picture in seconds, numbers that mean nothing. ``cpu``: two cores, an evening.
-``paper``: what the paper ran."""
-
 SCALES: tuple[Scale, ...] = ("smoke", "cpu", "paper")
+"""``smoke``: everything runs for a few rounds, and numbers mean nothing. ``cpu``: a reduced experiment on two cores in which
+every baseline learns. ``paper``: the paper's own size."""
+SEEDS: Mapping[Scale, int] = {"smoke": 2, "cpu": 5, "paper": 3}
+"""Seeds of an entry at each scale, and the fewest that decide a claim."""
+
+Points = Sequence[tuple[float, float]]
+Settings = Mapping[str, Any]
 
 
-def checked_scale(name: str) -> Scale:
-    """Return the scale called ``name``. ConfigError if there is none."""
-    for scale in SCALES:
-        if scale == name:
-            return scale
-    raise ConfigError(f"no scale {name!r}; there are: {', '.join(SCALES)}{suggest(name, SCALES)}", scale=name)
+DIVERGED = "diverged"
+"""Only figure of a run whose training diverged."""
 
 
-Progress = Callable[[str], None]
-Points = list[tuple[float, float]]
-Settings = Mapping[str, object]
-"""Of a federation, by dotted key."""
-
-Confidence = Literal["", "low", "medium-low", "medium", "medium-high", "high"]
-"""How sure the specification is that a claim shows at a small scale; "" where it does not say."""
+class NotRunError(ConfigError):
+    """A claim or cell needs an arm or figure that no record has."""
 
 
 class Measurements(msgspec.Struct, frozen=True):
-    """Results of one run: numbers by name, lines (x, y) by name, and pictures (SVG text) by file name."""
+    """Results of one run: numbers by name, and curves of points (x, y) by name."""
 
     figures: dict[str, float]
-    lines: dict[str, Points] = {}
-    pictures: dict[str, str] = {}
+    lines: dict[str, list[tuple[float, float]]] = {}
 
 
 @dataclass(frozen=True)
 class ArmRun:
-    """One run of an arm: its seed and scale, a folder of its own, and whom to tell what is done."""
+    """One run of a computed arm: its seed and scale, a folder for its files, and a function that reports progress."""
 
     seed: int
     scale: Scale
     folder: Path
-    progress: Progress
+    progress: Callable[[str], None]
 
 
 def curves(simulation: Simulation) -> Measurements:
-    """Figures ``accuracy`` (mean of the last tenth of the rounds), ``final``, ``best``, ``train_loss`` (of the last tenth)
-    and ``up_mb`` (of all rounds); lines ``accuracy``, ``loss`` and ``train_loss`` by round."""
+    """Return a simulation's accuracy and losses by round, and as figures their means over the last tenth of the rounds.
+
+    Figures: ``accuracy``, ``best`` (shares), ``train_loss``, and ``up_mb`` (megabytes that all devices sent).
+    """
     rows = simulation.history
-    lines: dict[str, Points] = {
-        name: [(float(row.round), value) for row in rows if (value := getattr(row, name)) is not None]
+    lines = {
+        name: [(float(row.round), float(value)) for row in rows if (value := getattr(row, name)) is not None]
         for name in ("accuracy", "loss", "train_loss")
     }
-    accuracies = [value for _, value in lines["accuracy"]]
-    figures = {"up_mb": sum(row.up_bytes for row in rows) / 1e6}
-    if accuracies:
-        figures |= {
-            "accuracy": _of_last(accuracies),
-            "final": accuracies[-1],
-            "best": max(accuracies),
-        }
-    if lines["train_loss"]:
-        figures["train_loss"] = _of_last([value for _, value in lines["train_loss"]])
-    return Measurements(figures, {name: line for name, line in lines.items() if line})
+    figures = {name: tail(lines[name]) for name in ("accuracy", "train_loss") if lines[name]}
+    if lines["accuracy"]:
+        figures["best"] = max(value for _, value in lines["accuracy"])
+    return Measurements(
+        figures | {"up_mb": sum(row.up_bytes for row in rows) / 1e6}, {k: v for k, v in lines.items() if v}
+    )
 
 
-def _of_last(values: Sequence[float]) -> float:
-    last = values[-max(1, len(values) // 10) :]
-    return sum(last) / len(last)
+def tail(line: Points, share: float = 0.1) -> float:
+    """Return the mean of the last ``share`` of a curve's values, at least one."""
+    return float(np.mean([y for _, y in line][-max(1, int(len(line) * share)) :]))
 
 
 @dataclass(frozen=True)
 class Federated:
-    """An arm that is a federation: ``settings`` by dotted key, to which the run's seed is added, simulated as `edgefl
-    simulate` does; ``measure`` reads what it left."""
+    """Arm that is a simulated federation.
+
+    Attributes:
+        name: name of the arm within its entry.
+        settings: the federation's settings by dotted key, without the seed.
+        measure: function that reads figures and curves from the finished simulation.
+    """
 
     name: str
     settings: Settings
@@ -108,7 +103,7 @@ class Federated:
 
 @dataclass(frozen=True)
 class Computed:
-    """An arm that is no federation. ``settings``: what decides its numbers beside the seed."""
+    """Arm that is no federation. ``settings``: everything beside seed and scale that decides its numbers."""
 
     name: str
     compute: Callable[[ArmRun], Measurements]
@@ -119,72 +114,251 @@ Arm = Federated | Computed
 
 
 @dataclass(frozen=True)
-class Column:
-    """A figure as the table shows it: times ``scale``, with ``digits`` behind the point."""
+class Results:
+    """Measurements of an entry's runs by arm and seed. Runs of one seed share partition and initial weights."""
 
-    figure: str
-    title: str
-    scale: float = 1.0
-    digits: int = 3
+    runs: Mapping[str, Mapping[int, Measurements]]
+
+    def of(self, arm: str, figure: str, seeds: Sequence[int] | None = None) -> Array:
+        """Return a figure of an arm, float64 (seeds,), in the order of ``seeds`` (all that the arm has, sorted).
+
+        Raises:
+            NotRunError: the arm has no run, or a run has no such figure.
+        """
+        runs = self.runs.get(arm, {})
+        chosen = sorted(runs) if seeds is None else seeds
+        if not chosen or any(figure not in runs[seed].figures for seed in chosen):
+            raise NotRunError(
+                f"expected {figure!r} of arm {arm!r}, found no run with it", arm=arm, figure=figure
+            )
+        return np.array([runs[seed].figures[figure] for seed in chosen], np.float64)
+
+    def diverged(self, arm: str) -> bool:
+        """Return whether training diverged for a seed of an arm."""
+        return any(DIVERGED in run.figures for run in self.runs.get(arm, {}).values())
+
+    def common_seeds(self, *arms: str) -> list[int]:
+        """Return the sorted seeds that all ``arms`` were run for."""
+        return sorted(set.intersection(*(set(self.runs.get(arm, {})) for arm in arms)))
+
+    def line(self, arm: str, name: str) -> list[tuple[float, float]]:
+        """Return the mean over the seeds of an arm's curve, at every x that all seeds have; [] without a run."""
+        found = [dict(run.lines[name]) for run in self.runs.get(arm, {}).values() if name in run.lines]
+        shared = set.intersection(*map(set, found)) if found else set()
+        return [(x, float(np.mean([line[x] for line in found]))) for x in sorted(shared)]
 
 
-def percent(figure: str, title: str) -> Column:
-    """A share, shown in percent."""
-    return Column(figure, title, 100.0, 2)
+Contrast = Callable[[Results], Array]
+"""Function that returns a number for each seed: float64 (seeds,). A claim is about its mean over all seeds."""
 
 
-def shares(columns: Sequence[str], table: Mapping[str, Sequence[float]]) -> Mapping[str, Mapping[str, float]]:
-    """Return the rows of a paper's ``table`` in percent as :attr:`Entry.published`, shares by arm and column."""
-    return {
-        arm: {figure: value / 100 for figure, value in zip(columns, values, strict=True)}
-        for arm, values in table.items()
-    }
+def lead(better: str, worse: str, figure: str, *, other_figure: str = "") -> Contrast:
+    """Return the contrast "``better`` minus ``worse``" of a figure, seed by seed."""
+
+    def differences(results: Results) -> Array:
+        seeds = results.common_seeds(better, worse)
+        difference: Array = results.of(better, figure, seeds) - results.of(
+            worse, other_figure or figure, seeds
+        )
+        return difference
+
+    return differences
+
+
+def lowest(arm: str, other: str, figure: str) -> Contrast:
+    """Return the contrast by how much the figure of ``arm`` is below that of ``other``."""
+    return lead(other, arm, figure)
+
+
+def larger_lead(one: tuple[str, str], other: tuple[str, str], figure: str) -> Contrast:
+    """Return the contrast between the leads of two pairs (better, worse) of arms."""
+
+    def differences(results: Results) -> Array:
+        seeds = results.common_seeds(*one, *other)
+        ahead, there = (results.of(a, figure, seeds) - results.of(b, figure, seeds) for a, b in (one, other))
+        difference: Array = ahead - there
+        return difference
+
+    return differences
 
 
 @dataclass(frozen=True)
 class Claim:
-    """Statement of the paper (or of the specification, for a small scale) about the results.
+    """Statement of a paper about its numbers, which runs can contradict.
 
-    ``rank``: as the specification numbers it; ``paper``: what was found there; ``confidence``: the specification's, that it
-    shows at a small scale. ``doubt``: the likely reason where it does not hold. ``exact``: it has to hold at every scale,
-    and the command fails where it does not.
+    Attributes:
+        text: the statement.
+        contrasts: one contrast, or several that must all hold.
+        paper: the paper's numbers for them, as text.
+        least: superiority: each contrast's mean is above it.
+        margin: equivalence, in place of superiority: each contrast's mean lies within plus and minus ``margin``.
+        unit: factor for printing, 100 for shares in points.
+        digits: digits behind the point.
     """
 
-    rank: str
     text: str
-    paper: str
-    judge: Judge
-    confidence: Confidence = ""
-    doubt: str = ""
-    exact: bool = False
+    contrasts: Contrast | Sequence[Contrast]
+    paper: str = ""
+    least: float = 0.0
+    margin: float | None = None
+    unit: float = 100.0
+    digits: int = 2
+
+    @property
+    def parts(self) -> Sequence[Contrast]:
+        """All contrasts."""
+        return (self.contrasts,) if callable(self.contrasts) else self.contrasts
+
+
+@dataclass(frozen=True)
+class Check:
+    """Exact statement: a theorem, or numbers that are accounted. ``test`` returns whether it holds, and the findings."""
+
+    text: str
+    test: Callable[[Results], tuple[bool, str]]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Cell of a table: a figure of an arm, in print times ``unit``.
+
+    ``paper``: the paper's number, as printed there. ``value``: function that returns the numbers of a cell that one figure
+    cannot give, such as rounds to the target that another arm sets.
+    """
+
+    arm: str
+    figure: str
+    paper: float | None = None
+    unit: float = 1.0
+    digits: int = 2
+    value: Contrast | None = None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table as in the paper: a row of cells by its heading; None leaves a cell empty."""
+
+    corner: str
+    columns: Sequence[str]
+    rows: Mapping[str, Sequence[Cell | None]]
+    title: str = ""
+
+
+def grid(
+    corner: str,
+    columns: Sequence[str],
+    paper: Mapping[str, Sequence[float | None]],
+    source: Callable[[str, str], tuple[str, str] | None],
+    *,
+    unit: float = 100.0,
+    digits: int = 2,
+    title: str = "",
+) -> Grid:
+    """Return a table of which all cells are of one kind.
+
+    Args:
+        corner: heading of the first column.
+        columns: headings of the others.
+        paper: the paper's numbers by row, one for each column, as printed; None where it has none.
+        source: function that returns (arm, figure) for a row and a column, or None for an empty cell.
+        unit: factor for printing our figures, 100 for shares in percent.
+        digits: digits behind the point.
+        title: heading of the table.
+    """
+
+    def cell(row: str, column: str, number: float | None) -> Cell | None:
+        found = source(row, column)
+        return None if found is None else Cell(*found, number, unit, digits)
+
+    rows = {
+        row: [cell(row, column, number) for column, number in zip(columns, numbers, strict=True)]
+        for row, numbers in paper.items()
+    }
+    return Grid(corner, columns, rows, title)
+
+
+def note_of(doc: str | None) -> str:
+    """Return the paragraphs behind the first one of a module's docstring, as the note of its entries."""
+    return " ".join((doc or "").partition("\n\n")[2].split())
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture: the line ``line`` of each of ``arms`` (all, where there are none), mean over the seeds."""
+    """A figure of the paper: the curve ``line`` of each of ``arms`` (all without any), as a mean over the seeds.
+
+    ``over`` draws it over the values of another curve, such as megabytes, in place of its own x. ``lines``: several curves
+    of the first of ``arms`` instead.
+    """
 
     file: str
     title: str
     line: str
     x: str = "round"
     y: str = ""
-    arms: tuple[str, ...] = ()
+    arms: Sequence[str] = ()
     log_y: bool = False
+    over: str = ""
+    lines: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Setting that a pilot chooses on validation data: the best of ``candidates``, arms by the value that they try."""
+
+    name: str
+    candidates: Mapping[str, str]
+    figure: str = "accuracy"
+    lowest: bool = False
+
+    def of(self, results: Results) -> str:
+        """Return the value whose arm has the best mean; one that diverged is not chosen.
+
+        Raises:
+            NotRunError: a candidate was not run.
+        """
+        means = {
+            value: float(results.of(arm, self.figure).mean())
+            for value, arm in self.candidates.items()
+            if not results.diverged(arm)
+        }
+        return (min if self.lowest else max)(means, key=lambda value: means[value])
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A result of a paper. ``arms`` by scale; ``published`` numbers by arm and figure, in the unit of the figure; ``drawn``
-    makes pictures (SVG text by file name) of the results, beside ``charts``. ``note``: how it was made, and how that differs
-    from the paper."""
+    """A table, a figure or a pilot.
+
+    Attributes:
+        name: paper/table, such as ``fafed/table2``.
+        title: what the paper shows there.
+        arms: function that returns the arms of a scale; an empty list where nothing is run.
+        grids: the paper's tables.
+        claims: statements about differences.
+        checks: exact statements, judged for each seed.
+        charts: the paper's figures.
+        choices: settings that this pilot chooses.
+        note: how the runs differ from the paper's, in a few sentences.
+        needs: data and hours that an entry without runs would need.
+        other_data: the data are not the paper's, so that only differences are judged.
+        seeds: number of seeds by scale.
+        shares: name of the entry whose runs this one shows, such as a figure those of a table; it has the same arms.
+    """
 
     name: str
-    what: str
-    arms: Callable[[Scale], Sequence[Arm]]
-    columns: tuple[Column, ...]
-    claims: tuple[Claim, ...]
-    published: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    charts: tuple[Chart, ...] = ()
-    drawn: Callable[[Results], Mapping[str, str]] | None = None
+    title: str
+    arms: Callable[[Scale], Sequence[Arm]] = lambda _: ()
+    grids: Sequence[Grid] = ()
+    claims: Sequence[Claim] = ()
+    checks: Sequence[Check] = ()
+    charts: Sequence[Chart] = ()
+    choices: Sequence[Choice] = ()
     note: str = ""
-    seeds: Mapping[Scale, int] = field(default_factory=lambda: {"smoke": 1, "cpu": 3, "paper": 5})
+    needs: str = ""
+    other_data: str = ""
+    seeds: Mapping[Scale, int] = field(default_factory=lambda: SEEDS)
+    shares: str = ""
+
+    @property
+    def runs(self) -> str:
+        """Name of the entry that has the runs."""
+        return self.shares or self.name

@@ -1,10 +1,10 @@
-"""FAFED: momentum, variance reduction and one adaptive step size for all clients (fafed.md)."""
+"""FAFED (Wu, Huang, Hu, Huang 2023)."""
 
 from __future__ import annotations
 
 from reproduce.entry import Entry
-from reproduce.fafed import counterexample, preconditioner, speedup, table2, text
+from reproduce.fafed import figure1, pilot, table2, theorems
 
-ENTRIES: tuple[Entry, ...] = tuple(
-    module.ENTRY for module in (counterexample, table2, preconditioner, speedup, text)
-)
+ENTRIES: tuple[Entry, ...] = (
+    theorems.THEOREM_1, theorems.TABLE_1, table2.TABLE, *table2.FIGURES, figure1.ENTRY, pilot.ENTRY
+)  # fmt: skip

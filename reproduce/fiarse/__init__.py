@@ -1,11 +1,8 @@
-"""FIARSE: submodels by the importance of parameters (fiarse.md)."""
-
 from __future__ import annotations
 
 from reproduce.entry import Entry
-from reproduce.fiarse import ablation, exploration, sizes, text
+from reproduce.fiarse.figures import FIGURES
+from reproduce.fiarse.pilot import ENTRY
+from reproduce.fiarse.tables import TABLES
 
-ENTRIES: tuple[Entry, ...] = (
-    *(sizes.ENTRY, sizes.CIFAR10_ENTRY, exploration.ENTRY, ablation.ENTRY),
-    *(ablation.PARTICIPATION_ENTRY, text.ENTRY),
-)
+ENTRIES: tuple[Entry, ...] = (ENTRY, *TABLES, *FIGURES)

@@ -1,164 +1,127 @@
-"""The federations of FIARSE's experiments: one data set, model and spread of clients, and what each method changes."""
+"""Federations of FIARSE's experiments: sizes, data and model of each table, and what each method changes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
 
-from reproduce.entry import Scale, Settings
+from edgefl.submodels.importance.thresholds import FIVE_SIZES, FOUR_SIZES
+from reproduce.entry import Federated, Scale
+from reproduce.fiarse.measures import accuracies
 
 Options = Mapping[str, Any]
-EARLY_EXITS = "edgefl.models.exits:early_exits"
-SMALL_RESNET = "reproduce.fiarse.model:small_resnet"
+TEXTS = ", AGNews"
+"""End of the name of a method on texts."""
+_SGD: Options = {"algorithm.name": "sgd", "algorithm.masked_loss": True}
+_TCBGD: Options = {"algorithm.name": "tcbgd"}
+_GREEDY: Options = {**_TCBGD, "algorithm.bias": False, "algorithm.remask": False}
+_ADAMW: Options = {"algorithm.name": "adamw", "algorithm.beta1": 0.9, "algorithm.beta2": 0.95}
+METHODS: Mapping[str, tuple[str, Options, Options]] = {
+    "HeteroFL": ("width", {"scaler": True}, _SGD),
+    "FedRolex": ("width", {"scaler": True, "rolling": True}, _SGD),
+    "ScaleFL": ("early_exit", {}, {"algorithm.name": "multi_exit"}),
+    "FjORD": ("width", {"ordered": True}, {"algorithm.name": "sgd"}),
+    "FIARSE": ("importance", {}, _TCBGD),
+    "Pruning-greedy": ("importance", {}, _GREEDY),
+    "FIARSE (layerwise)": ("importance", {"strategy": "layer"}, _TCBGD),
+    "HeteroFL, AGNews": ("width", {}, _ADAMW),
+    "FedRolex, AGNews": ("width", {"rolling": True}, _ADAMW),
+    "FIARSE, AGNews": ("importance", {"strategy": "shard"}, {**_TCBGD, "algorithm.adamw": True}),
+}
+"""Kind of submodel, its options, settings of the algorithm. On texts FIARSE ranks embedding, blocks and head apart."""
+CHOSEN: Mapping[str, tuple[float, float]] = {
+    "HeteroFL": (0.1, 0.0),
+    "FedRolex": (0.1, 0.0),
+    "ScaleFL": (0.1, 0.0),
+    "FjORD": (0.1, 0.0),
+    "FIARSE": (0.1, 0.0),
+    "HeteroFL, AGNews": (0.01, 0.0),
+    "FedRolex, AGNews": (0.003, 1.0),
+    "FIARSE, AGNews": (0.003, 0.0),
+    "Pruning-greedy": (0.1, 0.0),
+    "FIARSE (layerwise)": (0.1, 0.0),
+}
+"""Learning rate and momentum that ``fiarse/pilot`` chooses, on texts the rate and 1 with HeteroFL's scaler.
+
+The ablations take FIARSE's."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What all arms of an experiment have alike. ``sizes``: with ``clients`` of each; ``per_round`` of all take part."""
+    """Settings that all methods of a table share.
+
+    Attributes:
+        sizes: Shares of the parameters that submodels hold, ascending.
+        clients: Number of clients of each size.
+        per_round: Participants of a round.
+        shared: Other settings, by dotted key.
+        exits: ScaleFL's exit of each size, from 1 to the head. A submodel is as wide as its size allows.
+    """
 
     sizes: tuple[float, ...]
     clients: int
     per_round: int
-    rounds: int
-    steps: int
-    lr: float = 0.1
-    keep_every: int = 0
-    model: Options = field(default_factory=dict)
-    data: Options = field(default_factory=dict)
-    batch: int = 20
-
-    def settings(self, tiers: Mapping[str, Options], **keys: Any) -> Settings:
-        """A federation of these tiers; ``keys`` are dotted ones with ``__`` in place of the dot."""
-        count = self.clients * len(self.sizes)
-        return {
-            **{f"model.{name}": value for name, value in self.model.items()},
-            **{f"data.{name}": value for name, value in self.data.items()},
-            "federation.rounds": self.rounds,
-            "round.fraction": self.per_round / count,
-            "round.evaluate_every": 0,
-            "simulation.keep_every": self.keep_every,
-            "algorithm.batch": self.batch,
-            "algorithm.steps": self.steps,
-            "algorithm.lr": self.lr,
-            "algorithm.weight_decay": 0.0,
-            **{name.replace("__", "."): value for name, value in keys.items()},
-            "tiers": tiers,
-        }
-
-    def tiers(self, kind: str, options: Options | None = None, *each: Options) -> dict[str, Options]:
-        """A tier of ``kind`` for every size, the smallest first; ``each``: options of one tier alone."""
-        own = each or ({},) * len(self.sizes)
-        return {
-            f"size{number}": {
-                "kind": kind,
-                "gamma": gamma,
-                "count": self.clients,
-                "devices": [f"size{number}-*"],
-                "options": {**(options or {}), **special},
-            }
-            for number, (gamma, special) in enumerate(zip(self.sizes, own, strict=True))
-        }
+    shared: Options
+    exits: tuple[int, ...] = ()
 
 
-def fiarse(setup: Setup, options: Options | None = None, **keys: Any) -> Settings:
-    """Importance submodels, trained with TCB-GD."""
-    tiers = setup.tiers("importance", options)
-    return setup.settings(tiers, **{"algorithm__name": "tcbgd", "algorithm__momentum": 0.0, **keys})
+def arm(method: str, setup: Setup, end: str = "", chosen: tuple[float, float] | None = None) -> Federated:
+    """Return the arm of a method, named after it and ``end``, with the learning rate and momentum that were chosen."""
+    kind, options, algorithm = METHODS[method]
+    lr, momentum = chosen or CHOSEN[method]
+    fraction = setup.per_round / (setup.clients * len(setup.sizes))
+    settings = {**setup.shared, **algorithm, "algorithm.lr": lr, "round.fraction": fraction}
+    tiers = settings["tiers"] = {}
+    if not method.endswith(TEXTS):
+        settings["algorithm.momentum"] = momentum
+    elif kind == "width":
+        options = {**options, "scaler": momentum == 1.0}
+    if kind == "early_exit":
+        settings["model.options"] = {**settings["model.options"], "base": settings["model.name"]}
+        settings["model.name"] = "edgefl.models.exits:early_exits"
+    for at, gamma in enumerate(setup.sizes):
+        own = {**options, "exit": setup.exits[at]} if kind == "early_exit" else dict(options)
+        if "ordered" in options:
+            own["widths"] = [sqrt(each) for each in setup.sizes]
+        tier = {"kind": kind, "gamma": gamma, "count": setup.clients, "devices": [f"size{at}-*"]}
+        tiers[f"size{at}"] = {**tier, "options": own}
+    return Federated(method + end, settings, accuracies)
 
 
-def structured(setup: Setup) -> Settings:
-    """The same by whole channels (fiarse.md 8.3, R5)."""
-    return setup.settings(
-        setup.tiers("importance_structured"), algorithm__name="tcbgd", algorithm__momentum=0.0
-    )
+def _scales(cpu: Setup, paper: Setup | None = None, rounds: int = 2) -> dict[Scale, Setup]:
+    tiny = {"federation.rounds": rounds, "algorithm.steps": 2, "simulation.keep_every": 1}
+    tiny |= {"data.train_samples": 600, "data.test_samples": 100}
+    smoke = replace(cpu, clients=2, per_round=3, shared={**cpu.shared, **tiny})
+    return {"smoke": smoke, "cpu": cpu, **({"paper": paper} if paper else {})}
 
 
-def heterofl(setup: Setup) -> Settings:
-    """The first channels, HeteroFL's scaler and its loss over the classes that a client has."""
-    return _width(setup, {"scaler": True}, algorithm__masked_loss=True)
+def _shared(rounds: int, steps: int, keep_every: int, model: str, options: Options, **data: Any) -> Options:
+    return {
+        **{"federation.rounds": rounds, "round.evaluate_every": 0, "simulation.keep_every": keep_every},
+        **{"algorithm.steps": steps, "algorithm.batch": 20, "algorithm.weight_decay": 0.0},
+        **{"model.name": model, "model.options": options},
+        **{f"data.{name}": value for name, value in data.items()},
+    }
 
 
-def fedrolex(setup: Setup) -> Settings:
-    """A window of channels that moves on by one in each round."""
-    return _width(setup, {"rolling": True})
+_SIZES, _STATIC = (1 / 16, 1 / 4, 1.0), {"bn": "static", "initial": "torch"}
+_FEW = {"train_samples": 12_000, "test_samples": 2_000}
+_FASHION = {"name": "fashion_mnist", "partition": "dirichlet_clients", "alpha": 0.3, **_FEW}
+_CIFAR10 = {"name": "cifar10_jpeg", "partition": "dirichlet_clients", "alpha": 0.3, "test_samples": 0}
+_NEWS = {"name": "ag_news", "partition": "dirichlet", "alpha": 1.0, "length": 32, "vocabulary": 1_024, **_FEW}
+_RESNET8 = _shared(50, 25, 1, "reproduce.fiarse.model:small_resnet", _STATIC, **_FASHION)
+_RESNET18 = _shared(800, 125, 10, "resnet18", _STATIC, **_CIFAR10)
+_MLP = _shared(300, 25, 1, "mlp", {"hidden": (64, 32), "initial": "torch"}, **_FASHION)
+_BERT = _shared(40, 20, 2, "bert", {"width": 32, "depth": 1, "heads": 2, "rate": 0.0}, **_NEWS)
 
-
-def fjord(setup: Setup) -> Settings:
-    """Ordered dropout: every step trains one of the sizes up to the client's own."""
-    return _width(setup, {"ordered": True, "widths": [sqrt(gamma) for gamma in setup.sizes]})
-
-
-def scalefl(setup: Setup, exits: Sequence[int]) -> Settings:
-    """The units up to an exit, ``exits`` by size (counted from 1), narrowed until they fit."""
-    deepest = exits[-1]
-    each = [{"exit": exit} if exit < deepest else {} for exit in exits]
-    base = {**setup.model.get("options", {}), "base": setup.model["name"]}
-    if bn := setup.model.get("bn"):
-        base["bn"] = bn
-    with_exits = replace(setup, model={"name": EARLY_EXITS, "options": base})
-    return with_exits.settings(
-        with_exits.tiers("early_exit", {}, *each), algorithm__name="multi_exit", algorithm__momentum=0.0
-    )
-
-
-def _width(setup: Setup, options: Options, **keys: Any) -> Settings:
-    return setup.settings(
-        setup.tiers("width", options), algorithm__name="sgd", algorithm__momentum=0.0, **keys
-    )
-
-
-_STATIC: Options = {"bn": "static"}
-FASHION: Options = {
-    "name": "fashion_mnist",
-    "train_samples": 12_000,
-    "test_samples": 2_000,
-    "partition": "dirichlet_equal",
-    "alpha": 0.3,
-}
-CIFAR10: Options = {
-    "name": "cifar10_jpeg",
-    "test_samples": 0,
-    "partition": "dirichlet_equal",
-    "alpha": 0.3,
-}
-IMAGES: Mapping[Scale, Setup] = {
-    "smoke": Setup(
-        (1 / 16, 1 / 4, 1.0),
-        clients=2,
-        per_round=3,
-        rounds=2,
-        steps=2,
-        keep_every=2,
-        model={"name": SMALL_RESNET, "options": {**_STATIC, "widths": (8, 8, 16)}},
-        data={**FASHION, "train_samples": 600, "test_samples": 100},
-    ),
-    "cpu": Setup(
-        (1 / 16, 1 / 4, 1.0),
-        clients=10,
-        per_round=6,
-        rounds=50,
-        steps=25,
-        keep_every=5,
-        model={"name": SMALL_RESNET, "options": _STATIC},
-        data=FASHION,
-    ),
-    "paper": Setup(
-        (1 / 64, 1 / 16, 1 / 4, 1.0),
-        clients=25,
-        per_round=10,
-        rounds=800,
-        steps=125,
-        keep_every=20,
-        model={"name": "resnet18", "bn": "static"},
-        data=CIFAR10,
-    ),
-}
-"""Images: fiarse.md 9.2 (tier 1, reduced) and the paper's own CIFAR-10."""
-
-REPEATED: Mapping[Scale, Setup] = {
-    **IMAGES,
-    "smoke": replace(IMAGES["smoke"], model={"name": "mlp", "options": {"hidden": [32, 16]}}),
-}
-"""The same for entries beside the first, whose smoke need not try the convolutional net again."""
+FOUR = _scales(Setup(_SIZES, 20, 6, _RESNET8, (1, 2, 3)), Setup(FOUR_SIZES, 25, 10, _RESNET18, (1, 2, 3, 4)))
+"""Tables 1, 4 and 6. Scale cpu has three sizes: a sixty-fourth of a small net is no model."""
+_FIVE_18 = Setup(FIVE_SIZES, 20, 10, _RESNET18, (2, 3, 4, 4, 4))
+FIVE = _scales(Setup(FIVE_SIZES, 12, 6, _RESNET8, (1, 1, 2, 3, 3)), _FIVE_18)
+TEXT_FOUR = _scales(Setup(_SIZES, 20, 6, _BERT))
+TEXT_FIVE = _scales(Setup(FIVE_SIZES, 12, 6, _BERT))
+"""The paper's model, RoBERTa-base, is none of edgefl's."""
+PARTIAL = _scales(Setup(FIVE_SIZES[:4], 15, 6, _MLP), Setup(FIVE_SIZES[:4], 25, 10, _RESNET18), rounds=12)
+"""Figure 8: nobody holds the whole model."""

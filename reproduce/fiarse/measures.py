@@ -1,229 +1,182 @@
-"""Figures of a finished federation for FIARSE's tables and charts (fiarse.md 2.11, A12)."""
+"""Measurements of a finished federation for FIARSE's tables and figures (fiarse.md 2.11, A12)."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import pairwise
+from math import sqrt
 from statistics import fmean
 
 import numpy as np
 
 from edgefl.api.simulate import Simulation
+from edgefl.data.partition import histograms
+from edgefl.lab.deployment import ROWS, DeploymentBuilder, deployed_submodel
+from edgefl.setup.data import open_data, partition
+from edgefl.setup.model import federation_model
+from edgefl.setup.tiers import device_names
 from edgefl.submodels.importance.submodel import Importance
 from edgefl.submodels.standalone import FIRST_ROUND
+from edgefl.submodels.submodel import Submodel
 from edgefl.wire import tensors
-from edgefl.wire.tensors import Array
-from reproduce.entry import Claim, Column, Confidence, Measurements, Points, curves, percent
-from reproduce.fiarse.diagnostics import MaskExploration, global_metric, local_metric
-from reproduce.results import Judged, Results, first_reached, judge_factory, told
-from reproduce.submodel_accuracy import SubmodelAccuracy
+from edgefl.wire.tensors import Array, Arrays
+from reproduce.entry import Measurements, tail
 
+POINTS = 13
+"""Most models of a run that are evaluated."""
+LAST = 0.25
+"""Share of them, the last ones, over which figures are means: few clients of few classes make one round an accident."""
 LAGS = (1, 10)
-"""h of A12; the second stands for 50 in fewer rounds."""
-LAST = 3
-"""Models over whose accuracies is averaged: clients of few classes make one round's accuracy an accident."""
+"""Distances of the models whose masks are compared; the second stands for the specification's 50."""
+TARGET = 0.7
+"""Accuracy of the paper's Figures 3 and 6, to which rounds are counted."""
+BINS = np.linspace(0, 1, 21)
+Lines = dict[str, list[tuple[float, float]]]
 
 
 def label(gamma: float) -> str:
-    """Return the name of a size in figures: a power of two ``1/16``, others ``0.36``."""
+    """Return the name of a size in figures: a power of two as ``1/16``, others as ``0.36``."""
     inverse = 1 / gamma
-    return f"1/{inverse:.0f}" if gamma < 1 and inverse in (2, 4, 8, 16, 32, 64) else f"{gamma:g}"
+    return f"1/{inverse:.0f}" if inverse in (2, 4, 8, 16, 32, 64) else f"{gamma:g}"
 
 
-def by_size(figure: str, sizes: Iterable[float]) -> tuple[Column, ...]:
-    """Return a column in percent for each size of ``figure``, named ``figure size``."""
-    return tuple(percent(f"{figure} {label(gamma)}", f"{figure} {label(gamma)}") for gamma in sizes)
+class SubmodelAccuracy:
+    """Accuracies of submodels of a simulation's model as ``edgefl deploy`` exports them.
 
-
-def measured(unseen: Sequence[float] = (), *, rolling: bool = False) -> partial[Measurements]:
-    """Figures and lines of a run: of the sizes that were trained, and of those in ``unseen``.
-
-    ``rolling``: the windows stand as in the round before, when they were trained; beside that there are the figures
-    ``first window g``, with the windows in their first place, where a deployed submodel has them.
+    Batch norms have statistics of one batch of training samples, taken with the submodel itself (fiarse.md A11).
     """
-    return partial(_accuracies, unseen=tuple(unseen), rolling=rolling)
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.federation = simulation.federation
+        self.dataset = open_data(self.federation)
+        self.spec = federation_model(self.federation, self.dataset)
+        names = device_names(self.federation)
+        parts = partition(self.federation, self.dataset, len(names), warn=lambda _: None)
+        counts = histograms(self.dataset.train_y, parts, self.dataset.classes)
+        self._mixes = counts / counts.sum(axis=1, keepdims=True)
+        self._tiers = np.array([name.rpartition("-")[0] for name in names])
+        self._tests = np.bincount(self.dataset.test_y, minlength=self.dataset.classes)
+
+    def by_class(self, submodel: Submodel, weights: Mapping[str, Array], number: int = FIRST_ROUND) -> Array:
+        """Return the share of each class's test samples that a submodel classifies correctly, float64 (classes,).
+
+        A rolling window is where round ``number`` has it.
+        """
+        of = DeploymentBuilder(self.spec, self.dataset, weights, samples=ROWS, federation=self.federation)
+        right = self.dataset.test_y[of.right(of.module(submodel, number))]
+        return np.bincount(right, minlength=self.dataset.classes) / np.maximum(self._tests, 1)
+
+    def overall(self, by_class: Array) -> float:
+        """Return the accuracy on the test set."""
+        return float(by_class @ self._tests / self._tests.sum())
+
+    def local(self, tier: str, by_class: Array) -> Array:
+        """Return the accuracy of each client of ``tier`` on test samples with its mix of classes, float64 (clients,)."""
+        return np.asarray(self._mixes[self._tiers == tier] @ by_class)
 
 
-def _accuracies(simulation: Simulation, *, unseen: Sequence[float], rolling: bool) -> Measurements:
-    """Figures ``global``, ``local`` (means over the trained sizes), ``global g``, ``local g``, ``unseen g``: means over the
-    last :data:`LAST` models that were kept (A17). Lines ``global`` and ``global g`` by round, of all of them."""
-    judge = SubmodelAccuracy.of(simulation)
-    tiers = sizes(judge)
-    cuts = {gamma: judge.cut(tier) for gamma, tier in tiers.items()}
-    others = {gamma: judge.cut(tiers[min(tiers)], gamma) for gamma in unseen}
-    last = list(simulation.kept)[-LAST:]
-    told: dict[str, list[float]] = {}
-    lines: dict[str, Points] = {}
-    for number, path in simulation.kept.items():
-        weights = tensors.load(path.read_bytes())
-        place = number if rolling else FIRST_ROUND
-        by_class = {gamma: judge.by_class(each, weights, place) for gamma, each in cuts.items()}
-        everywhere = {gamma: judge.overall(each) for gamma, each in by_class.items()}
-        row = _row("global", everywhere, global_metric(everywhere))
+def accuracies(simulation: Simulation) -> Measurements:
+    """Return accuracies of trained and of other sizes, as means over the last models that were evaluated.
+
+    Figures, shares: ``global g`` and ``local g`` (test set; the mixes of classes of this size's clients), ``global`` and
+    ``local`` (means over the sizes), ``half``, ``quarter`` (parts of the smallest size), ``between`` (geometric means of
+    two neighbours), ``median client`` (local accuracy). ``smallest`` is another name of the smallest size, ``gap`` by how
+    much it is above the largest. ``rounds below 1``, ``rounds 1``: first round with a global accuracy of :data:`TARGET`.
+    Curves: ``global g`` by round, ``sizes`` (accuracy by size), ``clients`` (number of clients by local accuracy in
+    percent), and those of :func:`exploration`. Windows of a rolling submodel are where the last round trained them.
+    """
+    judge, table = SubmodelAccuracy(simulation), simulation.federation.tiers
+    tiers = dict(sorted((each.gamma or 1.0, name) for name, each in table.items()))
+    smallest, tier = next(iter(tiers.items()))
+    cut = partial(deployed_submodel, judge.federation, judge.spec)
+    cuts = {gamma: cut(tier=name) for gamma, name in tiers.items()}
+    unseen = {"quarter": [smallest / 4], "half": [smallest / 2]}
+    unseen["between"] = [sqrt(low * high) for low, high in pairwise(tiers)]
+    others = {gamma: cut(tier=tier, gamma=gamma) for each in unseen.values() for gamma in each}
+    evaluated = list(simulation.kept)[::-1][:: -(-len(simulation.kept) // POINTS)][::-1]
+    lines: Lines = {}
+    clients = []
+    for number in evaluated:
+        weights = tensors.load(simulation.kept[number].read_bytes())
+        place = number if table[tier].options.get("rolling") else FIRST_ROUND
+        found = {gamma: judge.by_class(each, weights, place) for gamma, each in cuts.items()}
+        row = {f"global {label(gamma)}": judge.overall(each) for gamma, each in found.items()}
+        row["global"] = fmean(row.values())
+        if number in evaluated[-max(1, int(len(evaluated) * LAST)) :]:
+            local = {gamma: judge.local(tiers[gamma], each) for gamma, each in found.items()}
+            clients.append(np.concatenate(list(local.values())))
+            row |= {f"local {label(gamma)}": float(each.mean()) for gamma, each in local.items()}
+            row["local"] = fmean(each.mean() for each in local.values())
+            for gamma, each in others.items():
+                row[f"unseen {gamma}"] = judge.overall(judge.by_class(each, weights, place))
         for name, value in row.items():
             lines.setdefault(name, []).append((float(number), value))
-        if number in last:
-            locally = {gamma: judge.local(tiers[gamma], each) for gamma, each in by_class.items()}
-            row |= _row("local", locally, local_metric(locally.items()))
-            row |= {
-                f"unseen {label(gamma)}": judge.overall(judge.by_class(each, weights, place))
-                for gamma, each in others.items()
-            }
-            if rolling:
-                row |= {
-                    f"first window {label(gamma)}": judge.overall(judge.by_class(each, weights))
-                    for gamma, each in cuts.items()
-                }
-            for name, value in row.items():
-                told.setdefault(name, []).append(value)
-    figures = {name: fmean(values) for name, values in told.items()}
-    return Measurements(figures | {"up_mb": curves(simulation).figures["up_mb"]}, lines)
-
-
-def _row(name: str, by_size: Mapping[float, float], mean: float) -> dict[str, float]:
-    return {name: mean} | {f"{name} {label(gamma)}": value for gamma, value in by_size.items()}
-
-
-def sizes(judge: SubmodelAccuracy) -> dict[float, str]:
-    """The tiers by their size, ascending."""
-    tiers = judge.federation.tiers
-    return dict(sorted((table.gamma or 1.0, name) for name, table in tiers.items()))
-
-
-def exploration(simulation: Simulation) -> Measurements:
-    """Return how the submodels move (A12) in a run that kept the model of every round.
-
-    Figures: ``ever trained`` (share of the maskable entries that any update has changed); ``explored g`` (share that the
-    mask of size g has held in any round); ``moved h g`` (mean difference of masks h models apart, over the last tenth of
-    the rounds); ``first moved h g`` (over the first tenth). The lines are the same by round.
-    """
-    judge = SubmodelAccuracy.of(simulation)
-    cuts = {gamma: judge.cut(tier) for gamma, tier in sizes(judge).items()}
-    watched = MaskExploration(LAGS)
-    before: Mapping[str, Array] = {name: tensor.numpy() for name, tensor in judge.spec.weights.items()}
-    changed: dict[str, Array] = {}
-    lines: dict[str, Points] = {}
-    for number, path in simulation.kept.items():
-        weights = tensors.load(path.read_bytes())
-        masks = {
-            gamma: each.cut_of(before).masks for gamma, each in cuts.items() if isinstance(each, Importance)
-        }
-        moved = watched.add(masks, masks)
-        for name in next(iter(masks.values())):
-            now = weights[name] != before[name]
-            changed[name] = changed[name] | now if name in changed else now
-        before = weights
-        ever = sum(int(each.sum()) for each in changed.values()) / sum(each.size for each in changed.values())
-        told = {"ever trained": ever}
-        for gamma in masks:
-            told[f"explored {label(gamma)}"] = moved.exploration[gamma]
-            for lag, difference in moved.difference[gamma].items():
-                told[f"moved {lag} {label(gamma)}"] = difference
-        for name, value in told.items():
-            lines.setdefault(name, []).append((float(number), value))
-    figures = {name: line[-1][1] for name, line in lines.items() if not name.startswith("moved")}
-    for name, line in lines.items():
-        if name.startswith("moved"):
-            tenth = max(1, len(line) // 10)
-            figures[name] = float(np.mean([value for _, value in line[-tenth:]]))
-            figures[f"first {name}"] = float(np.mean([value for _, value in line[:tenth]]))
+    figures = {name: tail(line, LAST if name.startswith("global") else 1.0) for name, line in lines.items()}
+    sizes = {gamma: figures[f"global {label(gamma)}"] for gamma in cuts}
+    sizes |= {gamma: figures.pop(f"unseen {gamma}") for gamma in others}
+    figures |= {name: fmean(sizes[gamma] for gamma in each) for name, each in unseen.items()}
+    for kind in ("global", "local"):
+        figures[f"{kind} smallest"] = figures[f"{kind} {label(smallest)}"]
+        figures[f"{kind} gap"] = figures[f"{kind} smallest"] - figures[f"{kind} {label(max(tiers))}"]
+    *below, whole = (reached(lines[f"global {label(gamma)}"]) for gamma in tiers)
+    of_clients = np.mean(clients, axis=0)
+    figures |= {"rounds below 1": fmean(below), "rounds 1": whole}
+    figures["median client"] = float(np.median(of_clients))
+    lines = {name: line for name, line in lines.items() if name.startswith("global")}
+    counts = np.histogram(of_clients, BINS)[0]
+    lines["sizes"] = sorted(sizes.items())
+    lines["clients"] = list(zip(100 * BINS[1:], map(float, counts), strict=True))
+    if masked := {gamma: each for gamma, each in cuts.items() if isinstance(each, Importance)}:
+        start = {name: tensor.numpy() for name, tensor in judge.spec.weights.items()}
+        models = ((number, tensors.load(path.read_bytes())) for number, path in simulation.kept.items())
+        moved = exploration(start, models, masked)
+        figures |= {name: tail(line) for name, line in moved.items()}
+        figures |= {f"first {name}": tail(line[::-1]) for name, line in moved.items()}
+        lines |= moved
     return Measurements(figures, lines)
 
 
-def accuracies_and_exploration(simulation: Simulation) -> Measurements:
-    """Both, of a run that kept the model of every round; accuracies at its end alone."""
-    judge = SubmodelAccuracy.of(simulation)
-    by_size = {
-        gamma: judge.overall(judge.by_class(judge.cut(tier), simulation.model))
-        for gamma, tier in sizes(judge).items()
-    }
-    found = exploration(simulation)
-    return Measurements(_row("global", by_size, global_metric(by_size)) | found.figures, found.lines)
+def reached(line: list[tuple[float, float]]) -> float:
+    """Return the first x where a curve is at :data:`TARGET` or above, and one step beyond the end without any."""
+    return next((x for x, y in line if y >= TARGET), line[-1][0] + line[0][0])
 
 
-MOST_SEEDS = 0.8
-"""Of the seeds, where the specification says "4 of 5"."""
+def exploration(
+    start: Arrays, models: Iterable[tuple[int, Arrays]], cuts: Mapping[float, Importance]
+) -> Lines:
+    """Return by round how submodels move (fiarse.md A12).
+
+    Curves: ``ever trained`` (share of the maskable entries that any update has changed); ``explored g`` (share that the
+    mask of size g has held in any round so far); ``moved h g`` (part of the mask that differs from that ``h`` models
+    before).
+
+    Args:
+        start: Initial weights, by name.
+        models: Number of the round and weights after it, in order.
+        cuts: Submodel of each size.
+    """
+    lines: Lines = {}
+    held: dict[float, Array] = {}
+    before, ever = start, np.zeros(1, bool)
+    past: dict[float, deque[Array]] = {gamma: deque(maxlen=max(LAGS) + 1) for gamma in cuts}
+    for number, weights in models:
+        masks = {gamma: cut.cut_of(before).masks for gamma, cut in cuts.items()}
+        ever = ever | _flat({name: weights[name] != before[name] for name in next(iter(masks.values()))})
+        row = {"ever trained": float(ever.mean())}
+        for gamma, mask in ((gamma, _flat(each)) for gamma, each in masks.items()):
+            held[gamma] = held.get(gamma, mask) | mask
+            past[gamma].append(mask)
+            row[f"explored {label(gamma)}"] = float(held[gamma].mean())
+            for lag in (lag for lag in LAGS if lag < len(past[gamma])):
+                differing = (mask ^ past[gamma][-1 - lag]).sum()
+                row[f"moved {lag} {label(gamma)}"] = float(differing / (2 * mask.sum()))
+        for name, value in row.items():
+            lines.setdefault(name, []).append((float(number), value))
+        before = weights
+    return lines
 
 
-@judge_factory
-def mostly_above(results: Results, better: str, worse: str, figures: Sequence[str]) -> Judged:
-    """``better`` is ahead in the paired mean of each figure, and for 4 of 5 seeds."""
-    differences = [results.lead(better, worse, each) for each in figures]
-    held = all(
-        each.mean() > 0 and (each > 0).sum() >= math.ceil(MOST_SEEDS * len(each)) for each in differences
-    )
-    ours = ", ".join(f"{figure} {told(each)}" for figure, each in zip(figures, differences, strict=True))
-    return Judged(held, ours)
-
-
-def ahead(
-    other: str, paper: str, confidence: Confidence = "", *, rank: str = "H1", place: str = "", doubt: str = ""
-) -> Claim:
-    """Return the claim that FIARSE is ahead of ``other``, globally and locally."""
-    text = f"{place}FIARSE is ahead of {other}, globally and locally"
-    judge = mostly_above("FIARSE", other, ("global", "local"))
-    return Claim(rank, text, paper, judge, confidence, doubt)
-
-
-@judge_factory
-def largest_gap(results: Results, arm: str, others: Sequence[str], small: str, large: str) -> Judged:
-    """The mean distance from figure ``small`` to ``large`` is the largest for ``arm``."""
-    gaps = {each: 100 * (results.mean(each, large) - results.mean(each, small)) for each in (arm, *others)}
-    ours = ", ".join(f"{name} {gap:.1f}" for name, gap in gaps.items())
-    return Judged(all(gaps[arm] > gaps[each] for each in others), ours)
-
-
-@judge_factory
-def above_all(
-    results: Results, better: str, others: Sequence[str], figures: Sequence[str], *, every_seed: bool = True
-) -> Judged:
-    """``better`` is ahead of each of the others in each figure: for every seed, or in the mean."""
-    held, said = True, []
-    for figure in figures:
-        nearest = {}
-        for other in others:
-            differences = results.lead(better, other, figure)
-            held &= bool((differences.min() if every_seed else differences.mean()) > 0)
-            nearest[other] = differences
-        other = min(nearest, key=lambda name: float(nearest[name].mean()))
-        said.append(f"{figure}: {told(nearest[other])} on {other}")
-    return Judged(held, ", ".join(said))
-
-
-@judge_factory
-def reached(results: Results, arm: str, figure: str, least: float) -> Judged:
-    """The mean of ``figure`` is at least ``least``."""
-    values = results.of(arm, figure)
-    return Judged(bool(values.mean() >= least), f"{values.mean():.3f} (least {values.min():.3f})")
-
-
-@judge_factory
-def steadier(results: Results, arm: str, sizes: Sequence[str], lag: int) -> Judged:
-    """Masks ``lag`` models apart differ less in the last tenth of the rounds than in the first, and the larger the size, the
-    less."""
-    last = [results.mean(arm, f"moved {lag} {each}") for each in sizes]
-    first = [results.mean(arm, f"first moved {lag} {each}") for each in sizes]
-    falls = all(end < begin for begin, end in zip(first, last, strict=True))
-    ordered = all(larger < smaller for smaller, larger in pairwise(last))
-    ours = ", ".join(
-        f"{size}: {begin:.3f} to {end:.3f}" for size, begin, end in zip(sizes, first, last, strict=True)
-    )
-    return Judged(falls and ordered, ours)
-
-
-@judge_factory
-def sooner(results: Results, arm: str, other: str, lines: Sequence[str]) -> Judged:
-    """``arm`` comes to where ``other`` ends, in no more rounds than ``other``: for each line, in the mean over the seeds. A
-    run that does not come there counts as one round more than it has."""
-    held, said = True, []
-    for name in lines:
-        mine, theirs = [], []
-        for own, its in zip(results.lines[arm], results.lines[other], strict=True):
-            target = its[name][-1][1]
-            mine.append(first_reached(own[name], target))
-            theirs.append(first_reached(its[name], target))
-        held &= float(np.mean(mine)) <= float(np.mean(theirs))
-        said.append(f"{name}: round {np.mean(mine):.0f} against {np.mean(theirs):.0f}")
-    return Judged(held, ", ".join(said))
+def _flat(arrays: Mapping[str, Array]) -> Array:
+    return np.concatenate([arrays[name].reshape(-1) for name in sorted(arrays)])

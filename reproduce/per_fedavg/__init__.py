@@ -1,11 +1,9 @@
-"""Per-FedAvg: models that one step adapts to a user (per_fedavg.md)."""
+"""Per-FedAvg: a model that is good for each user after one step (per_fedavg.md)."""
 
 from __future__ import annotations
 
 from reproduce.entry import Entry
-from reproduce.per_fedavg import heterogeneity, table1, theory
+from reproduce.per_fedavg.table1 import APPENDIX_I, FIGURE1, TABLE1, TABLE2
+from reproduce.per_fedavg.theory import THEORY
 
-ENTRIES: tuple[Entry, ...] = (
-    *(table1.ENTRY, table1.LOCAL_STEPS_ENTRY, table1.REGIME_ENTRY),
-    *(theory.ENTRY, heterogeneity.ENTRY),
-)
+ENTRIES: tuple[Entry, ...] = (TABLE1, TABLE2, FIGURE1, APPENDIX_I, THEORY)

@@ -16,7 +16,7 @@ from benchmarks.__main__ import COMMANDS, command_line
 from edgefl.cli.commands import app
 from edgefl.system.distribution import NAME, install
 from reproduce.__main__ import app as reproduce_app
-from reproduce.catalog import expand
+from reproduce.catalog import selected
 from tests.docs.documents import DOCS, DOCUMENTS, ROOT, commands
 
 PAGES = [page for page in DOCUMENTS if any(commands(page, "edgefl"))]
@@ -72,7 +72,7 @@ def test_reproductions_exist_with_their_options() -> None:
     ]
 
     assert {word for words in lines for word in words if word.startswith("--")} <= known | {"--help"}
-    assert expand([word for words in lines for word in words[1:2] if not word.startswith("--")])
+    assert selected([word for words in lines for word in words[1:2] if not word.startswith("--")])
 
 
 def test_the_page_of_commands_has_them_all() -> None:

@@ -45,7 +45,7 @@ def test_the_readme_is_short_and_has_one_picture_and_five_links() -> None:
 def test_the_home_page_and_contributing_lead_to_every_page() -> None:
     pages = {path for path in DOCUMENTS if path.parent != ROOT}
     # The page over all results leads to each entry's.
-    pages -= set((ROOT / "docs" / "results").glob("*/*/README.md"))
+    pages -= set((ROOT / "docs" / "results").glob("*/*.md"))
     linked = set().union(*(_linked(page) for page in (ROOT / "README.md", HOME, ROOT / "CONTRIBUTING.md")))
 
     assert pages <= linked | {HOME}, "a page that no reader finds"
@@ -55,6 +55,4 @@ def test_the_navigation_has_every_page_of_the_site_once() -> None:
     named = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     pages = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
 
-    assert sorted(named) == sorted(
-        page for page in pages if not re.fullmatch(r"results/.+/.+/README\.md", page)
-    )
+    assert sorted(named) == sorted(page for page in pages if not re.fullmatch(r"results/.+/.+\.md", page))

@@ -28,12 +28,12 @@ from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.standalone import standalone
 from edgefl.submodels.structured.submodel import Structured
 from edgefl.submodels.width.submodel import Width
-from reproduce.embracingfl.accounting import m_forward
 from tests.pairs import in_turn
 from tests.parity.forms import checked
 from tests.parity.rounds import exported, in_torch, local_data, on_device
 from tests.support.errors import ModelError, refuses
 from tests.support.gradients import assert_trains_as_torch
+from tests.support.memory_bounds import m_forward
 
 VOCABULARY, FEATURES = 12, 6
 WORDS = TensorSpec((5,), torch.int64, VOCABULARY)

@@ -1,8 +1,7 @@
-"""EmbracingFL's entries: measures, counts and the theory's quadratic."""
+"""EmbracingFL's entries: shared runs, verdicts, counts, the quadratic of Theorem 1, and the pilot's choice."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -11,33 +10,81 @@ import torch
 
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.submodels.width.submodel import Width
-from reproduce.embracingfl import accounting, counts, heterogeneity, mixes, theory
-from reproduce.embracingfl.small_models import pooled_resnet8
-from reproduce.entry import ArmRun, Measurements
-from reproduce.results import Results
+from reproduce.command import PUBLISHED
+from reproduce.embracingfl import (
+    accounting,
+    federations,
+    pilot,
+    tables1and10,
+    tables2and9,
+    tables3to7,
+    theory,
+)
+from reproduce.entry import ArmRun, Measurements, NotRunError, Results
+from reproduce.pages import EntryResults, write_page
+from reproduce.runs import Task, add_records, run_arm
+from reproduce.verdicts import verdicts
 
 
-def test_rounds_to_a_target_are_those_of_the_best_accuracy() -> None:
-    case = 7
-    ours, theirs = (heterogeneity.name(case, method) for method in (mixes.EMBRACING, mixes.WIDTH))
+def test_a_small_run_fills_the_pages_of_both_tables(tmp_path: Path) -> None:
+    entry = tables2and9.ENTRY_2
+    arm = next(arm for arm in entry.arms("smoke") if arm.name == "EmbracingFL, 112 weak")
+    record = run_arm(Task(entry=entry.name, arm=arm.name, scale="smoke", seed=0), arm, tmp_path / "work")
+    add_records([record], entry, tmp_path)
+
+    found = write_page(tables2and9.ENTRY_9, tmp_path)
+    best = 100 * record.figures["best"]
+    assert f"| EmbracingFL, global | {best:.2f} (77.34) |" in (tmp_path / "embracingfl/table9.md").read_text()
+    assert [each.answer for each in found.verdicts] == ["not run"] * 3
+
+
+def _accuracies(width: float, embracing: float) -> Results:
+    """Return five seeds of Tables 2 and 9 whose accuracies differ by what is given, with noise of half a point."""
+    rng = np.random.default_rng(0)
+    means = {
+        arm.name: (width if federations.WIDTH in arm.name else embracing) for arm in tables2and9.arms("cpu")
+    }
+    means["strong alone"] = 0.4
+    return Results(
+        {
+            arm: {seed: Measurements({"best": mean + rng.normal(0, 0.005)}) for seed in range(5)}
+            for arm, mean in means.items()
+        }
+    )
+
+
+def test_methods_that_are_exchanged_turn_verdicts() -> None:
+    right, exchanged, equal = (_accuracies(*each) for each in ((0.45, 0.55), (0.55, 0.45), (0.5, 0.5)))
+    answers = [verdicts(tables2and9.ENTRY_2, each, 5)[1].answer for each in (right, exchanged, equal)]
+    assert answers == ["reproduced", "contradicted", "inconclusive"]
+
+
+def test_rounds_to_a_target_are_those_of_the_same_seed() -> None:
+    ours, theirs = tables3to7.pair(7)
     lines = {ours: [(2.0, 0.3), (4.0, 0.56)], theirs: [(2.0, 0.2), (4.0, 0.4), (6.0, 0.558)]}
-    results = Results([0], {}, {arm: [{"accuracy": line}] for arm, line in lines.items()})
+    results = Results(
+        {arm: {3: Measurements({"best": line[-1][1]}, {"accuracy": line})} for arm, line in lines.items()}
+    )
 
-    verdict = heterogeneity.fewer_rounds((case,))(results)
-    assert verdict.held and verdict.ours == "case 7 (55%): 6, 4"
-    assert math.isinf(heterogeneity.first_round([(1.0, 0.1)], 0.2))
+    assert tables3to7.fewer_rounds(7)(results).tolist() == [2.0]
+    with pytest.raises(NotRunError):
+        tables3to7.fewer_rounds(2)(results)
 
 
 @pytest.mark.slow
 def test_all_numbers_of_tables_1_and_10_and_the_averages_agree(tmp_path: Path) -> None:
-    found: Measurements = counts.run(ArmRun(0, "smoke", tmp_path, lambda _: None))
-    results = Results([0], {counts.ARM: [found.figures]}, {counts.ARM: [{}]})
+    counts = tables1and10.run(ArmRun(0, "smoke", tmp_path, lambda _: None))
 
-    assert all(claim.exact and claim.judge(results).held for claim in counts.ENTRY.claims)
+    assert all(check.test(Results({"counts": {0: counts}}))[0] for check in tables1and10.ENTRY.checks)
+    wrong = counts.figures | {"cnn, weak, activations": 63.0}
+    planted = [
+        check.test(Results({"counts": {0: Measurements(wrong)}})) for check in tables1and10.ENTRY.checks
+    ]
+    assert planted[0] == (False, "cnn, weak, activations") and planted[1][0]
 
 
 def test_pooling_leaves_units_and_parameters_as_they_are() -> None:
-    spec = pooled_resnet8(pool=2)
+    spec = federations.pooled(pool=2)
 
     assert spec.units == ("stem", "block1", "block2", "block3", "head")
     assert spec.module(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
@@ -47,14 +94,17 @@ def test_pooling_leaves_units_and_parameters_as_they_are() -> None:
     assert np.round(capacities, 3).tolist() == [0.410, 0.175, 0.417, 0.175]  # embracingfl.md 9.2
 
 
-@pytest.mark.slow
-def test_the_quadratic_stays_below_the_bound_and_ends_at_its_floor(tmp_path: Path) -> None:
-    task = theory.Quadratic(np.array([-1.0, 0.5, 2.0, 4.0]), np.array([1.0, -2.0, 0.0, 3.0]))
-    y, _ = task.parts
+def test_the_quadratic_ends_at_its_floor() -> None:
+    a, b = np.array([-1.0, 0.5, 2.0, 4.0]), np.array([1.0, -2.0, 0.0, 3.0])
 
-    ends = {strong: theory.squares(task, strong, 4000, 0.003)[-1] for strong in (1, 2, 4)}
-    assert ends[1] == pytest.approx(y.apart, rel=0.02) and ends[2] == pytest.approx(y.apart / 3, rel=0.02)
+    ends = {strong: theory.squares(a, b, strong, 4000, 0.003)[-1] for strong in (1, 2, 4)}
+    spread = np.var(a + b / 2)
+    assert ends[1] == pytest.approx(spread, rel=0.02) and ends[2] == pytest.approx(spread / 3, rel=0.02)
     assert ends[4] < 1e-3
-    found = theory.run(ArmRun(0, "smoke", tmp_path, lambda _: None))
-    results = Results([0], {theory.ARM: [found.figures]}, {theory.ARM: [found.lines]})
-    assert theory.ENTRY.claims[0].judge(results).held
+
+
+def test_the_learning_rates_are_those_of_the_pilot() -> None:
+    found = EntryResults(pilot.ENTRY, PUBLISHED, "cpu")
+    for choice in pilot.ENTRY.choices:
+        if found.results.runs.keys() >= set(choice.candidates.values()):
+            assert float(choice.of(found.results)) == federations.CHOSEN[choice.name]

@@ -1,9 +1,10 @@
-"""FAFED's entries: runs are measured and judged as they say."""
+"""FAFED's entries: their arms, the choice of settings, and what a run measures and decides."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,118 +12,141 @@ import pytest
 
 import edgefl
 from edgefl.api.federation import load_federation
-from edgefl.api.simulate import Simulation
-from reproduce.batched_clients import together
-from reproduce.fafed import speedup
-from reproduce.fafed.federations import FAFED, FEDAVG, METHODS, Options, Setup, Tuned
-from reproduce.fafed.measures import (
-    GRADIENTS,
-    MEGABYTES,
-    OBJECTIVE,
-    against,
-    dearer,
-    gradients,
-    lowest,
-    measured,
-    none_above,
-    rises,
-    sends,
-    smoother,
-)
-from reproduce.results import Results
+from edgefl.data.dataset import Dataset
+from edgefl.setup import data
+from reproduce.command import PUBLISHED
+from reproduce.entry import SCALES, Federated, Measurements, Results
+from reproduce.fafed import ENTRIES, measures, pilot, table2, theorems
+from reproduce.fafed.federations import CHOSEN, LEVELS, METHODS, image_settings, with_method
+from reproduce.pages import EntryResults
+from reproduce.runs import Task, read_records, run_arm
+from reproduce.verdicts import verdicts
 
-DIGITS: Options = {"name": "digits", "train_samples": 400, "test_samples": 100}
-TINY = Setup(
-    clients=2,
-    rounds=4,
-    batch=10,
-    steps=3,
-    model={"name": "mlp", "options": {"hidden": [8]}},
-    data=DIGITS,
-    looked_at=100,
-)
+DIGITS = {
+    "data.name": "digits",
+    "data.partition": "iid",
+    "data.train_samples": 400,
+    "model.name": "mlp",
+    "model.options": {"hidden": [8]},
+}
 
 
-def _simulated(name: str, tuned: Tuned, out: Path) -> Simulation:
-    settings = TINY.method(name, tuned)
-    return edgefl.simulate(load_federation(None, {**settings, "federation.seed": 1}), out / name)
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_every_arm_loads_and_every_cell_has_one(entry) -> None:  # type: ignore[no-untyped-def]
+    names: set[str] = set()
+    for scale in SCALES:
+        arms = entry.arms(scale)
+        assert len({arm.name for arm in arms}) == len(arms)
+        names |= {arm.name for arm in arms}
+        for arm in arms:
+            if isinstance(arm, Federated):
+                load_federation(None, {**arm.settings, "federation.seed": 1})
+    cells = [cell for each in entry.grids for row in each.rows.values() for cell in row if cell]
+    assert not names or {cell.arm for cell in cells} <= names
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Simulation]:
-    out = tmp_path_factory.mktemp("runs")
-    tuned = {FAFED: Tuned({"lr": 0.01, "alpha": 0.9}), FEDAVG: Tuned({"lr": 0.1})}
-    return {name: _simulated(name, each, out) for name, each in tuned.items()}
+def test_arms_of_a_level_differ_by_their_method_alone() -> None:
+    found = [with_method(image_settings("mnist", "paper", "low"), name, {"lr": 0.1}) for name in METHODS]
+    alike = [{key: value for key, value in each.items() if key != "algorithm"} for each in found]
+    assert all(each == alike[0] for each in alike)
+    settings = {arm.name: arm.settings for arm in table2.TABLE.arms("paper")}
+    assert len({str(each) for each in settings.values()}) == len(LEVELS) * len(METHODS)
+    assert settings["FedAMS, low"]["optimizer"]["name"] == "fedams"
 
 
-@pytest.mark.slow
-def test_a_run_tells_its_training_loss_and_what_it_cost(runs: Mapping[str, Simulation]) -> None:
-    found = {name: measured(TINY.looked_at)(run) for name, run in runs.items()}
-
-    for each in found.values():
-        assert [number for number, _ in each.lines[OBJECTIVE]] == [1, 2, 3, 4]
-        assert each.figures[OBJECTIVE] == each.lines[OBJECTIVE][-1][1] < math.log(10)
-        assert each.figures[MEGABYTES] == pytest.approx(each.figures["up_mb"] + each.figures["down_mb"])
-    assert 3 < found[FAFED].figures["floats_up"] < 3.5 and 1 < found[FEDAVG].figures["floats_up"] < 1.5
-    # Of the opening exchange one gradient a sample, of each later step two.
-    assert gradients(runs[FAFED]) == [60, 120, 120, 120] and gradients(runs[FEDAVG]) == [60] * 4
-    assert found[FAFED].lines[GRADIENTS][-1] == (4, 0.42)
+def test_paper_has_the_rounds_of_thirty_epochs() -> None:
+    rounds = {level: image_settings("fashion_mnist", "paper", level)["federation.rounds"] for level in LEVELS}
+    assert rounds == {"low": 900, "medium": 180, "high": 180}
+    assert image_settings("cifar10_jpeg", "paper", "low")["federation.rounds"] == 750
 
 
-def test_training_loss_is_of_training_samples(runs: Mapping[str, Simulation]) -> None:
-    run = runs[FEDAVG]
-    whole = measured(0)(run).lines[OBJECTIVE][-1][1]
-    assert whole != pytest.approx(run.history[-1].loss, abs=1e-6)
-    assert whole == pytest.approx(measured(100)(run).lines[OBJECTIVE][-1][1], rel=0.2)
+def test_pilot_tries_the_grid_of_the_paper_on_training_samples() -> None:
+    arms = {arm.name: arm.settings for arm in pilot.ENTRY.arms("paper")}
+    assert len(arms) == len(LEVELS) * (5 + 5 + 6 + 9 + 9 + 7)
+    assert {each["data.validation"] for each in arms.values()} == {0.1}
+    for choice in pilot.ENTRY.choices:
+        assert len(set(choice.candidates.values())) == len(choice.candidates)
+        assert set(choice.candidates.values()) <= set(arms)
 
 
-def test_every_method_has_settings() -> None:
-    assert len({str(TINY.method(name, Tuned({"lr": 0.1}))) for name in METHODS}) == len(METHODS)
+def test_tables_use_what_the_published_pilot_chose() -> None:
+    found = EntryResults(pilot.ENTRY, PUBLISHED, "paper").results
+    choices = iter(pilot.ENTRY.choices)
+    for at in range(len(LEVELS)):
+        for method, options in pilot.GRID.items():
+            for option in options:
+                choice = next(choices)
+                if all(arm in found.runs for arm in choice.candidates.values()):
+                    assert choice.of(found) == f"{CHOSEN[method][option][at]:g}", choice.name
 
 
-def test_rises_are_what_goes_up() -> None:
-    assert rises([3.0, 2.0, 2.5, 1.0, 1.25]) == 0.75 and rises([2.0, 1.0]) == 0
-
-
-def test_judges_say_who_is_ahead_and_at_what_cost() -> None:
-    results = Results(
-        [0, 1],
+def _results(
+    accuracies: Mapping[str, Sequence[float]], level: str = "low", figure: str = "accuracy"
+) -> Results:
+    return Results(
         {
-            "a": [{"x": 0.3, "floats_up": 3.0}, {"x": 0.4, "floats_up": 3.0}],
-            "b": [{"x": 0.5, "floats_up": 1.0}, {"x": 0.45, "floats_up": 1.0}],
-        },
-        {
-            "a": [{OBJECTIVE: [(2, 0.9), (4, 0.2)], "cost": [(1, 3), (2, 6), (3, 9), (4, 12)]}] * 2,
-            "b": [{OBJECTIVE: [(2, 0.8), (4, 0.6)], "cost": [(1, 2), (2, 4), (3, 6), (4, 8)]}] * 2,
-        },
+            f"{method}, {level}": {seed: Measurements({figure: value}) for seed, value in enumerate(values)}
+            for method, values in accuracies.items()
+        }
     )
-    assert lowest("a", ("b",), "x")(results).held and not lowest("b", ("a",), "x")(results).held
-    assert none_above(("a",), "b", "x")(results).held and not none_above(("b",), "a", "x")(results).held
-    assert smoother({"a": ("b",)}, "x")(results).held
-    assert sends({"a": 3.0, "b": 1.0})(results).held and not sends({"a": 2.0})(results).held
-    # For 8 units `a` affords two rounds, and is then behind.
-    judged = dearer({"a": "b"}, ("cost",))(results)
-    assert judged.held and "rounds +0.4000" in judged.ours and "cost -0.3000" in judged.ours
-    assert against(results, ("b",), "cost") == {"b": [(4, 0.8), (8, 0.6)]}
 
 
-@pytest.mark.slow
-def test_more_clients_reach_a_smaller_error() -> None:
-    size = speedup.Size(clients=(1, 4), alphas=(0.05,), errors=(0.01,), iterations=500)
-    ends = [
-        speedup.mean_gradient(together(speedup.algorithm(0.05), clients), clients, size, seed=0)[-1]
-        for clients in size.clients
-    ]
-    assert ends[1] < 0.7 * ends[0]
+def test_shuffled_methods_change_the_verdict() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.001, (len(METHODS), 3))
+    paper = {method: table2.TABLE_2[method][0] + noise[at] for at, method in enumerate(METHODS)}
+    assert verdicts(table2.TABLE, _results(paper), 3)[0].answer == "reproduced"
+    rows = {**paper, "FAFED": paper["FedAvg"], "FedAvg": paper["FAFED"]}
+    assert verdicts(table2.TABLE, _results(rows), 3)[0].answer == "contradicted"
+    close = {**paper, "FedAMS": paper["FAFED"] - noise[0]}
+    assert verdicts(table2.TABLE, _results(close), 3)[0].answer == "inconclusive"
+    assert {each.answer for each in verdicts(table2.TABLE, _results(paper), 3)[1:]} == {"not run"}
 
 
-def test_slopes_are_of_logarithms() -> None:
-    size = speedup.Size(clients=(1, 2, 4), alphas=(), errors=(0.4, 0.2), iterations=0)
-    figures = {
-        f"iterations, N={n}, eps={eps:g}": 8 / (n * eps**3) for n in size.clients for eps in size.errors
+def test_a_run_measures_training_loss_and_permuted_labels_show(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = {**DIGITS, "data.test_samples": 300, "federation.rounds": 4, "simulation.keep_every": 1}
+    settings |= {"tiers": {"strong": {"count": 2, "devices": ["strong-*"]}}, "federation.seed": 1}
+    arm = with_method({**settings, "algorithm": {"batch": 20, "steps": 20}}, "FedAvg", {"lr": 0.5})
+    run = edgefl.simulate(load_federation(None, arm), tmp_path / "as it is")
+    found = measures.training_loss(run)
+    rounds, losses = zip(*found.lines["objective"], strict=True)
+    assert rounds == (1, 2, 3, 4)
+    assert found.figures["objective"] == losses[-1] < math.log(10)
+    assert found.figures["perplexity"] == pytest.approx(math.exp(losses[-1]))
+    assert run.history[-1].loss is not None and abs(losses[-1] - run.history[-1].loss) > 1e-3
+    assert found.figures["accuracy"] > 0.6
+    whole = data.open_data
+
+    def permuted(*given: object, **options: object) -> Dataset:
+        dataset = whole(*given, **options)  # type: ignore[arg-type]
+        return replace(dataset, test_y=np.random.default_rng(0).permutation(dataset.test_y))
+
+    monkeypatch.setattr("edgefl.api.simulate.open_data", permuted)
+    run = edgefl.simulate(load_federation(None, arm), tmp_path / "permuted")
+    assert measures.training_loss(run).figures["accuracy"] < 0.3
+
+
+def test_theorem_1_at_smoke_holds_and_shows_the_numbers_of_the_paper(tmp_path: Path) -> None:
+    entry = theorems.THEOREM_1
+    runs = {
+        arm.name: {
+            0: run_arm(Task(entry=entry.name, arm=arm.name, scale="smoke", seed=0), arm, tmp_path / arm.name)
+        }
+        for arm in entry.arms("smoke")
     }
-    slopes = speedup.slopes(figures, size)
-    assert slopes[speedup.SLOPE_CLIENTS] == pytest.approx(-1)
-    assert slopes[speedup.SLOPE_ERROR] == pytest.approx(-3)
-    assert speedup.first_below(np.array([0.5, 0.3, 0.1]), 0.3) == 2 * speedup.STEPS
-    assert speedup.first_below(np.array([0.5]), 0.3) is None
+    found = Results({name: {0: Measurements(run[0].figures)} for name, run in runs.items()})
+    (row,) = entry.grids[0].rows.values()
+    for cell in row:
+        assert cell is not None
+        assert float(found.of(cell.arm, cell.figure)[0]) == pytest.approx(cell.paper, abs=6e-3)
+    assert [check.test(found)[0] for check in entry.checks[:3]] == [True] * 3
+    assert "last" not in runs[theorems.FAFED][0].figures
+
+
+def test_figures_share_the_runs_of_table_2(tmp_path: Path) -> None:
+    first = table2.FIGURES[0]
+    assert first.runs == table2.TABLE.name and read_records(first, tmp_path) == []
+    assert [arm.settings for arm in first.arms("paper")] == [
+        arm.settings for arm in table2.TABLE.arms("paper")
+    ]

@@ -1,78 +1,132 @@
-"""FedBAT's entries: judges, counts and bounds say what they should."""
+"""FedBAT's entries: arms that load, claims that the paper's own numbers meet, planted faults, counts and variances."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
 import pytest
-import torch
 
-from reproduce.fedbat import main, one_bit, theory
-from reproduce.fedbat.federations import DIRICHLET, IID, LABELS, ahead_at_equal_bytes, close, sooner
-from reproduce.results import Results
+from edgefl.api.federation import load_federation
+from edgefl.codecs.binarize import draw
+from reproduce.command import PUBLISHED
+from reproduce.entry import SCALES, ArmRun, Entry, Federated, Measurements, Results, Scale
+from reproduce.fedbat import ENTRIES, theory
+from reproduce.fedbat.federations import CHOSEN, DATA
+from reproduce.fedbat.pilot import PILOT
+from reproduce.fedbat.table1 import TABLE1, TABLE2, TABLE3, at
+from reproduce.fedbat.table4 import TABLE4
+from reproduce.fedbat.tables5and6 import TABLE5, TABLE6
+from reproduce.runs import Task, read_records, results_of, run_arm
+from reproduce.verdicts import verdicts
+
+TABLES = [TABLE1, TABLE2, TABLE3, TABLE5, TABLE6]
 
 
-def _results(**accuracy: float) -> Results:
-    return Results(
-        [0, 1],
-        {arm: [{"accuracy": value}, {"accuracy": value + 0.01}] for arm, value in accuracy.items()},
-        {
-            arm: [{"accuracy": [(1.0, value / 2), (2.0, value)], "sent": [(1.0, value / 2), (2.0, value)]}]
-            * 2
-            for arm, value in accuracy.items()
-        },
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
+def test_arms_load_and_have_names_of_their_own(entry: Entry, scale: Scale) -> None:
+    arms = entry.arms(scale)
+    assert len({arm.name for arm in arms}) == len(arms)
+    for arm in arms:
+        if isinstance(arm, Federated):
+            load_federation(None, arm.settings)
+
+
+@pytest.mark.parametrize("entry", TABLES, ids=lambda entry: entry.name)
+def test_every_cell_of_data_at_hand_has_an_arm_at_scale_paper(entry: Entry) -> None:
+    arms = {arm.name for arm in entry.arms("paper")}
+    cells = {cell.arm for grid in entry.grids for row in grid.rows.values() for cell in row if cell}
+    assert {each for each in cells if each.partition(",")[0] in DATA} <= arms
+    assert {arm.name for arm in entry.arms("cpu")} <= arms
+
+
+def test_statements_fit_their_cells() -> None:
+    for entry in ENTRIES:
+        texts = [claim.text for claim in entry.claims] + [check.text for check in entry.checks]
+        assert all(len(text) <= 40 for text in texts)
+
+
+def test_scale_paper_is_the_papers_configuration() -> None:
+    (arm,) = (arm for arm in TABLE1.arms("paper") if arm.name == at("FedBAT"))
+    assert isinstance(arm, Federated)
+    federation = load_federation(None, arm.settings)
+    assert federation.federation.rounds == 100 and federation.tiers["all"].count == 100
+    assert federation.round.fraction * 100 == 10
+    assert federation.algorithm.arguments | {"batch": 64, "steps": 100, "lr": 0.1, "momentum": 0.0} == (
+        federation.algorithm.arguments
     )
+    assert federation.codec.options == {"rho": 6.0, "phi": 0.5, "statistics": 32}
+    assert federation.model.options == {"initial": "torch"}
 
 
-def test_at_scale_paper_every_method_is_run_under_every_partition() -> None:
-    names = {arm.name for arm in main.arms("paper")}
-    assert names == {main.name(method, each) for method in main.METHODS for each in (IID, DIRICHLET, LABELS)}
+def _printed(entry: Entry, swapped: Mapping[str, str] | None = None) -> Results:
+    """Return five runs of each cell with the paper's number. ``swapped``: arms in each other's place."""
+    noise, runs = np.random.default_rng(0), {}
+    for cell in (cell for grid in entry.grids for row in grid.rows.values() for cell in row):
+        assert cell is not None and cell.paper is not None
+        values = cell.paper / 100 + noise.normal(0, 1e-4, 5)
+        name = (swapped or {}).get(cell.arm, cell.arm)
+        runs[name] = {seed: Measurements({cell.figure: float(value)}) for seed, value in enumerate(values)}
+    return Results(runs)
 
 
-def test_accuracies_that_are_close() -> None:
-    found = _results(a=0.8, b=0.7, c=0.79)
-    assert close("a", "c", 0.011)(found).held and not close("a", "b", 0.011)(found).held
+@pytest.mark.parametrize("entry", TABLES, ids=lambda entry: entry.name)
+def test_the_papers_own_numbers_reproduce_every_claim(entry: Entry) -> None:
+    results = _printed(entry)
+    if entry is TABLE2:
+        results = Results({**_printed(TABLE1).runs, **results.runs})
+    assert {each.answer for each in verdicts(entry, results, 5)} == {"reproduced"}
 
 
-def test_rounds_to_a_share_of_another_arms_accuracy() -> None:
-    found = _results(a=0.8, b=0.7, c=0.2)
-    assert sooner("a", ("b", "c"), "a", 0.5)(found).held
-    assert sooner("a", ("b", "c"), "a", 0.9)(found).ours == "a 2.0, b 3.0, c 3.0"
-    assert not sooner("b", ("a",), "a", 0.9)(found).held
-    assert sooner("b", ("a",), "a", 0.9, slack=0.5)(found).held
+def test_rows_in_each_others_place_contradict_claims() -> None:
+    fedbat, sign = at("FedBAT"), at("SignSGD")
+    found = verdicts(TABLE1, _printed(TABLE1, {fedbat: sign, sign: fedbat}), 5)
+    contradicted = {each.claim.text for each in found if each.answer == "contradicted"}
+    assert {
+        "FedBAT ahead of EF",
+        "FedBAT ahead of SignSGD, Stoc",
+        "FedBAT within 1 pt of FedAvg",
+    } <= contradicted
 
 
-def test_at_equal_bytes_the_first_round_may_count() -> None:
-    lines = {"small": [{"sent": [(0.1, 0.3), (0.2, 0.6)]}], "large": [{"sent": [(1.0, 0.5), (2.0, 0.9)]}]}
-    found = Results([0], {}, lines)
-    assert ahead_at_equal_bytes("small", "large")(found).ours == "+10.00; large after round 1"
-    assert ahead_at_equal_bytes("large", "small")(found).held
+def test_a_small_run_has_the_tables_figures(tmp_path: Path) -> None:
+    arm = TABLE6.arms("smoke")[-1]
+    record = run_arm(Task(entry=TABLE6.name, arm=arm.name, scale="smoke", seed=0), arm, tmp_path)
+    assert record.figures["mean"] == pytest.approx(np.mean([y for _, y in record.lines["accuracy"]]))
+    assert results_of([record]).of(arm.name, "accuracy").shape == (1,)
 
 
-@pytest.mark.slow
-def test_the_counts_are_the_specifications() -> None:
-    figures = one_bit.count(None).figures  # type: ignore[arg-type]
-    assert figures["CNN, 1x28x28: bytes"] == 48_918
-    assert figures["CNN, 1x28x28, FedBAT: bits a parameter"] == pytest.approx(1.0012, abs=1e-4)
+def test_step_sizes_are_those_that_the_pilot_chose() -> None:
+    records = [each for each in read_records(PILOT, PUBLISHED) if each.scale == "cpu"]
+    tried = {record.arm for record in records}
+    for choice in PILOT.choices:
+        if tried.issuperset(choice.candidates.values()):
+            assert choice.of(results_of(records)) == CHOSEN[choice.name]
 
 
-def _bound(q2: float, sampled: int) -> float:
-    return theory.bound(100, apart=0.5, q2=q2, g2=3.0, sampled=sampled, start=2.0)
+def _run(seed: int) -> ArmRun:
+    return ArmRun(seed, "smoke", Path(), lambda _: None)
 
 
-def test_bounds_agree_where_the_theory_says_so() -> None:
-    assert _bound(2.0, 2) > _bound(2.0, 8) > _bound(0.0, 8)
-    # By hand: mu = 1, L = 4, gamma = 31, B = 2.5 / 8 + 12 + 8 * 16 * 3 with q = 0 and all clients.
-    assert _bound(0.0, 8) == pytest.approx(4 / 131 * (2 * (0.3125 + 12 + 384) + 16 * 2))
+def test_variances_are_the_theorems_terms(monkeypatch: pytest.MonkeyPatch) -> None:
+    def holds() -> list[bool]:
+        results = Results({"moments": {seed: theory.moments(_run(seed)) for seed in range(3)}})
+        return [check.test(results)[0] for check in theory.THEORY.checks]
+
+    assert all(holds())
+    monkeypatch.setattr("reproduce.fedbat.theory.draw", lambda m, alpha, zeta: 0.9 * draw(m, alpha, zeta))
+    assert not any(holds())
 
 
-def test_without_noise_in_what_is_sent_the_quadratic_is_solved() -> None:
-    generator = torch.Generator().manual_seed(0)
-    task = theory.SampledQuadratic(torch.randn(8, 10, generator=generator, dtype=torch.float64))
-    exact = theory.descend(task, 100, generator, binarized=False)
-    coarse = theory.descend(task, 100, generator, binarized=True)
-    assert exact.t[-1] == 500 and exact.gaps[-1] < 0.01 * exact.gaps[0]
-    assert exact.gaps[-1] < coarse.gaps[-1] < coarse.gaps[0]
-
-
-def test_a_slope_is_that_of_the_logarithms() -> None:
-    times = list(range(0, 5_000, 5))
-    assert theory.slope(times, [1.0, *(7 / t for t in times[1:])]) == pytest.approx(-1)
+def test_counts_are_the_specifications_and_grow_with_the_model() -> None:
+    (arm,), (check,) = TABLE4.arms("smoke"), TABLE4.checks
+    assert not isinstance(arm, Federated)
+    counted = arm.compute(_run(0))
+    assert check.test(Results({arm.name: {0: counted}}))[0]
+    sizes = [value for name, value in counted.figures.items() if name.endswith("bytes")]
+    assert len(sizes) == 4 and all(one < other for one, other in pairwise(sizes))
+    wrong = Measurements({**counted.figures, "CNN, 1x28x28: bytes": 48_919})
+    assert not check.test(Results({arm.name: {0: wrong}}))[0]

@@ -1,4 +1,4 @@
-"""FIARSE's entries: runs are measured and judged as they say."""
+"""FIARSE's entries: arms load, measures are right, and faults change verdicts."""
 
 from __future__ import annotations
 
@@ -9,92 +9,130 @@ import pytest
 
 import edgefl
 from edgefl.api.federation import load_federation
-from reproduce.entry import Federated
-from reproduce.fiarse.federations import Setup, fiarse
-from reproduce.fiarse.measures import (
-    above_all,
-    accuracies_and_exploration,
-    label,
-    largest_gap,
-    measured,
-    mostly_above,
-    reached,
-    sooner,
-    steadier,
-)
-from reproduce.results import Results, larger_lead
-from reproduce.submodel_accuracy import SubmodelAccuracy
+from edgefl.lab.deployment import deployed_submodel
+from reproduce.command import PUBLISHED
+from reproduce.entry import SCALES, Federated, Measurements, NotRunError, Results, Scale
+from reproduce.fiarse import ENTRIES, pilot
+from reproduce.fiarse.federations import CHOSEN, Setup, arm
+from reproduce.fiarse.measures import SubmodelAccuracy, accuracies, label, reached
+from reproduce.fiarse.tables import TABLES
+from reproduce.runs import read_records, results_of
+from reproduce.verdicts import verdicts
 
+NOT_RUN = ("CIFAR-100", "ScaleFL, AGNews", "FjORD, AGNews")
 TINY = Setup(
     (1 / 4, 1.0),
-    clients=3,
-    per_round=6,
-    rounds=4,
-    steps=10,
-    keep_every=1,
-    model={"name": "mlp", "options": {"hidden": [16]}},
-    data={"name": "digits", "train_samples": 600, "test_samples": 200, "partition": "dirichlet"},
+    3,
+    6,
+    {
+        "federation.rounds": 4,
+        "simulation.keep_every": 1,
+        "algorithm.steps": 10,
+        "model.name": "mlp",
+        "model.options": {"hidden": (16,)},
+        "data.name": "digits",
+        "data.train_samples": 600,
+        "data.test_samples": 200,
+        "data.partition": "dirichlet_clients",
+    },
 )
 
 
-@pytest.mark.slow
-def test_a_run_tells_the_accuracy_of_every_size_and_how_masks_move(tmp_path: Path) -> None:
-    arm = Federated("tiny", fiarse(TINY, {"min_keep": 4}), measured((1 / 8,)))
-    simulation = edgefl.simulate(
-        load_federation(None, {**arm.settings, "federation.seed": 1}), tmp_path / "run"
+@pytest.mark.parametrize("scale", SCALES)
+def test_arms_load_and_have_names_of_their_own(scale: Scale) -> None:
+    for entry in ENTRIES:
+        arms = entry.arms(scale)
+        assert len({each.name for each in arms}) == len(arms) > 0
+        for each in arms if not entry.shares else ():
+            assert isinstance(each, Federated)
+            load_federation(None, {**each.settings, "federation.seed": 1})
+
+
+def test_cells_and_figures_are_of_arms_that_exist() -> None:
+    for entry in ENTRIES:
+        names = {each.name for scale in SCALES for each in entry.arms(scale)}
+        shown = {cell.arm for grid in entry.grids for row in grid.rows.values() for cell in row if cell}
+        drawn = {arm for chart in entry.charts for arm in chart.arms}
+        tried = {arm for choice in entry.choices for arm in choice.candidates.values()}
+        lacking = {name for name in shown | drawn | tried if name not in names}
+        assert all(name.endswith(NOT_RUN) for name in lacking), lacking
+        cells = [*(claim.text for claim in entry.claims), *(claim.paper for claim in entry.claims)]
+        assert all(len(text) <= 40 for text in cells)
+
+
+def test_tables_have_the_settings_that_the_pilot_chose() -> None:
+    records = [each for each in read_records(pilot.ENTRY, PUBLISHED) if each.scale == "cpu"]
+    results = results_of(records)
+    for choice in pilot.ENTRY.choices:
+        if all(arm in results.runs for arm in choice.candidates.values()):
+            assert choice.of(results) == str(CHOSEN[choice.name]), choice.name
+
+
+def test_a_run_has_the_accuracy_of_every_size(tmp_path: Path) -> None:
+    settings = arm("FIARSE", TINY).settings
+    simulation = edgefl.simulate(load_federation(None, {**settings, "federation.seed": 1}), tmp_path / "run")
+
+    found = accuracies(simulation)
+    figures, lines = found.figures, found.lines
+    judge = SubmodelAccuracy(simulation)
+    whole = judge.by_class(deployed_submodel(judge.federation, judge.spec, tier="size1"), simulation.model)
+    assert judge.overall(whole) == pytest.approx(lines["global 1"][-1][1]) == figures["global 1"] > 0.5
+    assert figures["global"] == pytest.approx((figures["global 1"] + figures["global smallest"]) / 2)
+    assert judge.local("size1", np.ones(10)) == pytest.approx(np.ones(3))
+    assert sum(count for _, count in lines["clients"]) == 6
+    assert [gamma for gamma, _ in lines["sizes"]] == [1 / 16, 1 / 8, 1 / 4, 1 / 2, 1]
+    ever = [share for _, share in lines["ever trained"]]
+    assert ever == sorted(ever) and ever[0] > 0.25
+
+
+def test_permuted_test_labels_leave_chance(tmp_path: Path) -> None:
+    settings = {**arm("HeteroFL", TINY).settings, "federation.seed": 1}
+    simulation = edgefl.simulate(load_federation(None, settings), tmp_path / "run")
+    judge = SubmodelAccuracy(simulation)
+    labels = judge.dataset.test_y
+    right = judge.overall(
+        judge.by_class(deployed_submodel(judge.federation, judge.spec, tier="size1"), simulation.model)
     )
-    assert list(simulation.kept) == [1, 2, 3, 4]
 
-    found = arm.measure(simulation)
-    judge = SubmodelAccuracy.of(simulation)
-    whole = judge.by_class(judge.cut("size1"), simulation.model)
-    assert judge.overall(whole) == pytest.approx(found.lines["global 1"][-1][1])
-    last = [accuracy for _, accuracy in found.lines["global 1"][-3:]]
-    assert found.figures["global 1"] == pytest.approx(np.mean(last))
-    assert found.figures["global"] == pytest.approx(
-        (found.figures["global 1"] + found.figures["global 1/4"]) / 2
+    labels[:] = np.random.default_rng(0).permutation(labels)
+    assert (
+        judge.overall(
+            judge.by_class(deployed_submodel(judge.federation, judge.spec, tier="size1"), simulation.model)
+        )
+        < 0.25
+        < right
     )
-    assert found.figures["global 1"] > 0.5 and 0 <= found.figures["unseen 1/8"] <= 1
-    assert 0 < found.figures["local"] <= 1
-    assert judge.local("size1", np.ones(10)) == pytest.approx(1)
-
-    moved = accuracies_and_exploration(simulation)
-    ever = [share for _, share in moved.lines["ever trained"]]
-    assert ever == sorted(ever) and ever[0] > 0.25 and ever[-1] <= 1
-    assert moved.figures["explored 1"] == 1 and 0.24 < moved.figures["explored 1/4"] < 1
-    assert moved.figures["moved 1 1"] == 0 < moved.figures["moved 1 1/4"] < 1
 
 
-def test_sizes_are_called_as_the_paper_calls_them() -> None:
+def _figures(better: float, seed: int) -> Measurements:
+    noise = 0.002 * (seed % 3)
+    names = ("local", "global", "local smallest", "local 1", "local gap")
+    return Measurements({name: better + noise for name in names})
+
+
+def test_rows_shuffled_between_methods_change_verdicts() -> None:
+    levels = dict(zip(("HeteroFL", "FedRolex", "ScaleFL", "FIARSE"), (0.6, 0.5, 0.7, 0.8), strict=True))
+
+    def answers(levels: dict[str, float]) -> list[str]:
+        runs = {name: {seed: _figures(level, seed) for seed in range(5)} for name, level in levels.items()}
+        return [each.answer for each in verdicts(TABLES[0], Results(runs), 5)]
+
+    shuffled = levels | {"FIARSE": levels["FedRolex"], "FedRolex": levels["FIARSE"]}
+    assert answers(levels)[:2] == ["reproduced", "reproduced"]
+    assert answers(shuffled)[:2] == ["contradicted", "contradicted"]
+    assert answers(levels)[2] == "reproduced" and answers(shuffled)[2] == "contradicted"
+    assert answers(levels)[4] == "not run"
+
+
+def test_sizes_have_the_papers_names() -> None:
     assert [label(gamma) for gamma in (1 / 64, 0.04, 0.25, 0.36, 1.0)] == ["1/64", "0.04", "1/4", "0.36", "1"]
 
 
-def test_judges_hold_what_the_specification_accepts() -> None:
-    results = Results(
-        [0, 1, 2],
-        {
-            "a": [{"small": 0.6, "large": 0.7, "cover": 0.97}] * 3,
-            "b": [{"small": 0.3, "large": 0.7, "cover": 0.9}] * 2
-            + [{"small": 0.61, "large": 0.7, "cover": 0.9}],
-            "a, more": [{"small": 0.8, "large": 0.7}] * 3,
-            "b, more": [{"small": 0.4, "large": 0.7}] * 3,
-        },
-        {"a": [{"line": [(5, 0.2), (10, 0.5)]}] * 3, "b": [{"line": [(5, 0.3), (10, 0.4)]}] * 3},
-    )
-    assert not mostly_above("a", "b", ("small",))(results).held
-    assert above_all("a", ("b",), ("small",), every_seed=False)(results).held
-    assert not above_all("a", ("b",), ("small",))(results).held
-    assert largest_gap("b", ("a",), "small", "large")(results).held
-    assert not largest_gap("a", ("b",), "small", "large")(results).held
-    assert reached("a", "cover", 0.95)(results).held and not reached("b", "cover", 0.95)(results).held
-    assert sooner("a", "b", ("line",))(results).held and not sooner("b", "a", ("line",))(results).held
-    assert larger_lead(("a, more", "a"), ("b, more", "b"), "small")(results).held
+def test_rounds_to_the_target_count_one_more_without_it() -> None:
+    assert reached([(4, 0.6), (8, 0.71), (12, 0.6)]) == 8
+    assert reached([(4, 0.6), (8, 0.6)]) == 12
 
 
-def test_steadier_masks_move_less() -> None:
-    def run(small: float, large: float) -> dict[str, float]:
-        return {"first moved 1 s": 0.2, "first moved 1 l": 0.1, "moved 1 s": small, "moved 1 l": large}
-
-    for small, large, held in ((0.1, 0.05, True), (0.05, 0.06, False), (0.3, 0.05, False)):
-        results = Results([0], {"x": [run(small, large)]}, {"x": [{}]})
-        assert steadier("x", ("s", "l"), 1)(results).held == held
+def test_a_pilot_without_runs_chooses_nothing() -> None:
+    with pytest.raises(NotRunError):
+        pilot.ENTRY.choices[0].of(Results({}))

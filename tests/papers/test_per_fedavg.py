@@ -1,95 +1,57 @@
-"""Per-FedAvg's table: its rows can be spread over users at every scale, and its claims read the rows that were run."""
+"""Per-FedAvg's rows can be spread over users, and its theory runs on steps that are gradients."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from edgefl.algorithms.adaptive.fafed import fafed
 from edgefl.algorithms.adaptive.naive_adaptive import naive_adaptive
 from edgefl.algorithms.adaptive.stem import stem
 from edgefl.algorithms.baselines.sgd import sgd
-from edgefl.analysis.heterogeneity.labels import label_report
 from edgefl.api.federation import load_federation
 from edgefl.contract.algorithm import Algorithm, Phase
 from edgefl.data.groups import groups
-from edgefl.data.partition import histograms
 from reproduce.batched_clients import rescheduled, together
 from reproduce.entry import SCALES, Federated, Scale
-from reproduce.per_fedavg import bounds
-from reproduce.per_fedavg.bounds import ALPHA, EXACT, FO, Meta, local, whole
-from reproduce.per_fedavg.bounds import HF as THEORY_HF
-from reproduce.per_fedavg.heterogeneity import exchanged
-from reproduce.per_fedavg.judges import ahead, change
-from reproduce.per_fedavg.logistic import LANDSCAPE, USERS, Users, starting_point
-from reproduce.per_fedavg.personal import AFTER
-from reproduce.per_fedavg.rows import FEDAVG, HF
-from reproduce.per_fedavg.table1 import ENTRY, LARGER, MNIST_4, MNIST_10, MNIST_ROWS, SINGLE
-from reproduce.results import Results, larger_lead
+from reproduce.per_fedavg.table1 import TABLE1
+from reproduce.per_fedavg.theory import ALPHA, EXACT, FO, HF, Users, each_user
 from tests.invariants.fafed.tiny import Bowls, X
 from tests.invariants.fafed.tiny import whole as every_sample
 from tests.support.reference import Client, federated
 
-CLASSES = 10
 SAMPLES = {"mnist": (5421, 892), "cifar10_jpeg": (5000, 1000)}
 """Training and test samples of the rarest class."""
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_row_has_the_samples_that_its_users_are_given(scale: Scale) -> None:
-    for arm in ENTRY.arms(scale):
+    for arm in TABLE1.arms(scale):
         assert isinstance(arm, Federated)
         federation = load_federation(None, arm.settings)
         data, users = federation.data, federation.tiers["user"].count
         train, test = SAMPLES[data.name]
-        for a, most, used in (
-            (data.group_samples, train, data.train_samples),
-            (data.group_test_samples, test, data.test_samples),
-        ):
-            labels = np.tile(np.arange(CLASSES), most)[: used or None]
-            parts = groups(labels, users, a=a, single_class=data.single_class, seed=0)
+        for a, most in ((data.group_samples, train), (data.group_test_samples, test)):
+            parts = groups(np.tile(np.arange(10), most), users, a=a, single_class=data.single_class, seed=0)
             assert len(parts) == users and len(parts[0]) == 5 * a
 
 
-def results(**after: float) -> Results:
-    """Of one seed, accuracy after a step by arm."""
-    arms = {"mnist": MNIST_4, "main": LARGER, "single": SINGLE}
-    names = {f"{key}_{each}": row.arm(each) for key, row in arms.items() for each in (FEDAVG, HF)}
-    return Results(
-        [0],
-        {names[key]: [{AFTER: value}] for key, value in after.items()},
-        {names[key]: [{}] for key in after},
+def test_claims_have_the_direction_of_the_papers_numbers() -> None:
+    found = {claim.text: claim.paper for claim in TABLE1.claims}
+
+    assert (
+        found["HF above FedAvg: MNIST, tau 10"] == "+3.89"
+        and found["FedAvg above FO: CIFAR, alpha 0.01"] == "+10.65"
     )
-
-
-def test_a_method_is_ahead_in_the_rows_that_were_run() -> None:
-    found = results(mnist_FedAvg=0.5, mnist_HF=0.6)
-
-    judged = ahead(HF, FEDAVG, MNIST_ROWS)(found)
-
-    assert judged.held and judged.ours == f"{MNIST_4.name}: +10.00"
-    assert not ahead(FEDAVG, HF, MNIST_ROWS)(found).held
-    assert not ahead(HF, FEDAVG, (MNIST_10,))(found).held
-
-
-def test_leads_and_changes_are_compared_between_rows() -> None:
-    found = results(main_FedAvg=0.4, main_HF=0.5, single_FedAvg=0.5, single_HF=0.7)
-
-    single, larger = ((row.arm(HF), row.arm(FEDAVG)) for row in (SINGLE, LARGER))
-    assert larger_lead(single, larger, AFTER)(found).ours == "+20.00 against +10.00"
-    assert larger_lead(single, larger, AFTER)(found).held
-    assert not larger_lead(larger, single, AFTER)(found).held
-    assert change(HF, LARGER, SINGLE, AFTER, least=0, most=1)(found).held
-    assert not change(HF, LARGER, SINGLE, AFTER, least=-1, most=0)(found).held
-
-
-# -- per-FedAvg's theory entries ---------------------------------------------------------------------------
+    assert (
+        found["HF rises with the larger alpha"] == "+2.59"
+        and found["FO falls with the larger alpha"] == "-8.72"
+    )
+    assert len(found) == len(TABLE1.claims) == 31
 
 
 @pytest.fixture(scope="module")
@@ -97,65 +59,20 @@ def users() -> Users:
     return Users.drawn(torch.Generator().manual_seed(0))
 
 
-def _loss(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Of one sample."""
-    return torch.nn.functional.cross_entropy((w.view(2, -1) @ x)[None], y[None])
-
-
-def test_a_sample_keeps_b_l_and_rho(users: Users) -> None:
-    generator = torch.Generator().manual_seed(1)
-    for number in range(20):
-        x, y = users.x[number % USERS, number], users.y[number % USERS, number]
-        w, v = torch.randn(2, 4, generator=generator, dtype=torch.float64)
-
-        here, there = (torch.func.hessian(_loss)(at, x, y) for at in (w, w + 1e-4 * v))
-        assert torch.func.grad(_loss)(w, x, y).norm() <= LANDSCAPE.B
-        assert torch.linalg.matrix_norm(here, 2) <= LANDSCAPE.L
-        assert torch.linalg.matrix_norm(there - here, 2) <= LANDSCAPE.rho * 1e-4 * v.norm()
-
-
 def test_the_exact_direction_is_the_gradient_of_the_loss_after_a_step(users: Users) -> None:
-    w = torch.randn(1, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    w = torch.randn(2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     x, y = users.x[3], users.y[3]
 
-    def f(at: Tensor) -> Tensor:
+    def f(at: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(x @ at.T, y)
 
-    def after(at: Tensor) -> Tensor:
+    def after(at: torch.Tensor) -> torch.Tensor:
         return f(at - ALPHA * torch.func.grad(f)(at))
 
-    torch.testing.assert_close(Meta.of(users, 1).each(w)[0, 3], torch.func.grad(after)(w[0]))
-
-
-@pytest.mark.slow
-def test_all_samples_leave_fo_a_bias_that_is_the_hessians_product(users: Users) -> None:
-    w = starting_point(USERS) + 0.3
-    who = torch.arange(USERS)
-    fo, exact = (local(mode, USERS, batch=32).direction(w, whole(users, who)) for mode in (FO, EXACT))
-    found = bounds.bias(FO, users, w[:1], 32)
-
-    torch.testing.assert_close(found, (fo - exact).flatten(1).norm(dim=1))
-    assert found.min() > 1000 * bounds.bias(THEORY_HF, users, w[:1], 32).max()
-
-
-def test_the_theorems_right_side_falls_with_eps() -> None:
-    for mode in bounds.MODES:
-        sides = [bounds.theorem(mode, eps, math.log(2)) for eps in (0.04, 0.02, 0.01)]
-        assert sides == sorted(sides, reverse=True)
-
-
-def test_exchanged_rows_stay_with_as_many_users_and_make_them_alike() -> None:
-    labels = np.tile(np.arange(10), 600)
-    parts = groups(labels, 10, a=100, seed=0)
-
-    distances = []
-    for share in (0.0, 0.5, 1.0):
-        dealt = exchanged(parts, share, seed=1)
-        assert [len(own) for own in dealt] == [len(own) for own in parts]
-        assert np.array_equal(np.sort(np.concatenate(dealt)), np.sort(np.concatenate(parts)))
-        distances.append(label_report(histograms(labels, dealt, 10)).mean_tv2)
-    assert distances[0] == pytest.approx(0.4)
-    assert distances[0] > distances[1] > distances[2] and distances[2] < 0.02
+    torch.testing.assert_close(each_user(EXACT, users, w)[3], torch.func.grad(after)(w))
+    fo = torch.func.grad(f)(w - ALPHA * torch.func.grad(f)(w))
+    torch.testing.assert_close(each_user(FO, users, w)[3], fo)
+    assert (each_user(HF, users, w)[3] - torch.func.grad(after)(w)).norm() < 1e-6
 
 
 # -- clients simulated in one call are the clients simulated one by one ------------------------------------

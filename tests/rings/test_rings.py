@@ -16,7 +16,7 @@ def test_a_changed_room_asks_for_its_mirror_and_for_what_else_looks_at_it() -> N
         "tests/parity",
         "tests/web",
     ]
-    assert changed_rooms(["reproduce/page.py"]) == ["tests/papers", "tests/invariants"]
+    assert changed_rooms(["reproduce/pages.py"]) == ["tests/papers", "tests/invariants"]
     assert changed_rooms(["edgefl/wire/bits.py", "README.md"]) == ["tests/wire", "tests/e2e"]
     assert changed_rooms(["tests/server/updates/test_reassembly.py", "docs/testing.md"]) == ["tests/server"]
     assert changed_rooms(["tests/server/updates/test_reassembly.py", "tests/conftest.py"]) == ["tests"]

@@ -27,6 +27,7 @@ from edgefl.wire.regions import BlockRegion, EntryRegion
 from reproduce.embracingfl import accounting
 from tests.invariants.embracingfl.tiny import chunkings, tiny
 from tests.rings.rows import mostly_slow
+from tests.support import memory_bounds
 from tests.support.errors import ModelError, refuses
 
 
@@ -58,7 +59,7 @@ def test_the_strong_tier_has_no_prefix_and_no_record() -> None:
     part = tiers("resnet20")["strong"].of(resnet20())
     assert part.prefix == () and part.groups == ()
     assert part.boundary.shape == (3, 32, 32)
-    assert accounting.record(part, 390) == 0
+    assert memory_bounds.record(part, 390) == 0
 
 
 @pytest.mark.parametrize(
@@ -89,15 +90,15 @@ def test_forward_peaks_of_transformers_and_language_models_are_found() -> None:
     chunk = OutputSide(small, 2).prefix[0]
     weights = sum(tensor.numel() for tensor in chunk.module.state_dict().values())
     # At least the feed-forward layer's 4 x 12 values per token are alive at once, for 2 samples of 6 tokens.
-    assert accounting.m_forward(chunk, 2) - weights >= 2 * 6 * 48
+    assert memory_bounds.m_forward(chunk, 2) - weights >= 2 * 6 * 48
 
     words = build_model("lstm_lm", length=5, vocabulary=20, features=6, hidden=4)
-    assert accounting.m_forward(OutputSide(words, 2).prefix[0], 2) > 0
+    assert memory_bounds.m_forward(OutputSide(words, 2).prefix[0], 2) > 0
 
 
 def test_recurrent_stacks_count_10_values_per_unit_layer_and_step() -> None:
     words = build_model("lstm_lm", length=5, vocabulary=20, features=6, hidden=4, layers=2)
-    counts = {name: a for name, _, a in accounting.per_unit(words)}
+    counts = {name: a for name, _, a in memory_bounds.per_unit(words)}
 
     assert counts == {"embedding": 0, "lstm": 10 * 4 * 2 * 5, "decoder": 5 * 20}
 
@@ -146,20 +147,20 @@ def test_the_paper_s_lstm_record_is_66_560_floats_per_sample() -> None:
 def test_peak_bounds_of_the_tiers_of_resnet20() -> None:
     spec = resnet20()
     parts = {name: tier.of(spec) for name, tier in tiers("resnet20").items()}
-    peaks = {name: accounting.m_peak(part) for name, part in parts.items()}
+    peaks = {name: memory_bounds.m_peak(part) for name, part in parts.items()}
     assert peaks["strong"] > peaks["moderate"] > peaks["weak"]
     weak = parts["weak"]
-    assert accounting.m_train(weak) == 3 * 206_346 + 2 * 917_824 + 32 * 8_192
+    assert memory_bounds.m_train(weak) == 3 * 206_346 + 2 * 917_824 + 32 * 8_192
     # H (stage 1 maps) and Hnew (stage 2 maps) coexist while the second chunk runs.
-    assert accounting.record(weak, 390) == 390 * (16_384 + 8_192)
-    assert accounting.record(parts["moderate"], 390) == 390 * 16_384
-    in_ram = accounting.m_peak(weak, samples=390, record_in_ram=True)
-    assert in_ram == peaks["weak"] + accounting.record(weak, 390)
+    assert memory_bounds.record(weak, 390) == 390 * (16_384 + 8_192)
+    assert memory_bounds.record(parts["moderate"], 390) == 390 * 16_384
+    in_ram = memory_bounds.m_peak(weak, samples=390, record_in_ram=True)
+    assert in_ram == peaks["weak"] + memory_bounds.record(weak, 390)
 
 
 def test_a_dense_layer_frozen_in_one_chunk_may_need_more_than_training() -> None:
     weak = tiers("cnn")["weak"].of(cnn())
-    assert accounting.m_peak(weak, batch=1) > accounting.m_train(weak, batch=1)
+    assert memory_bounds.m_peak(weak, batch=1) > memory_bounds.m_train(weak, batch=1)
 
 
 def test_wrong_cuts_chunks_and_presets_are_refused() -> None:

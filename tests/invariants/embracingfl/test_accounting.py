@@ -20,6 +20,7 @@ from edgefl.submodels.width.submodel import Width
 from edgefl_export.compiler.compiler import target_of
 from reproduce.embracingfl import accounting
 from tests.rings.rows import mostly_slow
+from tests.support import memory_bounds
 
 RESNET20_UNITS = [
     ("stem", 464, 16_384),
@@ -95,7 +96,7 @@ built = cache(build_model)
     ],
 )
 def test_i8_costs_of_every_unit(name: str, rows: list[tuple[str, int, int]], total: tuple[int, int]) -> None:
-    assert list(accounting.per_unit(built(name))) == rows
+    assert list(memory_bounds.per_unit(built(name))) == rows
     assert (sum(row[1] for row in rows), sum(row[2] for row in rows)) == total
 
 
@@ -152,7 +153,9 @@ def test_i8_sanity_numbers_of_the_memory_section() -> None:
     parts = {name: tier.of(spec) for name, tier in tiers("resnet20").items()}
     megabytes = {name: accounting.tier(part).mem * 4 / 1e6 for name, part in parts.items()}
     assert megabytes == pytest.approx({"strong": 57.8, "moderate": 24.1, "weak": 9.0}, abs=0.05)
-    rows = {name: 390 * accounting.elements(parts[name].boundary) * 4 / 1e6 for name in ("moderate", "weak")}
+    rows = {
+        name: 390 * memory_bounds.elements(parts[name].boundary) * 4 / 1e6 for name in ("moderate", "weak")
+    }
     assert rows == pytest.approx({"moderate": 25.6, "weak": 12.8}, abs=0.05)
 
 
@@ -160,9 +163,9 @@ def test_i8_the_most_expensive_frozen_unit_needs_three_live_maps() -> None:
     weak = tiers("resnet20")["weak"].of(built("resnet20"))
     first = weak.prefix[0]
     weights = sum(tensor.numel() for tensor in first.module.state_dict().values())
-    live = accounting.m_forward(first) - weights
+    live = memory_bounds.m_forward(first) - weights
     assert live == pytest.approx(3 * 32 * 16 * 32 * 32, rel=1e-3)  # 1.57M: input, middle, output
-    assert accounting.m_forward(first) < accounting.tier(weak).mem
+    assert memory_bounds.m_forward(first) < accounting.tier(weak).mem
 
 
 def test_i8_holds_after_an_export_in_the_same_process() -> None:
@@ -189,7 +192,7 @@ def test_i9_costs_never_grow_with_the_cut(name: str) -> None:
     assert accounting.capacity(parts[0]) == 1.0
     assert [count.p for count in counts] == sorted((count.p for count in counts), reverse=True)
     assert [count.a for count in counts] == sorted((count.a for count in counts), reverse=True)
-    training = [accounting.m_train(part, spec.accounting_batch) for part in parts]
+    training = [memory_bounds.m_train(part, spec.accounting_batch) for part in parts]
     if (
         spec.name != "bilstm"
     ):  # its boundary grows from T word numbers to T*E embeddings, and a does not count them

@@ -17,7 +17,7 @@ from edgefl.contract.tensors import Tensors
 from edgefl.wire.tensors import Arrays
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 from reproduce.embracingfl import theory
-from reproduce.embracingfl.partial_synchronization import averaged, similarities, svcca, synchronised
+from reproduce.embracingfl.measures import averaged, similarities, svcca, synchronised
 from tests.invariants.embracingfl.tiny import samples, tiny
 from tests.support.errors import ConfigError, refuses
 
@@ -159,18 +159,18 @@ def test_i15_is_the_mean_of_the_canonical_correlations() -> None:
 
 def test_i16_first_half_sync_equals_synchronised_layers_only() -> None:
     spec = tiny("resnet8")
-    held_out = [samples(spec, 16, seed)[0] for seed in (7, 8)]
+    held_out, _ = samples(spec, 16, 7)
     models = [_apart(dict(spec.weights), seed) for seed in range(3)]
-    regions = synchronised(spec, "first_half", cut=3)
 
     before = similarities(spec, models, held_out)
-    after = similarities(spec, averaged(models, regions), held_out)
+    after = similarities(spec, averaged(models, synchronised(spec, "first_half")), held_out)
 
-    for unit in ("stem", "block1", "block2"):
-        assert before[unit].largest < 1.0 - 1e-4
-        assert (after[unit].mean, after[unit].largest) == pytest.approx((1.0, 1.0), abs=1e-9)
-    for unit in ("block3", "head"):
-        assert after[unit].largest < 1.0 - 1e-4
+    assert spec.units == ("stem", "block1", "block2", "block3", "head")  # the half is cut behind block 1
+    for unit in ("stem", "block1"):
+        assert max(before[unit]) < 1.0 - 1e-4
+        assert after[unit] == pytest.approx([1.0] * 3, abs=1e-9)
+    for unit in ("block2", "block3", "head"):
+        assert max(after[unit]) < 1.0 - 1e-4
 
 
 def _apart(weights: Tensors, seed: int) -> Tensors:

@@ -14,14 +14,14 @@ from edgefl.algorithms.adaptive.naive_adaptive import naive_adaptive
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors
 from reproduce.batched_clients import together
-from reproduce.fafed import three_clients
-from reproduce.fafed.counterexample import BETAS, ETAS, drift, naive, path, practical, theory, walked
+from reproduce.fafed import theorems
+from reproduce.fafed.theorems import BETAS, ETAS, drift, naive, path, practical, theory, walked
 from tests.invariants.fafed.tiny import Bowls, X, traced, whole
 from tests.rings.rows import mostly_slow
 from tests.support.reference import Completed, FederationState, federated
 
-CLIENTS = three_clients.clients()
-START = three_clients.weights()
+CLIENTS = theorems.clients()
+START = theorems.weights()
 SWEEP = {
     (beta, eta): value
     for beta, row in {
@@ -52,7 +52,7 @@ def naive_together() -> Algorithm:
 
 
 def exchanges(algorithm, rounds: int, standing: FederationState | None = None) -> list[Completed]:  # type: ignore[no-untyped-def]
-    run = federated(algorithm, START, CLIENTS, rounds=rounds, feed=three_clients.feed, standing=standing)
+    run = federated(algorithm, START, CLIENTS, rounds=rounds, feed=theorems.feed, standing=standing)
     return list(run)
 
 
@@ -71,11 +71,11 @@ def test_01_the_naive_method_reproduces_the_table() -> None:
     }
     bar = (10.04714045, 10.08563047, 10.12126530, 10.15569182, 10.18955852, 10.22315536)
     for t, done in enumerate(exchanges(naive(q=1), 6), start=1):
-        found = [float(done.carries[i][f"v.{three_clients.NAME}"]) for i in range(3)]
+        found = [float(done.carries[i][f"v.{theorems.NAME}"]) for i in range(3)]
         assert found == pytest.approx([v[t][0], v[t][1], v[t][1]], abs=1e-12)
-        sent = [float(done.updates[i][three_clients.NAME]) for i in range(3)]
+        sent = [float(done.updates[i][theorems.NAME]) for i in range(3)]
         assert sent == pytest.approx([before[t][0], before[t][1], before[t][1]], abs=6e-9)
-        assert float(done.weights[three_clients.NAME]) == pytest.approx(bar[t - 1], abs=6e-9)
+        assert float(done.weights[theorems.NAME]) == pytest.approx(bar[t - 1], abs=6e-9)
 
 
 @pytest.mark.sample(2)
@@ -132,15 +132,15 @@ def test_01_a_gradient_of_zero_makes_no_step() -> None:
 
 def test_23_first_numbers_of_fafed() -> None:
     opening, first, *_, last = exchanges(practical(lr=0.1, alpha=0.9), 21)
-    assert float(opening.weights[three_clients.NAME]) == pytest.approx(9.98263757, abs=6e-9)
-    assert float(opening.server_state[f"v/{three_clients.NAME}"]) == pytest.approx(44 / 3, abs=1e-12)
-    assert float(opening.server_state[f"m/{three_clients.NAME}"]) == pytest.approx(2 / 3, abs=1e-12)
-    assert float(first.weights[three_clients.NAME]) == pytest.approx(9.89582542, abs=6e-9)
-    assert float(last.weights[three_clients.NAME]) == pytest.approx(8.2463946, abs=6e-8)
+    assert float(opening.weights[theorems.NAME]) == pytest.approx(9.98263757, abs=6e-9)
+    assert float(opening.server_state[f"v/{theorems.NAME}"]) == pytest.approx(44 / 3, abs=1e-12)
+    assert float(opening.server_state[f"m/{theorems.NAME}"]) == pytest.approx(2 / 3, abs=1e-12)
+    assert float(first.weights[theorems.NAME]) == pytest.approx(9.89582542, abs=6e-9)
+    assert float(last.weights[theorems.NAME]) == pytest.approx(8.2463946, abs=6e-8)
 
 
 def test_23_first_estimates_of_fafed() -> None:
-    found = traced(practical(lr=0.1, alpha=0.9), dict(START), CLIENTS, rounds=2, feed=three_clients.feed)
+    found = traced(practical(lr=0.1, alpha=0.9), dict(START), CLIENTS, rounds=2, feed=theorems.feed)
     m, v = ([float(getattr(each, name)) for each in found.steps[0]] for name in ("m", "v"))
     assert m == pytest.approx([5.46667, -1.73333, -1.73333], abs=6e-6)
     assert v == pytest.approx([25.3333, 9.3333, 9.3333], abs=6e-5)
@@ -164,7 +164,7 @@ def test_23_the_bias_of_a_constant_step_shrinks_with_it(eta: float, alpha: float
     for at, standing in states.items():
         for done in exchanges(practical(eta, alpha), at // 5 + 4, standing):
             expected = bars[done.number - 1]
-            assert float(done.weights[three_clients.NAME]) == pytest.approx(expected, rel=1e-9)
+            assert float(done.weights[theorems.NAME]) == pytest.approx(expected, rel=1e-9)
 
 
 # -- full convergence ------------------------------------------------------------------------------------------
@@ -183,7 +183,7 @@ def scalar(
 
     ``states`` is filled with where the federation stands after the iterations that are its keys.
     """
-    slopes, beta, keep = three_clients.SLOPES, 0.5, 1 - alpha
+    slopes, beta, keep = theorems.SLOPES, 0.5, 1 - alpha
 
     def slope(a: float, x: float) -> float:
         return 2 * a * (x if abs(x) <= 1 else math.copysign(1.0, x))
@@ -213,7 +213,7 @@ def _standing(t: int, bar: float, m: float, v: float, previous: list[float]) -> 
     def tensor(value: float) -> Tensors:
         return torch.full((1,), value, dtype=torch.float64)  # type: ignore[return-value]
 
-    x = three_clients.NAME
+    x = theorems.NAME
     carries = {i: {f"previous.{x}": tensor(value)} for i, value in enumerate(previous)}
     return FederationState({x: tensor(bar)}, {f"m/{x}": tensor(m), f"v/{x}": tensor(v)}, carries, t // 5 + 1)
 
@@ -230,4 +230,4 @@ def test_23_with_the_theorys_parameters_fafed_converges_fully() -> None:
     for at, standing in states.items():
         for done in exchanges(theory(), at // 5 + 7, standing):
             expected = bars[done.number - 1]
-            assert float(done.weights[three_clients.NAME]) == pytest.approx(expected, rel=1e-9)
+            assert float(done.weights[theorems.NAME]) == pytest.approx(expected, rel=1e-9)

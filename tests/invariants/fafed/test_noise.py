@@ -15,7 +15,7 @@ from edgefl.contract.algorithm import Algorithm, Function
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed, select
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
-from reproduce.fafed.three_clients import Itself
+from reproduce.fafed.theorems import Itself
 from tests.invariants.embracingfl.tiny import tiny
 from tests.invariants.fafed.tiny import X, traced
 from tests.rings.rows import mostly_slow

@@ -13,7 +13,7 @@ from edgefl.algorithms.adaptive.schedules import Constant, Decaying, TheorySteps
 from edgefl.algorithms.adaptive.stem import stem
 from edgefl.contract.algorithm import Algorithm
 from edgefl.errors import ConfigError
-from reproduce.fafed import three_clients
+from reproduce.fafed import theorems
 from tests.invariants.fafed.tiny import GOLDEN, Bowls, X, close, whole
 from tests.support.reference import federated
 
@@ -192,4 +192,4 @@ def test_the_original_schedule_of_stem_couples_alpha_to_the_step_before() -> Non
 )
 def test_numbers_out_of_range_are_named(make, options: dict[str, object], named: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ConfigError, match=named):
-        make(three_clients.objective(), batch=1, **options)
+        make(theorems.objective(), batch=1, **options)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from edgefl.contract.algorithm import Algorithm
 from edgefl.contract.tensors import Tensors, TensorSpec, prefixed
 from edgefl.objective.objective import Objective
-from reproduce.fafed.three_clients import Itself
+from reproduce.fafed.theorems import Itself
 from tests.support.reference import Client, Completed, FederationState, Feed, MakeFeed, federated
 
 X = "point.x"

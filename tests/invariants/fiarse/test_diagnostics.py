@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -29,7 +30,7 @@ from edgefl.submodels.importance.thresholds import (
     scales,
 )
 from edgefl.submodels.output_side.submodel import OutputSide
-from reproduce.fiarse.diagnostics import MaskExploration, global_metric, local_metric, per_size
+from reproduce.fiarse.measures import exploration
 from tests.invariants.fiarse.tiny import cut_vector, framework_default, he_fan_out, mac_fraction, vector
 from tests.rings.rows import mostly_slow
 from tests.support.arrays import as_tensors
@@ -38,8 +39,21 @@ from tests.support.errors import ModelError, refuses
 SIZES = (0.1, 0.4)
 
 
-def masks_of(x: np.ndarray) -> dict[float, dict[str, Mask]]:
-    return {size: {"x": cut_vector(x, size)[1]} for size in SIZES}
+class VectorCut:
+    """Submodel of one tensor x, of a size."""
+
+    def __init__(self, size: float) -> None:
+        self.size = size
+
+    def cut_of(self, weights: Mapping[str, np.ndarray]) -> VectorCut:
+        self.masks: dict[str, Mask] = {"x": cut_vector(weights["x"], self.size)[1]}
+        return self
+
+
+def moves(*vectors: np.ndarray) -> dict[str, list[tuple[float, float]]]:
+    """Return the curves of rounds that begin with these values."""
+    first, *after = ({"x": x} for x in (*vectors, vectors[-1]))
+    return exploration(first, enumerate(after), {size: VectorCut(size) for size in SIZES})  # type: ignore[misc]
 
 
 def cut_model(
@@ -53,60 +67,33 @@ def cut_model(
 # 28. Exploration
 
 
-@given(seed=st.integers(0, 999), rounds=st.lists(st.sets(st.sampled_from(SIZES)), min_size=1, max_size=8))
-def test_inv28_coverage_never_falls_and_begins_at_the_size_s_share(seed, rounds) -> None:
-    generator, tracker = np.random.default_rng(seed), MaskExploration()
-    before, seen = dict.fromkeys(SIZES, 0.0), set()
-    ever = 0.0
-    for participating in rounds:
-        moved = tracker.add(masks_of(generator.normal(size=50).astype(np.float32)), participating)
-        seen |= participating
-        for size in SIZES:
-            assert before[size] <= moved.exploration[size] <= 1.0
-            assert moved.exploration[size] >= math.floor(size * 50) / 50 * (size in seen)
-            assert size in participating or moved.exploration[size] == before[size]
-        assert ever <= moved.ever_trained <= 1.0
-        assert moved.ever_trained >= max(moved.exploration.values())
-        before, ever = dict(moved.exploration), moved.ever_trained
+@given(seed=st.integers(0, 999), count=st.integers(1, 8))
+def test_inv28_coverage_never_falls_and_begins_at_the_size_s_share(seed, count) -> None:
+    generator = np.random.default_rng(seed)
+    lines = moves(*(generator.normal(size=50).astype(np.float32) for _ in range(count)))
+    for size in SIZES:
+        explored = [share for _, share in lines[f"explored {size}"]]
+        assert explored == sorted(explored) and explored[0] == size and explored[-1] <= 1.0
 
 
 def test_inv28_exploration_and_difference_by_hand() -> None:
-    tracker = MaskExploration(lags=(1, 2))
     # k = 1 and 4 of 10; the largest entries move from the front to the back.
     first = vector(9, 8, 7, 6, 5, 4, 3, 2, 1, 0)
     second = vector(8, 9, 7, 0, 5, 6, 3, 2, 1, 0)
-    moved = tracker.add(masks_of(first), {0.4})
-    assert moved.exploration == {0.1: 0.0, 0.4: 0.4}
-    assert moved.difference == {0.1: {}, 0.4: {}}
-    moved = tracker.add(masks_of(second), {0.1, 0.4})
-    assert moved.exploration == {0.1: 0.1, 0.4: 0.5}
-    assert moved.ever_trained == 0.5
-    assert moved.difference == {0.1: {1: 1.0}, 0.4: {1: 0.25}}
-    moved = tracker.add(masks_of(first[::-1].copy()), {0.1})
-    assert moved.exploration == {0.1: 0.2, 0.4: 0.5}
-    assert moved.ever_trained == 0.6
-    # second to third of size .4: {0, 1, 2, 5} to {6, 7, 8, 9}; first to third: {0, 1, 2, 3} to the same.
-    assert moved.difference == {0.1: {1: 1.0, 2: 1.0}, 0.4: {1: 1.0, 2: 1.0}}
+    lines = moves(first, second, first[::-1].copy())
+    assert lines["ever trained"] == [(0, 0.4), (1, 1.0), (2, 1.0)]
+    assert lines["explored 0.1"] == [(0, 0.1), (1, 0.2), (2, 0.3)]
+    assert lines["explored 0.4"] == [(0, 0.4), (1, 0.5), (2, 0.9)]
+    # second to third of size .4: {0, 1, 2, 5} to {6, 7, 8, 9}
+    assert lines["moved 1 0.1"] == [(1, 1.0), (2, 1.0)] and lines["moved 1 0.4"] == [(1, 0.25), (2, 1.0)]
 
 
 def test_inv28_equal_masks_differ_by_nothing_at_any_lag() -> None:
-    tracker, x = MaskExploration(lags=(1, 3)), np.random.default_rng(5).normal(size=30).astype(np.float32)
-    moved = [tracker.add(masks_of(x * np.float32(scale)), SIZES) for scale in (1, 2, 3, 4)]
-    assert moved[-1].difference == {size: {1: 0.0, 3: 0.0} for size in SIZES}
-    assert set(moved[1].difference[0.1]) == {1}
-
-
-def test_inv28_rounds_that_do_not_match_are_refused() -> None:
-    tracker = MaskExploration()
-    tracker.add(masks_of(vector(*range(10))), ())
-    with refuses(ModelError, size=0.7):
-        tracker.add(masks_of(vector(*range(10))), {0.7})
-    with refuses(ModelError, sizes=[0.1]):
-        tracker.add({0.1: masks_of(vector(*range(10)))[0.1]}, ())
-    with refuses(ModelError, size=0.1, entries=20):
-        tracker.add(masks_of(vector(*range(20))), ())
-    with refuses(ModelError, lags=(0,)):
-        MaskExploration(lags=(0,))
+    x = np.random.default_rng(5).normal(size=30).astype(np.float32)
+    lines = moves(*(x * np.float32(scale) for scale in range(1, 13)))
+    for size in SIZES:
+        assert [y for _, y in lines[f"moved 1 {size}"]] == [0] * 11
+        assert lines[f"moved 10 {size}"] == [(10, 0), (11, 0)]
 
 
 # 30. Evaluation
@@ -125,18 +112,6 @@ def test_inv30_evaluation_never_writes_to_the_global_model() -> None:
     objective.evaluate(masked, x, torch.zeros(6, dtype=torch.int64), torch.ones(6))
     check_liveness(spec, found)
     assert {name: array.tobytes() for name, array in spec_arrays(spec).items()} == before
-
-
-def test_inv30_local_is_the_mean_of_per_size_means() -> None:
-    equal = [(1.0, 0.9), (0.25, 0.4), (1.0, 0.7), (0.25, 0.8)]
-    assert per_size(equal) == {0.25: pytest.approx(0.6), 1.0: pytest.approx(0.8)}
-    assert local_metric(equal) == pytest.approx(np.mean([accuracy for _, accuracy in equal]))
-    unequal = [*equal, (1.0, 0.2)]
-    assert local_metric(unequal) == pytest.approx((0.6 + 0.6) / 2)
-    assert local_metric([(1.0, 0.5), (1.0, 0.5), (1.0, 0.5), (0.25, 0.1)]) == pytest.approx(0.3)
-    # The paper's own columns of Table 4, CIFAR-10, FIARSE: Local 79.65.
-    columns = {1 / 64: 73.84, 1 / 16: 80.00, 1 / 4: 80.40, 1.0: 84.36}
-    assert round(local_metric(columns.items()), 2) == round(global_metric(columns), 2) == 79.65
 
 
 # 31. Liveness

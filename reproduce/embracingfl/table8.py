@@ -1,0 +1,77 @@
+"""EmbracingFL's Table 8: time of a batch on a phone, measured on the engines of this machine.
+
+Medians of runs by turns on one core, so only shares of the strong tier's time are judged. Forward: all chunks of the
+multi-step forward pass and the trained units; backward: the rest of a training step. Width reduction keeps 0.45 and 0.2 of
+the channels; its strong tier is the same whole model. I/O is not measured. Seeds are repetitions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import product
+
+from benchmarks.device_table import EMBRACING, TIERS, WIDTH, TableSettings, measure
+from edgefl.wire.bundle.formats import FORMATS
+from reproduce.entry import ArmRun, Cell, Claim, Computed, Entry, Grid, Measurements, Scale, lead, note_of
+
+# fmt: off
+COLUMNS = (EMBRACING, "I/O", WIDTH)
+PHONE = {
+    "forward, strong": (2095.4, None, 2010.7), "backward, strong": (419643.8, None, 421047.5),
+    "forward, moderate": (2095.4, 678.4, 1431.0), "backward, moderate": (197265.0, None, 317669.7),
+    "forward, weak": (2095.4, 1316.8, 936.7), "backward, weak": (85448.3, None, 187580.4),
+}
+"""Milliseconds of COLUMNS: ResNet-20, 32 samples, a OnePlus 9 Pro."""
+# fmt: on
+
+
+def timed(engine: str, settings: TableSettings, run: ArmRun) -> Measurements:
+    """Return milliseconds by "pass, tier, method", and their shares of the strong tier's."""
+    times = measure(replace(settings, engines=(engine,)), run.progress)
+    figures: dict[str, float] = {}
+    whole = {row.method: row for row in times if row.tier == "strong"}
+    for row, part in product(times, ("forward", "backward")):
+        ms, name = getattr(row, f"{part}_ms"), f"{part}, {row.tier}, {row.method}"
+        figures |= {name: ms, f"{name}, share": ms / getattr(whole[row.method], f"{part}_ms")}
+    return Measurements(figures)
+
+
+def arms(scale: Scale) -> list[Computed]:
+    """Return an arm for each engine."""
+    small, whole = TableSettings(("resnet8",), batch=8, steps=1, repeat=3), TableSettings(("resnet20",))
+    settings = small if scale == "smoke" else whole
+    return [Computed(each, partial(timed, each, settings), asdict(settings)) for each in FORMATS]
+
+
+def share(text: str, paper: str, *pairs: tuple[str, str], margin: float | None = None) -> Claim:
+    """Return the claim that the first share of each pair is larger on every engine, or equal within ``margin``."""
+    contrasts = [lead(at, at, f"{a}, share", other_figure=f"{b}, share") for at in FORMATS for a, b in pairs]
+    return Claim(text, contrasts, paper, margin=margin, unit=1)
+
+
+def phone(engine: str) -> Grid:
+    """Return the paper's table, with the times of an engine."""
+    rows = {
+        row: [Cell(engine, f"{row}, {name}", ms, digits=1) if ms else None for name, ms in zip(COLUMNS, own, strict=True)]
+        for row, own in PHONE.items()
+    }  # fmt: skip
+    return Grid("pass, tier", COLUMNS, rows, f"{engine} (in brackets: the phone)")
+
+
+E_STRONG, E_MODERATE, E_WEAK = (f"backward, {tier}, {EMBRACING}" for tier in TIERS)
+W_MODERATE, W_WEAK = (f"backward, {tier}, {WIDTH}" for tier in TIERS[1:])
+FORWARD = [f"forward, {tier}, {EMBRACING}" for tier in TIERS]
+# fmt: off
+ENTRY = Entry(
+    "embracingfl/table8", "Table 8: time of a batch on a device, ms", arms, grids=[phone(engine) for engine in FORMATS],
+    claims=[
+        share("backward: shorter in smaller tiers", "+0.53; +0.27",
+              (E_STRONG, E_MODERATE), (E_MODERATE, E_WEAK)),
+        share("backward: shorter than width reduction's", "+0.28; +0.24",
+              (W_MODERATE, E_MODERATE), (W_WEAK, E_WEAK)),
+        share("forward: equal in all tiers, within 5 %", "0; 0",
+              (FORWARD[1], FORWARD[0]), (FORWARD[2], FORWARD[0]), margin=0.05),
+    ],
+    note=note_of(__doc__),
+)

@@ -1,0 +1,319 @@
+"""Pages of results: one for each table or figure of a paper, shown as in the paper, and the overview of all verdicts."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from edgefl.analysis.charts import line_chart
+from edgefl.system.files import write_text
+from reproduce.entry import SCALES, Cell, Chart, Choice, Entry, Grid, NotRunError, Results, Scale
+from reproduce.runs import Record, read_records, results_of
+from reproduce.verdicts import ANSWERS, LEVEL, Verdict, prediction, verdicts
+
+OVERVIEW = "README.md"
+FAILS = "**fails**"
+"""State of an exact check that does not hold."""
+PAPERS = {
+    "embracingfl": "EmbracingFL",
+    "fedbat": "FedBAT",
+    "per_fedavg": "Per-FedAvg",
+    "fiarse": "FIARSE",
+    "fafed": "FAFED",
+}
+
+
+class EntryResults:
+    """Records of an entry at one scale, and the verdicts on its claims.
+
+    Args:
+        entry: the entry.
+        out: folder of its records.
+        scale: scale to read; None: the one at which most claims are decided, and the largest of these.
+    """
+
+    def __init__(self, entry: Entry, out: Path, scale: Scale | None = None) -> None:
+        records = read_records(entry, out)
+        self.entry = entry
+        self.scale: Scale | None = None
+        self.records: Sequence[Record] = []
+        self.results = Results({})
+        self.verdicts: Sequence[Verdict] = verdicts(entry, self.results, 2)
+        self.others: dict[Scale, int] = {}
+        tested = -1
+        for each in reversed(SCALES) if scale is None else [scale]:
+            own = [record for record in records if record.scale == each]
+            # Numbers of scale smoke mean nothing: they decide no claim.
+            fewest = entry.seeds[each] if each != "smoke" else len(own) + 1
+            found = verdicts(entry, results_of(own), fewest)
+            decided = sum(verdict.p == verdict.p for verdict in found)
+            if own and decided > tested:
+                tested, self.scale, self.records, self.verdicts = decided, each, own, found
+                self.results = results_of(own)
+        self.others = Counter(record.scale for record in records if record.scale != self.scale)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Seeds of all runs, sorted."""
+        return sorted({record.seed for record in self.records})
+
+    @property
+    def hours(self) -> float:
+        """Processor hours of all runs."""
+        return sum(record.cpu_seconds for record in self.records) / 3600
+
+    @property
+    def command(self) -> str:
+        """Command that repeats the runs."""
+        words = [f"python -m reproduce {self.entry.runs} --scale {self.scale or 'paper'}"]
+        run = list(dict.fromkeys(record.arm for record in self.records))
+        if self.scale and len(run) < len(self.entry.arms(self.scale)):
+            words += [f'--arm "{arm}"' for arm in run[:3]] + (["..."] if len(run) > 3 else [])
+        if any(record.device == "cuda" for record in self.records):
+            words.append("--device cuda")
+        return " ".join([*words, *([f"--seeds {','.join(map(str, self.seeds))}"] if self.seeds else [])])
+
+    def checks(self) -> list[tuple[str, str, str]]:
+        """Return (text, findings, ``holds``, ``fails`` or ``not run``) of each exact check."""
+        found = []
+        for check in self.entry.checks:
+            try:
+                holds, findings = check.test(self.results)
+                found.append((check.text, findings, "holds" if holds else FAILS))
+            except NotRunError:
+                found.append((check.text, "-", "not run"))
+        return found
+
+    def plain(self) -> dict[str, object]:
+        """Return verdicts and checks as an object for JSON."""
+        claims = [
+            dict(zip(("claim", "paper", "ours", "p", "verdict"), row, strict=True)) for row in self.claims()
+        ]
+        checks = [dict(zip(("check", "found", "state"), row, strict=True)) for row in self.checks()]
+        found = {"entry": self.entry.name, "scale": self.scale or "", "seeds": self.seeds}
+        return {**found, "claims": claims, "checks": checks}
+
+    def claims(self) -> list[tuple[str, ...]]:
+        """Return (text, the paper's numbers, ours, p, verdict) of each claim."""
+        return [
+            (v.claim.text, v.claim.paper or "-", v.ours, "-" if v.p != v.p else f"{v.p:.2g}", v.answer)
+            for v in self.verdicts
+        ]
+
+    @property
+    def answers(self) -> Counter[str]:
+        """Number of claims by answer."""
+        return Counter(each.answer for each in self.verdicts)
+
+    def summary(self, counts: Counter[str], length: int = 200) -> str:
+        """Return the number of claims by answer, or else of the checks that hold, in at most about ``length`` characters."""
+        told = [f"{counts[answer]} {answer}" for answer in ANSWERS if counts[answer]]
+        if len(", ".join(told)) > length:
+            told = [f"{counts[answer]} {answer[:7]}." for answer in ANSWERS if counts[answer]]
+        states = [state for *_, state in self.checks() if state != "not run"]
+        if states and (not told or length > 100 or FAILS in states):
+            told.append(f"{states.count('holds')} of {len(states)} checks hold")
+        return ", ".join(told) or ("run" if self.records else "not run")
+
+
+def write_page(entry: Entry, out: Path) -> EntryResults:
+    """Write the page and pictures of an entry beside its records, and return what they show."""
+    found = EntryResults(entry, out)
+    place = out / entry.name
+    place.parent.mkdir(parents=True, exist_ok=True)
+    pictures = [name for chart in entry.charts if (name := _picture(chart, found, place))]
+    write_text(place.with_suffix(".md"), page(found, pictures))
+    return found
+
+
+def page(found: EntryResults, pictures: Sequence[str] = ()) -> str:
+    """Return the page of an entry as Markdown."""
+    entry, records = found.entry, found.records
+    paper, _, _ = entry.name.partition("/")
+    lines = [f"# {PAPERS.get(paper, paper)}: {entry.title}", ""]
+    if records:
+        made = sorted(
+            {f"version {r.version}, {r.device}: {r.processor}" for r in records}
+            | {r.data for r in records if r.data}
+        )
+        lines += [
+            f"Scale `{found.scale}`, seeds {', '.join(map(str, found.seeds))}: **{found.summary(found.answers)}**; "
+            f"{found.hours:.1f} processor hours; `{found.command}`",
+            "",
+            f"Runs: {len(records)}; {'; '.join(made)}.",
+            "",
+        ]
+        if found.scale == "smoke":
+            lines += ["This is a test of the program: numbers of scale `smoke` mean nothing.", ""]
+        if found.others:
+            lines += [
+                "Also run: "
+                + ", ".join(f"{n} runs at scale `{each}`" for each, n in found.others.items())
+                + ".",
+                "",
+            ]
+    else:
+        lines += [f"**Not run.** {entry.needs or f'`{found.command}`'}", ""]
+    if records and entry.needs:
+        lines += [f"Not run here: {entry.needs}", ""]
+    if entry.note:
+        lines += [entry.note, ""]
+    if entry.other_data:
+        lines += [f"The data are {entry.other_data}, not the paper's: only differences are judged.", ""]
+    if entry.grids and records:
+        lines += [
+            "Cells: our mean ± the deviation of one run over the seeds, in brackets the paper's number.",
+            "",
+        ]
+    for each in entry.grids:
+        lines += table(each, found.results)
+    if entry.choices:
+        tried = [row for each in entry.choices for row in _tried(each, found.results)]
+        lines += _table(("setting", "value", "on validation data", "choice"), tried)
+    if entry.claims:
+        lines += [
+            f"Claims: differences with 95 % intervals; p of the paired t-test after Holm's correction (level {LEVEL}).",
+            "",
+            *_table(("claim", "paper", "ours", "p", "verdict"), found.claims()),
+        ]
+    if entry.checks:
+        lines += _table(("exact check", "found", "state"), found.checks())
+    lines += [f"![{name}]({name})" for name in pictures]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def table(grid: Grid, results: Results) -> list[str]:
+    """Return a table as in the paper, as lines of Markdown."""
+    numbers = [
+        cell.paper for cells in grid.rows.values() for cell in cells if cell and cell.paper is not None
+    ]
+    digits = max((len(f"{n:.10g}".partition(".")[2]) for n in numbers), default=0)
+    rows = [[row, *(_shown(cell, results, digits) for cell in cells)] for row, cells in grid.rows.items()]
+    return [*([f"**{grid.title}**", ""] if grid.title else []), *_table([grid.corner, *grid.columns], rows)]
+
+
+def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = ["| " + " | ".join(cell.replace("|", "&#124;") for cell in row) + " |" for row in (heads, *rows)]
+    return [lines[0], "|---" * len(heads) + "|", *lines[1:], ""]
+
+
+def _shown(cell: Cell | None, results: Results, digits: int) -> str:
+    if cell is None:
+        return ""
+    paper = "" if cell.paper is None else f" ({cell.paper:,.{digits}f})"
+    try:
+        values = cell.unit * (cell.value(results) if cell.value else results.of(cell.arm, cell.figure))
+    except NotRunError:
+        return ("diverged" if results.diverged(cell.arm) else "-") + paper
+    spread = f" ± {values.std(ddof=1):.{cell.digits}f}" if len(values) > 1 else ""
+    if len(values) < max(map(len, results.runs.values())):
+        spread += f", n={len(values)}"
+    return f"{values.mean():,.{cell.digits}f}{spread}{paper}"
+
+
+def _tried(choice: Choice, results: Results) -> list[tuple[str, str, str, str]]:
+    """Return (setting, value, its mean, "chosen" or "") of each candidate."""
+    complete = all(arm in results.runs for arm in choice.candidates.values())
+    chosen = choice.of(results) if complete else ""
+    rows = []
+    for value, arm in choice.candidates.items():
+        mean = "diverged" if results.diverged(arm) else "-"
+        if mean == "-" and arm in results.runs:
+            mean = f"{results.of(arm, choice.figure).mean():.3f}"
+        rows.append((choice.name, value, mean, "chosen" if value == chosen else ""))
+    return rows
+
+
+def _picture(chart: Chart, found: EntryResults, place: Path) -> str:
+    """Write a chart, and return its file name, or "" where no run has the curve."""
+    results = found.results
+    drawn = {arm: results.line(arm, chart.line) for arm in chart.arms or results.runs}
+    if chart.lines:
+        drawn = {name: results.line(chart.arms[0], name) for name in chart.lines}
+    if chart.over:
+        places = {arm: dict(results.line(arm, chart.over)) for arm in drawn}
+        drawn = {
+            arm: [(places[arm][x], y) for x, y in line if x in places[arm]] for arm, line in drawn.items()
+        }
+    if not any(drawn.values()):
+        return ""
+    name = f"{place.name}-{chart.file}"
+    lines = {arm: line for arm, line in drawn.items() if line}
+    write_text(
+        place.with_name(name),
+        line_chart(lines, title=chart.title, x=chart.x, y=chart.y or chart.line, log_y=chart.log_y),
+    )
+    return name
+
+
+def overview(entries: Sequence[Entry], out: Path) -> str:
+    """Return the overview as Markdown: each table of the five papers, and its verdicts."""
+    rows = []
+    for runs in dict.fromkeys(entry.runs for entry in entries):
+        found = [EntryResults(entry, out) for entry in entries if entry.runs == runs]
+        links = ", ".join(f"[{_label(each.entry.name)}]({each.entry.name}.md)" for each in found)
+        first, counts = found[0], sum((each.answers for each in found), Counter[str]())
+        rows.append(
+            (
+                PAPERS[runs.partition("/")[0]],
+                links,
+                first.scale or "-",
+                str(len(first.seeds)),
+                first.summary(counts, 40),
+                f"{first.hours:.1f}" if first.records else "-",
+            )
+        )
+    lines = [
+        "# The papers' results, run again",
+        "",
+        "For readers of the papers whose methods edgefl implements: every table and figure, and the verdicts on its claims. "
+        "Each page shows the table as in the paper and names its command. A claim is reproduced or contradicted where a "
+        "paired t-test over the seeds says so at 95 % after Holm's correction, else inconclusive; theorems and accounted "
+        "numbers are exact checks. T: table, F: figure; a row has those that share runs. Hours: of one processor core.",
+        "",
+        *_table(("paper", "table", "scale", "seeds", "verdicts", "hours"), rows),
+    ]
+    return "\n".join(lines)
+
+
+def _label(name: str) -> str:
+    """Return T1 for paper/table1, F2a-4a for paper/figures2a-4a, and other names as they are."""
+    _, _, short = name.partition("/")
+    return re.sub(r"^(t|f)(?:able|igure)s?(?=\d)", lambda found: found[1].upper(), short).replace(
+        "and", " and "
+    )
+
+
+def compare(entry: Entry, records: Sequence[Record], published: Path) -> list[dict[str, object]]:
+    """Compare new runs with published ones: for each cell the new mean, and whether it is in the prediction interval.
+
+    Args:
+        entry: the entry of all runs.
+        records: the new runs, of one scale.
+        published: folder of the published records.
+
+    Returns:
+        A row for each cell that both have, of new seeds: arm, figure, value, seeds, interval, and ``inside``. All
+        intervals together hold at 95 %.
+    """
+    old = EntryResults(entry, published, records[0].scale).results if records else Results({})
+    known = {(arm, seed) for arm, runs in old.runs.items() for seed in runs if len(runs) > 1}
+    new = results_of([each for each in records if (each.arm, each.seed) not in known])
+    cells = dict.fromkeys(cell for grid in entry.grids for row in grid.rows.values() for cell in row if cell)
+    both = []
+    for cell in cells:
+        try:
+            both.append((cell, new.of(cell.arm, cell.figure), old.of(cell.arm, cell.figure)))
+        except NotRunError:
+            continue
+    rows: list[dict[str, object]] = []
+    for cell, mine, theirs in both:
+        value, digits = cell.unit * float(mine.mean()), cell.digits
+        low, high = (cell.unit * end for end in prediction(theirs, len(mine), len(both)))
+        row = {"arm": cell.arm, "figure": cell.figure, "value": round(value, digits + 1), "seeds": len(mine)}
+        rows.append(
+            {**row, "interval": f"{low:.{digits}f} to {high:.{digits}f}", "inside": low <= value <= high}
+        )
+    return rows
