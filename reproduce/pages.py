@@ -67,13 +67,15 @@ class EntryResults:
     @property
     def command(self) -> str:
         """Command that repeats the runs."""
-        words = [f"python -m reproduce {self.entry.runs} --scale {self.scale or 'paper'}"]
+        words = ["python", "-m", "reproduce", self.entry.runs, "--scale", self.scale or "paper"]
         run = list(dict.fromkeys(record.arm for record in self.records))
         if self.scale and len(run) < len(self.entry.arms(self.scale)):
-            words += [f'--arm "{arm}"' for arm in run[:3]] + (["..."] if len(run) > 3 else [])
+            words += [word for arm in run[:3] for word in ("--arm", f'"{arm}"')] + (
+                ["..."] if len(run) > 3 else []
+            )
         if any(record.device == "cuda" for record in self.records):
-            words.append("--device cuda")
-        return " ".join([*words, *([f"--seeds {','.join(map(str, self.seeds))}"] if self.seeds else [])])
+            words += ["--device", "cuda"]
+        return " ".join([*words, *(["--seeds", ",".join(map(str, self.seeds))] if self.seeds else [])])
 
     def checks(self) -> list[tuple[str, str, str]]:
         """Return (text, findings, ``holds``, ``fails`` or ``not run``) of each exact check."""

@@ -52,6 +52,12 @@ def require(program: str) -> str:
     return path
 
 
+def require_data(name: str) -> None:
+    """Skip the test unless EDGEFL_DATA has the folder of a dataset, which nobody can install."""
+    if not (Path(os.environ.get("EDGEFL_DATA", "/nowhere")) / name).is_dir():
+        pytest.skip(f"EDGEFL_DATA has no folder {name}")
+
+
 def skip(reason: str) -> NoReturn:
     """Skip the test, or fail it where EDGEFL_REQUIRE_PROGRAMS is set, as in CI."""
     if os.environ.get("EDGEFL_REQUIRE_PROGRAMS"):

@@ -40,7 +40,7 @@ def test_every_algorithm_and_optimizer_is_listed_with_a_line_about_it() -> None:
     assert list(_listed("optimizers")) == list(OPTIMIZERS)
     for row in (*_listed("algorithms").values(), *_listed("optimizers").values()):
         assert 20 < len(row["what"]) < 125 and row["what"].endswith("."), row["name"]
-    assert summary(swat).startswith("SWAT: sgd whose dense")
+    assert "SWAT" in summary(swat)
 
 
 PARAMETERS = 64 * 64 + 64 + 64 * 32 + 32 + 32 * 10 + 10

@@ -24,9 +24,11 @@ from reproduce.entry import ArmRun, Measurements, NotRunError, Results
 from reproduce.pages import EntryResults, write_page
 from reproduce.runs import Task, add_records, run_arm
 from reproduce.verdicts import verdicts
+from tests.needs import require_data
 
 
 def test_a_small_run_fills_the_pages_of_both_tables(tmp_path: Path) -> None:
+    require_data("cifar10")
     entry = tables2and9.ENTRY_2
     arm = next(arm for arm in entry.arms("smoke") if arm.name == "EmbracingFL, 112 weak")
     record = run_arm(Task(entry=entry.name, arm=arm.name, scale="smoke", seed=0), arm, tmp_path / "work")

@@ -35,6 +35,7 @@ from reproduce.entry import (
 from reproduce.pages import EntryResults, compare, overview, page, table
 from reproduce.runs import Record, Task, add_records, read_records, results_of, run_arm
 from tests.cli.runner import runner
+from tests.needs import require_data
 from tests.support.errors import ConfigError, refuses
 from tests.wire.mqtt.events import wait_until
 
@@ -251,6 +252,7 @@ def test_a_wrong_word_is_named(tmp_path: Path, words: str, text: str) -> None:
 
 
 def test_a_stopped_run_is_resumed_by_the_same_command(tmp_path: Path) -> None:
+    require_data("mnist")
     command = [
         *(
             sys.executable,

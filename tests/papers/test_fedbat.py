@@ -21,6 +21,7 @@ from reproduce.fedbat.table4 import TABLE4
 from reproduce.fedbat.tables5and6 import TABLE5, TABLE6
 from reproduce.runs import Task, read_records, results_of, run_arm
 from reproduce.verdicts import verdicts
+from tests.needs import require_data
 
 TABLES = [TABLE1, TABLE2, TABLE3, TABLE5, TABLE6]
 
@@ -93,6 +94,7 @@ def test_rows_in_each_others_place_contradict_claims() -> None:
 
 
 def test_a_small_run_has_the_tables_figures(tmp_path: Path) -> None:
+    require_data("fashion_mnist")
     arm = TABLE6.arms("smoke")[-1]
     record = run_arm(Task(entry=TABLE6.name, arm=arm.name, scale="smoke", seed=0), arm, tmp_path)
     assert record.figures["mean"] == pytest.approx(np.mean([y for _, y in record.lines["accuracy"]]))
