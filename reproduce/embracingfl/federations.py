@@ -24,7 +24,7 @@ CASES: Mapping[int, Mix] = {
     1: (16, 0, 0), 2: (8, 8, 0), 3: (4, 12, 0), 4: (2, 14, 0), 5: (8, 0, 8),
     6: (4, 0, 12), 7: (2, 0, 14), 8: (4, 4, 8), 9: (2, 4, 10), 10: (2, 2, 12),
 }  # fmt: skip
-CHOSEN: Mapping[str, float] = {ALL_STRONG: 0.1, EMBRACING: 0.1, WIDTH: 0.2}
+CHOSEN: Mapping[str, float] = {ALL_STRONG: 0.4, EMBRACING: 0.2, WIDTH: 0.2}
 """Learning rates at the scales smoke and cpu, which ``embracingfl/pilot`` chooses."""
 DATA = "CIFAR-10 as JPEG (q75)"
 HOURS = (

@@ -188,7 +188,8 @@ def _slopes(figure: str, low: float, high: float, modes: Sequence[str] = MODES) 
 
 def _only_fo(figure: str) -> Any:
     def test(results: Results) -> tuple[bool, str]:
-        fo, hf, exact = (results.of(mode, figure) for mode in (FO, HF, EXACT))
+        seeds = results.common_seeds(*MODES)
+        fo, hf, exact = (results.of(mode, figure, seeds) for mode in (FO, HF, EXACT))
         told = f"{fo.min():.0e}, HF {hf.max():.0e}, exact {exact.max():.0e}"
         return bool((fo > 1000 * np.maximum(hf, exact)).all()), told
 
