@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,11 +56,16 @@ def noting_outside(found: list[str]) -> Iterator[None]:
         if name and name not in found and _root(frame.f_globals.get("__name__")) not in _CALLERS:
             found.append(name)
 
+    # Callbacks of the garbage collector, which other libraries register, run inside of any call and are not the module's.
+    collects = gc.isenabled()
+    gc.disable()
     sys.setprofile(note)
     try:
         yield
     finally:
         sys.setprofile(None)
+        if collects:
+            gc.enable()
 
 
 def _is_outside(called: Any) -> bool:

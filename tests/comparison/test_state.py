@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from contextvars import ContextVar
@@ -24,6 +25,7 @@ from torch.nn import functional as F
 
 from edgefl.comparison import torch_side
 from edgefl.comparison.compare import compare
+from edgefl.comparison.outside import noting_outside
 from edgefl.contract.tensors import TensorSpec
 from edgefl.models.losses.own import OwnLoss
 from edgefl.models.split import split
@@ -352,3 +354,18 @@ def test_nothing_holds_a_module_that_was_compared_with_a_loss_of_its_own() -> No
     gc.collect()
 
     assert alive() is None
+
+
+def test_callbacks_of_the_garbage_collector_are_not_the_modules() -> None:
+    """Hypothesis and others register one that reads the clock; it may run inside of any call."""
+    found: list[str] = []
+    gc.callbacks.append(lambda phase, info: time.perf_counter())
+    thresholds = gc.get_threshold()
+    gc.set_threshold(1)
+    try:
+        with noting_outside(found):
+            garbage = [[[]] for _ in range(1_000)]
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.callbacks.pop()
+    assert len(garbage) == 1_000 and found == [] and gc.isenabled()
