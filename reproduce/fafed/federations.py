@@ -25,7 +25,7 @@ TAU = 0.01
 LEVELS: Mapping[str, tuple[str, int, int, int]] = {
     "low": ("similarity", 5, 20, 20),
     "medium": ("dirichlet_equal", 50, 10, 10),
-    "high": ("paired", 100, 5, 10),
+    "high": ("paired", 100, 5, 4),
 }
 """Partition, b and q by level of heterogeneity, and the clients that the simulator trains at a time."""
 IMAGES = {
