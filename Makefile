@@ -113,11 +113,37 @@ wheel: $(TESTS) agents-web
 	$(BIN)/python -m tests.rings.wheel trains build/wheel/device build/wheel/server
 
 # The C++ agent in build/agents/cpp: the command edgefl-agent and libedgefl. Debian's packages are in agents/cpp/README.md; the
-# runtimes of graphs are those of the environment's wheels.
-CPP := build/agents/cpp
-agents-cpp: $(TESTS)
-	$(BIN)/cmake -S agents/cpp -B $(CPP) -G Ninja -DEDGEFL_PYTHON=$(abspath $(BIN)/python)
+# runtimes of graphs are those of the environment's wheels. ARCH=arm64 builds it on Debian for that architecture into
+# build/agents/cpp-arm64, with the runtimes of the same releases' wheels.
+ARCH ?=
+HOST_ARCH := $(shell dpkg --print-architecture 2>/dev/null)
+CROSS := $(filter-out $(HOST_ARCH),$(ARCH))
+CPP := build/agents/cpp$(addprefix -,$(CROSS))
+RUNTIMES := build/agents/runtimes-$(CROSS)
+ifeq ($(CROSS),)
+CPP_RUNTIMES := $(TESTS)
+CPP_OPTIONS = -DEDGEFL_PYTHON=$(abspath $(BIN)/python)
+else
+CPP_RUNTIMES := $(RUNTIMES)/.installed
+CPP_OPTIONS = -DCMAKE_TOOLCHAIN_FILE=cmake/aarch64.cmake -DEDGEFL_RUNTIMES=$(abspath $(RUNTIMES))
+endif
+agents-cpp: $(CPP_RUNTIMES)
+	$(BIN)/cmake -S agents/cpp -B $(CPP) -G Ninja $(CPP_OPTIONS)
 	$(BIN)/cmake --build $(CPP)
+
+CROSS_PACKAGES := crossbuild-essential-arm64 $(addsuffix :arm64,libmosquitto-dev libssl-dev libsqlite3-dev libzstd-dev \
+  zlib1g-dev libcurl4-openssl-dev libpng-dev libjpeg-dev libstdc++6)
+RELEASES = from importlib.metadata import version; print(*(f"{name}=={version(name)}" for name in ("onnxruntime", "executorch")))
+$(RUNTIMES)/.installed: $(TESTS)
+	@[ "$(CROSS)" = arm64 ] || { echo "ARCH=$(CROSS): expected arm64, or nothing for this machine's own architecture"; exit 2; }
+	@missing=$$(for each in $(CROSS_PACKAGES); do dpkg-query -W -f '$${Status}\n' $$each 2>/dev/null | grep -q " installed" || echo $$each; done); \
+	  [ -z "$$missing" ] || { echo "To build for arm64 on this machine, run as root:"; \
+	  echo "  dpkg --add-architecture arm64 && apt-get update && apt-get install" $$missing; exit 2; }
+	rm -rf $(RUNTIMES)
+	$(BIN)/python -m pip install --quiet --target $(RUNTIMES) --no-deps --no-compile --only-binary :all: \
+	  --platform manylinux_2_28_aarch64 --platform manylinux_2_27_aarch64 --platform manylinux_2_17_aarch64 \
+	  $$($(BIN)/python -c '$(RELEASES)')
+	@touch $@
 
 # org.edgefl for Java and Kotlin: its jar and native library in build/agents/java, by javac and jar.
 agents-java: agents-cpp

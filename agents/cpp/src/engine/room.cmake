@@ -1,6 +1,8 @@
-# The runtimes come from the wheels of their Python packages, which an interpreter knows the places of; or are named.
+# The runtimes come from the wheels of their Python packages, which an interpreter finds; or a folder has them (of another
+# architecture: `make agents-cpp ARCH=arm64` unpacks them), or each is named.
 set(ROOM_LIBRARIES edgefl_wire ${CMAKE_DL_LIBS})
 set(EDGEFL_PYTHON "" CACHE FILEPATH "An interpreter that has the packages executorch and onnxruntime")
+set(EDGEFL_RUNTIMES "" CACHE PATH "A folder with the packages executorch and onnxruntime, in place of an interpreter's")
 set(EDGEFL_EXECUTORCH_ROOT "" CACHE PATH "The package executorch: a folder with lib and include")
 set(EDGEFL_ONNXRUNTIME_LIBRARY "" CACHE FILEPATH "libonnxruntime, if it is not to be looked for when the agent runs")
 set(EDGEFL_ONNXRUNTIME_INCLUDE "" CACHE PATH "Where onnxruntime_c_api.h is, to compare its table with what the agent calls")
@@ -11,7 +13,9 @@ endif()
 
 function(edgefl_package_root NAME OUT)
   set(FOUND "")
-  if(EDGEFL_PYTHON)
+  if(EDGEFL_RUNTIMES)
+    file(GLOB FOUND ${EDGEFL_RUNTIMES}/${NAME})
+  elseif(EDGEFL_PYTHON)
     execute_process(
       COMMAND ${EDGEFL_PYTHON} -c
               "import importlib.util as u, sys; s = u.find_spec('${NAME}'); print(list(s.submodule_search_locations)[0] if s else '')"
