@@ -18,7 +18,7 @@ ifneq ($(strip $(EDGEFL_DATA)),)
 demo test test-all test-slow coverage bench: export EDGEFL_DATA := $(EDGEFL_DATA)
 endif
 
-.PHONY: setup demo agents page agents-web agents-cpp agents-java test test-all test-slow coverage lint facts fuzz-modules bench wheel docs check clean
+.PHONY: setup demo agents page agents-web agents-cpp agents-java test test-all test-slow coverage lint facts fuzz-modules bench wheel release docs check clean
 
 setup: $(TESTS)
 
@@ -103,14 +103,26 @@ fuzz-modules: $(TESTS)
 bench: $(TESTS)
 	$(BIN)/python -m benchmarks.page
 
-# A source distribution and the wheel from it, the page for browsers in both; what each side installs from the wheel trains with the other.
-wheel: $(TESTS) agents-web
+# A source distribution and the wheel from it, the page for browsers in both, with the same bits from two builds; what each side
+# installs from the wheel trains with the other. From the commit that is checked out. Its tools have an environment of their own.
+RELEASE := .venv-release
+wheel: $(TESTS) $(RELEASE)/.installed agents-web
 	rm -rf build/wheel
-	$(BIN)/python -m build --quiet --outdir build/wheel .
+	$(RELEASE)/bin/python -m tools.release build build/wheel
 	$(BIN)/python -m tests.rings.wheel files build/wheel
 	@$(ENVIRONMENT) build/wheel/device "$$(echo build/wheel/*.whl)[device]"
 	@$(ENVIRONMENT) build/wheel/server --torch "$$(echo build/wheel/*.whl)[server]"
 	$(BIN)/python -m tests.rings.wheel trains build/wheel/device build/wheel/server
+
+# What is published, in dist/: the distributions, bills of materials and SHA256SUMS. docs/contributing/releasing.md says how.
+release: wheel
+	$(RELEASE)/bin/python -m tools.release describe build/wheel dist
+
+$(RELEASE)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(RELEASE)
+	$(RELEASE)/bin/python -m pip install --quiet --upgrade pip
+	$(RELEASE)/bin/python -m pip install --quiet --group release
+	@touch $@
 
 # The C++ agent in build/agents/cpp: the command edgefl-agent and libedgefl. Debian's packages are in agents/cpp/README.md; the
 # runtimes of graphs are those of the environment's wheels. ARCH=arm64 builds it on Debian for that architecture into
@@ -166,4 +178,4 @@ $(DOCS)/.installed: pyproject.toml
 check: lint wheel docs test-all
 
 clean:
-	rm -rf $(VENV) $(DOCS) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(DOCS) $(RELEASE) runs build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

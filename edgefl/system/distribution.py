@@ -17,7 +17,8 @@ def install(extra: str) -> str:
 
 
 def version() -> str:
-    """Return the version in pyproject.toml of these sources, else of the installed distribution, else ``unknown``.
+    """Return the release that pyproject.toml of these sources names, else the installed distribution's version, else
+    ``unknown``.
 
     Reads only names of files: ``importlib.metadata`` imports the parser of e-mails, 1.3 MB of an idle device and a
     tenth of its start.
@@ -40,15 +41,16 @@ def series(release: str) -> str:
 
 
 def _source_version(project: Path) -> str:
-    """Return the version in our own pyproject.toml; "" if there is none, or it is another project's."""
+    """Return the default version in our own pyproject.toml; "" if there is none, or it is another project's."""
     try:
         text = project.read_text(encoding="utf-8")
     except OSError:
         return ""
     import tomllib
 
-    table = tomllib.loads(text).get("project", {})
-    return str(table["version"]) if table.get("name") == NAME else ""
+    tables = tomllib.loads(text)
+    ours = tables.get("project", {}).get("name") == NAME
+    return str(tables["tool"]["versioningit"]["default-version"]) if ours else ""
 
 
 PACKAGES = ("edgefl", "edgefl_export", "edgefl_device", "edgefl_server")

@@ -132,7 +132,9 @@ def next_patch(folder: Path) -> Path:
     *series, patch = version().split(".")
     newer = ".".join([*series, str(int(patch) + 1)])
     project = (ROOT / "pyproject.toml").read_text()
-    (folder / "pyproject.toml").write_text(re.sub(r'(?m)^version = ".*"$', f'version = "{newer}"', project))
+    project, count = re.subn(r'(?m)^default-version = ".*"$', f'default-version = "{newer}"', project)
+    assert count == 1
+    (folder / "pyproject.toml").write_text(project)
     main = folder / "edgefl" / "__main__.py"
     begun = 'import os, pathlib\npathlib.Path(os.environ["EDGEFL_UPGRADED"]).touch()\n'
     main.write_text(f"{begun}{main.read_text()}")

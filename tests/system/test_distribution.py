@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -21,7 +22,19 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_sources_have_the_version_of_their_project_file() -> None:
-    assert distribution.version() == tomllib.loads(PYPROJECT.read_text())["project"]["version"]
+    project = tomllib.loads(PYPROJECT.read_text())
+    assert distribution.version() == project["tool"]["versioningit"]["default-version"]
+
+
+def test_conformance_kit_and_browser_agent_have_the_same_version() -> None:
+    root = PYPROJECT.parent
+    kit = tomllib.loads((root / "conformance/pyproject.toml").read_text())["project"]["version"]
+    page, lock = (
+        json.loads((root / "agents/web" / name).read_text()) for name in ("package.json", "package-lock.json")
+    )
+    assert {kit, page["version"], lock["version"], lock["packages"][""]["version"]} == {
+        distribution.version()
+    }
 
 
 def test_an_installation_has_the_version_that_its_installer_wrote(elsewhere: Path) -> None:
