@@ -81,10 +81,14 @@ RING_OPTIONS ?= -m "not slow"
 coverage: $(TESTS)
 	$(RING) $(RING_OPTIONS) --cov --cov-report=
 
+# Device, API and command line are type-checked for macOS and Windows, too, and run on Linux only.
+PORTABLE := edgefl device_runtime
 lint: $(TESTS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --platform darwin --cache-dir .mypy_cache/darwin $(PORTABLE)
+	$(BIN)/mypy --platform win32 --cache-dir .mypy_cache/win32 $(PORTABLE)
 	$(BIN)/lint-imports
 	$(BIN)/deptry .
 

@@ -49,6 +49,14 @@ class ConfigError(EdgeflError):
     exit_code = 2
 
 
+def not_on_windows(feature: str) -> ConfigError:
+    """Return the error for a ``feature`` that Windows has no calls for."""
+    return ConfigError(
+        f"{feature} needs Linux or macOS, found Windows: use it there, or in the Windows Subsystem for Linux",
+        feature=feature,
+    )
+
+
 class DataError(EdgeflError):
     """Data that are missing, damaged, or do not fit the model or the manifest of a bundle."""
 

@@ -8,7 +8,6 @@ import gc
 import hashlib
 import os
 import platform
-import resource
 import sys
 import threading
 from contextlib import suppress
@@ -20,10 +19,10 @@ from edgefl.system.memory import release_freed, status_bytes
 
 def physical_memory() -> int:
     """Return the bytes of the machine's memory; this process's resident bytes if the system does not report them."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError, AttributeError):
-        return resident_bytes()
+    if sys.platform != "win32":
+        with suppress(ValueError, OSError):
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return resident_bytes()
 
 
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -68,7 +67,7 @@ _MOST_BYTES = 1 << 30
 
 
 def resident_bytes() -> int:
-    """Return the resident set size of this process; its peak if the system reports only that."""
+    """Return the resident set size of this process; its peak if the system reports only that; 0 on Windows."""
     return status_bytes("VmRSS") or _peak_of_process()
 
 
@@ -92,6 +91,10 @@ def trim_memory() -> None:
 
 
 def _peak_of_process() -> int:
+    if sys.platform == "win32":
+        return 0
+    import resource
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 

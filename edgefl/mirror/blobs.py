@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import sys
 import threading
 import time
 from collections import deque
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from edgefl.errors import MirrorError
+from edgefl.errors import MirrorError, not_on_windows
 from edgefl.system.files import PARTIAL, FolderHeld, FolderLock, make_folder
 from edgefl.wire.blobs import SHA256
 from edgefl.wire.mirror_client import BlobMissing, MirrorConnection, Watchdog
@@ -58,6 +59,8 @@ class CompleteBlob:
         self.size: int | None = os.fstat(descriptor).st_size
 
     def read(self, start: int, nbytes: int) -> bytes:
+        if sys.platform == "win32":
+            raise not_on_windows("a mirror")
         data = os.pread(self._descriptor, nbytes, start)
         self.failed = "" if data else "the file became shorter"
         return data
@@ -71,10 +74,13 @@ class BlobFolder:
 
     Raises:
         MirrorError: if the folder cannot be read.
+        ConfigError: on Windows.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if sys.platform == "win32":
+            raise not_on_windows("a mirror")
         try:
             os.listdir(path)
         except OSError as error:
@@ -88,6 +94,8 @@ class BlobFolder:
         """Open a blob by its SHA-256; None if the folder has no regular file of this name."""
         if SHA256.fullmatch(sha256) is None:
             return None
+        if sys.platform == "win32":
+            raise not_on_windows("a mirror")
         flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe would wait for its writer
         try:
             descriptor = os.open(self.path / sha256, flags)
@@ -147,6 +155,8 @@ class _Download:
         self.lacks, self.failed = lacks, why
 
     def reader(self) -> _DownloadReader:
+        if sys.platform == "win32":
+            raise not_on_windows("a mirror")
         return _DownloadReader(self, os.open(self._path, os.O_RDONLY | os.O_CLOEXEC))
 
 
@@ -173,6 +183,8 @@ class _DownloadReader:
         return self._download.lacks
 
     def read(self, start: int, nbytes: int) -> bytes:
+        if sys.platform == "win32":
+            raise not_on_windows("a mirror")
         nbytes = min(nbytes, self._download.here - start)
         return (
             os.pread(self._descriptor, nbytes, start) if self._descriptor is not None and nbytes > 0 else b""

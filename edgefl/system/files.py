@@ -164,9 +164,6 @@ def reserve_room(file: IO[bytes], size: int) -> None:
     os.fsync(file.fileno())
 
 
-if sys.platform != "win32":
-    import fcntl
-
 _AGAIN_S = 0.1
 
 
@@ -239,6 +236,8 @@ def _try_lock(descriptor: int) -> bool:
     """
     if sys.platform == "win32":
         return True
+    import fcntl
+
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -100,6 +100,8 @@ class _NotSent:
 
 
 def _fork(tasks: Sequence[Task[Result]], begin: Callable[[], None], others: Sequence[Connection]) -> _Worker:
+    if sys.platform != "linux":
+        raise NotImplementedError("forks are for Linux: see processes_for")
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     process = context.Process(target=_work, args=(tasks, there, begin, [here, *others]), daemon=True)

@@ -128,10 +128,12 @@ class _ClientSocket(socket.socket):
         """Send ``data`` and return the number of bytes that were sent. Record whether the client reads."""
         return self._sent(len(data), super().send, data, flags)
 
-    def sendmsg(self, buffers: Iterable[Any], *options: Any) -> int:
-        """Send several buffers and return the number of bytes that were sent. Record whether the client reads."""
-        pieces = list(buffers)
-        return self._sent(sum(map(len, pieces)), super().sendmsg, pieces, *options)
+    if sys.platform != "win32":
+
+        def sendmsg(self, buffers: Iterable[Any], *options: Any) -> int:
+            """Send several buffers and return the number of bytes that were sent. Record whether the client reads."""
+            pieces = list(buffers)
+            return self._sent(sum(map(len, pieces)), super().sendmsg, pieces, *options)
 
     def _sent(self, nbytes: int, send: Callable[..., int], *arguments: Any) -> int:
         try:
@@ -173,12 +175,15 @@ def kept(scope: MutableMapping[str, Any]) -> Iterator[None]:
 class _BoundedSocket(socket.socket):
     """A listening socket that accepts a bounded number of connections."""
 
+    _poll: Any
+
     def __init__(self, listening: socket.socket) -> None:
         super().__init__(fileno=listening.detach())
         self.open: dict[_ClientSocket, None] = {}
         self._most = most_connections()
-        self._poll = select.poll()
-        self._poll.register(self, select.POLLIN)
+        if sys.platform != "win32":  # which does not serve with this class
+            self._poll = select.poll()
+            self._poll.register(self, select.POLLIN)
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept a connection for the event loop.

@@ -7,6 +7,7 @@ import ctypes
 import gc
 import math
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,8 +18,9 @@ _GROUP = Path("/sys/fs/cgroup/memory.max")
 def most_bytes() -> int:
     """Return the memory of the machine in bytes, or the limit of its control group if that is less; 0 if unknown."""
     most = 0
-    with suppress(ValueError, OSError, AttributeError):
-        most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if sys.platform != "win32":
+        with suppress(ValueError, OSError):
+            most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     with suppress(OSError, ValueError):  # no limit is the word max
         most = min(most or 1 << 62, int(_GROUP.read_text()))
     return most

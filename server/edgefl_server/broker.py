@@ -130,7 +130,9 @@ def mosquitto_base(limits: Limits = _LIMITS, memory_bytes: int = 0) -> list[str]
         # Of one client, the server: Mosquitto drops what is beyond its 1,000, and a fleet of that size says as much at once.
         f"max_queued_messages {MOST_QUEUED}",
     ]
-    if os.geteuid() == 0:  # otherwise it becomes the user mosquitto, who cannot read our folder
+    if (
+        sys.platform != "win32" and os.geteuid() == 0
+    ):  # otherwise it becomes the user mosquitto, who cannot read our folder
         lines.append("user root")
     return lines
 

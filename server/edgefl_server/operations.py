@@ -7,7 +7,7 @@ a token.
 
 from __future__ import annotations
 
-import os
+import mmap
 import threading
 import time
 import uuid
@@ -284,7 +284,6 @@ _PAUSE_S = 0.5
 _VITALS_S = 5.0
 _BROKER_S, _BROKER_AGAIN_S = 5.0, 2.0
 """Longest wait for the broker to confirm a timed message, and time between two such measurements, in seconds."""
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _STATM = Path("/proc/self/statm")
 
 
@@ -389,6 +388,6 @@ class OrderWatcher:
 def _resident() -> int:
     """Return the resident memory of this process in bytes; 0 if the system does not report it."""
     try:
-        return int(_STATM.read_text().split()[1]) * _PAGE_BYTES
+        return int(_STATM.read_text().split()[1]) * mmap.PAGESIZE
     except (OSError, ValueError, IndexError):
         return 0

@@ -100,7 +100,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """Kill the process and its child processes, one for each graph."""
     running = process.poll() is None
     with suppress(ProcessLookupError):
-        if hasattr(os, "killpg"):
+        if sys.platform != "win32":
             os.killpg(process.pid, signal.SIGKILL)  # also where it ended, or was ended, before them
         elif running:
             process.kill()

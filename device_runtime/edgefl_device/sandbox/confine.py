@@ -97,6 +97,8 @@ def confine(wanted: Confinement) -> tuple[str, ...]:
 
 
 def _limit_resources(wanted: Confinement) -> None:
+    if sys.platform == "win32":
+        raise OSError(f"not on {sys.platform}")
     import resource
 
     limits = {
@@ -179,6 +181,8 @@ def _package_folders() -> Iterator[str]:
 
 
 def _allow(rules: int, path: str, rights: int) -> None:
+    if sys.platform != "linux":
+        raise OSError(f"not on {sys.platform}")
     handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         if not Path(path).is_dir():
@@ -196,6 +200,8 @@ def _leave_root(wanted: Confinement) -> None:
     """
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return
+    if sys.platform != "linux":
+        raise OSError(f"not on {sys.platform}")
     if wanted.writable:
         os.chown(wanted.writable, _NOBODY, _NOBODY)
     _prctl(_KEEP_CAPABILITIES, 1)

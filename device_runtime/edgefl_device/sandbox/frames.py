@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import select
+import sys
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -100,6 +101,8 @@ class EnginePipe:
             PipeClosed: The other side is gone.
             TookTooLong: The deadline passed.
         """
+        if sys.platform == "win32":
+            raise PipeClosed
         while room:
             self._wait([self.read_end], [])
             try:
@@ -121,9 +124,11 @@ def widen(end: int) -> None:
     """Enlarge the buffer of the pipe with the file descriptor ``end`` if the system can, for fewer switches between the
     processes.
     """
-    with suppress(ImportError, OSError):
-        import fcntl
+    if sys.platform == "win32":
+        return
+    import fcntl
 
+    with suppress(OSError):
         fcntl.fcntl(end, _SET_PIPE_SIZE, _PIPE_BYTES)
 
 

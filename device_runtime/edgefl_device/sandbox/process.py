@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 
 from edgefl import wire
-from edgefl.errors import BundleError, ConfigError, EdgeflError, RoundDeclined, StoreError
+from edgefl.errors import BundleError, ConfigError, EdgeflError, RoundDeclined, StoreError, not_on_windows
 from edgefl.system.memory import status_bytes
 from edgefl.wire.bundle.manifest import Graph, Port
 from edgefl.wire.limits import Limits
@@ -205,7 +205,8 @@ class EngineProcess:
         self._complaints = StderrTail(self.process.stderr)
         read_end, write_end = self.process.stdout.fileno(), self.process.stdin.fileno()
         widen(write_end)
-        os.set_blocking(write_end, False)
+        if sys.platform != "win32":
+            os.set_blocking(write_end, False)
         self._line = EnginePipe(read_end, write_end, time.monotonic() + START_S)
         self._gone: list[int] = []
         self._gone_graphs: list[int] = []
@@ -300,10 +301,8 @@ class EngineProcess:
     def end(self) -> None:
         self.ended = self.ended or "the engine's process was ended"
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if hasattr(os, "killpg"):
-                os.killpg(
-                    self.process.pid, signal.SIGKILL
-                )  # with what it may have started, also where it ended before
+            if sys.platform != "win32":  # with what it may have started, also where it ended before
+                os.killpg(self.process.pid, signal.SIGKILL)
         self.process.kill()
         self.process.wait()
         for stream in (self.process.stdin, self.process.stdout):
@@ -424,6 +423,8 @@ class SandboxedEngine:
             self._process = None
 
     def _running(self) -> EngineProcess:
+        if sys.platform == "win32":
+            raise not_on_windows("an engine in a process of its own")
         if self._process is None or self._process.ended:
             self._process = EngineProcess(self._settings)
         return self._process

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import psutil
 
+from edgefl.errors import not_on_windows
 from edgefl.lab.faults.links import LinkRelays
 from edgefl.lab.faults.schedule import BROKER, EVERYBODY, SERVER, Fault, LinkFault, Schedule
 from edgefl.lab.processes import Supervisor
@@ -45,6 +46,8 @@ class Injector:
         folder: Path,
         elsewhere: Mapping[str, int] | None = None,
     ) -> None:
+        if sys.platform == "win32" and schedule.faults:
+            raise not_on_windows("a schedule of faults")
         self._schedule = schedule
         self._supervisor = supervisor
         self._names = (SERVER, *devices)
@@ -110,6 +113,8 @@ class Injector:
         return undo_all if undone else None
 
     def _disturb(self, name: str, fault: Fault) -> _Work | None:
+        if sys.platform == "win32":
+            raise not_on_windows("a fault")
         process = self._supervisor.running(name)
         if process is None:
             return None
@@ -121,7 +126,7 @@ class Injector:
                 return lambda: process.send_signal(signal.SIGCONT)
             case "disk_full" if name != BROKER:
                 _limit_files(process.pid, int(fault.amount))
-                return lambda: _limit_files(process.pid, resource.RLIM_INFINITY)
+                return lambda: _limit_files(process.pid, psutil.RLIM_INFINITY)
             case "clock":
                 self._jump(name, fault.amount)
         return None
@@ -135,4 +140,4 @@ class Injector:
 def _limit_files(pid: int, size: int) -> None:
     """Limit the size of files that process ``pid`` writes to ``size`` bytes. Longer writes then fail, as on a full disk."""
     with contextlib.suppress(psutil.Error, OSError):
-        psutil.Process(pid).rlimit(psutil.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        psutil.Process(pid).rlimit(psutil.RLIMIT_FSIZE, (size, psutil.RLIM_INFINITY))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import socket
 import subprocess
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from queue import SimpleQueue
 
 from edgefl.config import Federation
 from edgefl.data.dataset import Dataset
-from edgefl.errors import EdgeflError
+from edgefl.errors import EdgeflError, not_on_windows
 from edgefl.setup.runs import code_of
 from edgefl.simulator.clients import ClientData
 from edgefl.simulator.functions import SimulationPlan
@@ -60,7 +61,13 @@ class ForkingLauncher(ProcessLauncher):
         super().__init__("simulation", send_s=0.0)
 
     def start(self, there: socket.socket) -> ForkedProcess:
-        """Fork a worker that reads commands from the socket ``there``. Start the template process if it does not run."""
+        """Fork a worker that reads commands from the socket ``there``. Start the template process if it does not run.
+
+        Raises:
+            ConfigError: on Windows.
+        """
+        if sys.platform == "win32":
+            raise not_on_windows("`simulation.workers`")
         try:
             socket.send_fds(_template(), [b"w"], [there.fileno()])
         except OSError:  # somebody ended it

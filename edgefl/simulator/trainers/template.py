@@ -17,6 +17,7 @@ import traceback
 import numpy as np
 import torch
 
+from edgefl.errors import not_on_windows
 from edgefl.simulator.trainers import worker
 from edgefl_export.decompositions import first_table
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
@@ -27,6 +28,8 @@ assert worker  # all that a worker imports
 
 def main(descriptor: int) -> None:
     """Fork a worker for each descriptor that arrives on socket ``descriptor``. Exit the process when the socket closes."""
+    if sys.platform == "win32":
+        raise not_on_windows("a template of workers")
     torch.set_num_threads(1)
     os.dup2(2, 1)  # what a user's model prints is no line of the command's
     _load_the_rest()
@@ -56,7 +59,8 @@ def _load_the_rest() -> None:
 
 
 def _work(descriptor: int) -> None:
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if sys.platform != "win32":
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         serve(descriptor)
     except BaseException:

@@ -17,11 +17,14 @@ import select
 import socket
 import struct
 import subprocess
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
+
+from edgefl.errors import not_on_windows
 
 _PROTOCOL = 5
 """First protocol with buffers outside of the head."""
@@ -46,9 +49,13 @@ class PickleConnection:
     If the process ``other`` is given, the connection also ends with that process.
     """
 
+    _poll: Any
+
     def __init__(self, end: socket.socket, other: subprocess.Popen[bytes] | None = None) -> None:
         self._end = end
         self._other = other
+        if sys.platform == "win32":
+            raise not_on_windows("a server")
         self._poll = select.poll()
         self._poll.register(end, select.POLLIN)
 

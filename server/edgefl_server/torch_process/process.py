@@ -11,6 +11,7 @@ import threading
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from edgefl.errors import not_on_windows
 from edgefl.system.processes import child_path, sign_of_life
 
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ class Process:
 
     Its two connections answer requests at the same time. The process loads torch after its start.
 
+    Raises:
+        ConfigError: on Windows.
+
     Attributes:
         composed: True if the process has composed the run.
         broken: True if a request was interrupted, so that the next message may answer an earlier request.
@@ -34,6 +38,8 @@ class Process:
     """
 
     def __init__(self) -> None:
+        if sys.platform == "win32":
+            raise not_on_windows("a server")
         self.composed, self.broken = False, False
         self.locks = threading.Lock(), threading.Lock()
         self._ending, self._ended = threading.Lock(), ""

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any, Protocol
 
-from edgefl.errors import StoreError
+from edgefl.errors import StoreError, not_on_windows
 from edgefl.system.processes import start_module
 from edgefl.wire.mqtt.events import EventSink
 from edgefl_server.workers.protocol import Died, LoopSettings, Stop, WorkerLoop, no_room
@@ -97,7 +97,12 @@ class ProcessLauncher:
         """Start a Python process that runs :func:`serve` with the worker's end ``there`` of the pipe, and return it.
 
         It does not receive Ctrl-C: its caller ends it.
+
+        Raises:
+            ConfigError: on Windows.
         """
+        if sys.platform == "win32":
+            raise not_on_windows("a worker process")
         return start_module("edgefl_server.workers.process", there)
 
     def close(self) -> None:
@@ -145,6 +150,8 @@ class ProcessHandle:
 
         If the worker has ended, nothing happens; :class:`Died` reports that.
         """
+        if sys.platform == "win32":
+            raise not_on_windows("a worker process")
         with self._sending:
             try:
                 if isinstance(command, SharedMemory):
@@ -205,6 +212,8 @@ class _PipeSink:
 
 
 def _read(connection: Connection) -> Any:
+    if sys.platform == "win32":
+        raise not_on_windows("a worker process")
     message = connection.recv()
     return map_object(recv_handle(connection)) if isinstance(message, _SharedReference) else message
 

@@ -11,7 +11,7 @@ import pickle
 import struct
 import tempfile
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 _ALIGNED = 64
 _COUNT = struct.Struct("<q")
@@ -24,7 +24,7 @@ class SharedMemory:
     A process that receives the descriptor of ``file`` maps it with :func:`map_object`.
     """
 
-    file: BinaryIO
+    file: IO[bytes]
 
     @classmethod
     def of(cls, thing: object) -> SharedMemory:
@@ -44,7 +44,7 @@ class SharedMemory:
         self.file.close()
 
 
-def _nameless() -> BinaryIO:
+def _nameless() -> IO[bytes]:
     if hasattr(os, "memfd_create"):
         return open(os.memfd_create("edgefl"), "w+b")
     return tempfile.TemporaryFile()

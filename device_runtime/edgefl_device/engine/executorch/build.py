@@ -26,11 +26,6 @@ from edgefl.errors import ConfigError
 from edgefl.system.distribution import install
 from edgefl.wire import folders
 
-try:
-    import fcntl
-except ImportError:  # not on Windows
-    fcntl = None  # type: ignore[assignment]
-
 LIBRARIES = (
     "executorch",
     "executorch_threadpool",
@@ -179,9 +174,11 @@ def _compile(command: Sequence[str], target: Path) -> None:
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     """Hold a lock on ``folder``, if the system has locks, so that one process at a time compiles into it."""
-    if fcntl is None:
+    if sys.platform == "win32":
         yield
         return
+    import fcntl
+
     place = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(place, fcntl.LOCK_EX)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import mmap
 import threading
 import time
 from collections.abc import Sequence
@@ -137,7 +137,7 @@ class MemorySampler:
         self._seen: list[MemorySample] = []
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
-        self._page = os.sysconf("SC_PAGE_SIZE") if _STATM.exists() else 0
+        self._page = mmap.PAGESIZE if _STATM.exists() else 0
 
     def __enter__(self) -> MemorySampler:
         self._thread.start()

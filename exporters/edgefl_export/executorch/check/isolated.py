@@ -20,7 +20,7 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 
-from edgefl.errors import ExportError
+from edgefl.errors import ExportError, not_on_windows
 from edgefl.system.processes import module_command
 from edgefl_export.executorch.silent_import import METHOD, portable_lib
 from edgefl_export.verify.rounding import Array
@@ -120,6 +120,8 @@ class IsolatedRunner:
 
 def _line(process: subprocess.Popen[bytes], limit_s: float) -> bytes | None:
     """Return the next line that the process writes. Return None after ``limit_s`` seconds, b"" if the process has ended."""
+    if sys.platform == "win32":
+        raise not_on_windows("export for ExecuTorch")
     assert process.stdout is not None
     waiting = select.poll()  # unlike select.select, it takes files beyond the 1024th
     waiting.register(process.stdout, select.POLLIN)
