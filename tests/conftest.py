@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
 from hypothesis import settings
@@ -185,9 +185,13 @@ class BrokerProcess(ABC):
     def _command(self) -> list[str]:
         """The algorithm and its arguments."""
 
+    def _options(self) -> dict[str, Any]:
+        """Further options of the process."""
+        return {}
+
     def start(self) -> None:
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command(), stdout=log, stderr=log)
+            self._process = subprocess.Popen(self._command(), stdout=log, stderr=log, **self._options())
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
             assert self._process.poll() is None, self._log.read_text()
@@ -269,14 +273,26 @@ def amqtt(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Amqtt]:
         yield broker
 
 
+@pytest.fixture(scope="session")
+def aedes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """aedes, a broker that edgefl does not start itself, shared like :func:`mosquitto`."""
+    from tests.other_brokers.brokers import Aedes
+
+    with Aedes(tmp_path_factory.mktemp("aedes")) as broker:
+        yield broker
+
+
 @pytest.fixture
 def broker(request: pytest.FixtureRequest) -> BrokerProcess:
-    """Mosquitto; with :data:`on_both_brokers` the test runs once on each."""
+    """Mosquitto; with :data:`on_each_broker` the test runs once on each."""
     found: BrokerProcess = request.getfixturevalue(getattr(request, "param", "mosquitto"))
     return found
 
 
-on_both_brokers = pytest.mark.parametrize("broker", ["mosquitto", "amqtt"], indirect=True)
+_OTHER = pytest.param("aedes", marks=pytest.mark.slow)
+on_each_broker = pytest.mark.parametrize("broker", ["mosquitto", "amqtt", _OTHER], indirect=True)
+on_other_broker = pytest.mark.parametrize("broker", ["mosquitto", _OTHER], indirect=True)
+"""Marks of tests whose broker edgefl starts itself, and of those whose broker runs already."""
 
 
 @pytest.fixture

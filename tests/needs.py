@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -26,6 +28,7 @@ PACKAGES = {
 """Debian's package for each program."""
 _ENVIRONMENT, _SERVERS = str(Path(sys.executable).parent), "/usr/sbin:/usr/local/sbin"
 """Folders outside a user's PATH: the environment's own programs, which come first, and where Debian installs servers."""
+_INSTALL_S = 300.0
 
 
 def find(program: str) -> str | None:
@@ -50,6 +53,26 @@ def require(program: str) -> str:
     if path is None:
         skip(f"{program} is not installed: apt install {PACKAGES[program]}")
     return path
+
+
+def require_packages(folder: Path) -> None:
+    """Install the pinned npm packages of ``folder`` into its ``node_modules``, which git ignores, where they are missing.
+
+    Without npm, or if it cannot install them, the test is skipped.
+    """
+    require("npm")
+    lock, installed = folder / "package-lock.json", folder / "node_modules" / "installed-lock.json"
+    with lock.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)  # pytest's workers may all be here at once
+        if installed.exists() and installed.read_bytes() == held.read():
+            return
+        command = ["npm", "ci"]
+        ran = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=_INSTALL_S, check=False
+        )
+        if ran.returncode != 0:
+            skip(f"npm cannot install the packages of {folder.name}: {ran.stderr.strip()[-500:]}")
+        shutil.copyfile(lock, installed)
 
 
 def require_data(name: str) -> None:

@@ -20,6 +20,7 @@ from edgefl.setup.processor import processor
 from edgefl.system.clock import Clock, steady_time
 from edgefl.wire.bundle.archive import Signer
 from edgefl.wire.mqtt.address import Address, client_id
+from edgefl.wire.mqtt.broker_limits import check_features
 from edgefl.wire.mqtt.connection import Delivery
 from edgefl.wire.mqtt.envelope import MessageCounter, MessageSigner
 from edgefl.wire.mqtt.events import (
@@ -186,6 +187,8 @@ class Service:
         search = NeighbourSearch(address, name, (ALL_ROUNDS, ALL_STATUSES), spec.limits)
         self._neighbours = NeighbourMonitor(search, self._inbox, spec.limits.notice_s)
         self._cleaner = RetainedMessageCleaner(self._session, self._topics)
+        self._probe_id = client_id(secret, "probe-server", spec.federation, style=address.client_ids)
+        self._is_probed = False
         self._offline_since: float | None = self._clock()
         self._last_delivery = Delivery(None)
 
@@ -272,7 +275,7 @@ class Service:
             ParticipationError: If the run ends early because needed devices are missing, or because no round trained
                 the model.
             DivergedError: If training diverged on the devices.
-            BrokerError: If a message exceeds a limit of the broker.
+            BrokerError: If a message exceeds a limit of the broker, or the broker lacks a feature.
             ActionFailed: If the storage fails while the server stops. Another process can resume the run.
         """
         try:
@@ -366,7 +369,7 @@ class Service:
         """Handle one event of the inbox.
 
         Raises:
-            BrokerError: If a message exceeds a limit of the broker.
+            BrokerError: If a message exceeds a limit of the broker, or the broker lacks a feature.
         """
         check_limit(event, self._address)
         match event:
@@ -397,6 +400,8 @@ class Service:
                 self.halt()
 
     def _handle_message(self, message: IncomingMessage) -> None:
+        if message.topic == self._topics.probe:
+            return
         is_erased = self._cleaner.erase(message)
         if self._pool.has_workers and self._cleaner.is_for_worker(message):
             return  # the worker itself received it, or the server removed it
@@ -412,8 +417,12 @@ class Service:
     def _handle_connection(self, *, resumed: bool) -> None:
         """Move deadlines by the time without a broker, announce the run, and send all open tasks again.
 
-        ``resumed``: the broker kept the session.
+        The first connection also tests the features of the broker. ``resumed``: the broker kept the session.
         """
+        if not self._is_probed:
+            self._is_probed = True
+            topic, filters = self._topics.probe, self._topics.update_filters
+            check_features(self._address, self._session.version, self._probe_id, topic, filters[0])
         now = self._clock()
         offline_s, self._offline_since = now - (self._offline_since or now), None
         self._reporter.report_online(str(self._address))

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from edgefl.wire import tensors
 from edgefl.wire.tensors import Arrays
 from edgefl_device.store.database import Store
-from tests.conftest import BrokerProcess
+from tests.conftest import BrokerProcess, on_other_broker
 from tests.e2e.inside import train
 from tests.e2e.runs import TINY
 from tests.e2e.tap import Tap
@@ -30,6 +30,7 @@ def private_of(folder: Path) -> list[Arrays]:
     return [{name: array for name, array in each.items() if name.startswith("private.")} for each in stored]
 
 
+@on_other_broker
 def test_no_message_holds_a_private_tensor(broker: BrokerProcess, federation: str, tmp_path: Path) -> None:
     tap = Tap(broker.address)
     trained = train(tmp_path / "run", CONFIG, tap.address, federation, ROUNDS)

@@ -19,7 +19,7 @@ from edgefl.wire.bundle.archive import read_bundle, write_bundle
 from edgefl.wire.mqtt.messages import ProfileOffer, ProfileRequest, encode
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.profiling.reports import DeviceReport, FleetReport
-from tests.conftest import BrokerProcess, SessionFactory
+from tests.conftest import BrokerProcess, SessionFactory, on_other_broker
 from tests.e2e.inside import Ran, edgefl
 from tests.e2e.runs import EDGEFL, TINY
 from tests.e2e.shared import made_once
@@ -53,15 +53,15 @@ StartDevice = Callable[..., "subprocess.Popen[bytes]"]
 
 @pytest.fixture
 def start(
-    exported: Path, mosquitto: BrokerProcess, connect: SessionFactory, federation: str, tmp_path: Path
+    exported: Path, broker: BrokerProcess, connect: SessionFactory, federation: str, tmp_path: Path
 ) -> Iterator[StartDevice]:
     """``start(name, engine)``: a device's process, known to the broker."""
     running: list[subprocess.Popen[bytes]] = []
-    session = connect(mosquitto.address)
+    session = connect(broker.address)
     wait_up(session)
 
     def make(name: str, engine: str, *options: str) -> subprocess.Popen[bytes]:
-        command = [*EDGEFL, "device", "--id", name, "--broker", str(mosquitto.address), "--json"]
+        command = [*EDGEFL, "device", "--id", name, "--broker", str(broker.address), "--json"]
         command += ["--federation", federation, "--engine", engine, "--data", str(exported / "data.npz")]
         command += ["--store", str(tmp_path / name), *options]
         process = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -97,10 +97,10 @@ Ask = Callable[..., Ran]
 
 
 @pytest.fixture
-def ask(mosquitto: BrokerProcess, federation: str) -> Ask:
+def ask(broker: BrokerProcess, federation: str) -> Ask:
     def run(*arguments: str | Path) -> Ran:
-        broker = ("--broker", str(mosquitto.address), "--federation", federation)
-        return edgefl("profile", "--fleet", *broker, "--repeat", "2", *arguments)
+        options = ("--broker", str(broker.address), "--federation", federation)
+        return edgefl("profile", "--fleet", *options, "--repeat", "2", *arguments)
 
     return run
 
@@ -111,6 +111,7 @@ def report_of(ran: Ran) -> dict[str, DeviceReport]:
 
 
 @pytest.mark.slow
+@on_other_broker
 def test_both_engines_are_profiled(exported: Path, start: StartDevice, ask: Ask, tmp_path: Path) -> None:
     key = tmp_path / "server.key"
     public = edgefl("key", "new", key).stdout.split()[-1]
@@ -158,13 +159,13 @@ def test_bad_requests_leave_a_device_alive_and_able_to_answer(
     exported: Path,
     start: StartDevice,
     ask: Ask,
-    mosquitto: BrokerProcess,
+    broker: BrokerProcess,
     connect: SessionFactory,
     federation: str,
 ) -> None:
     device = start("phone", "onnx")
     topics = Topics(federation)
-    session = connect(mosquitto.address)
+    session = connect(broker.address)
     wait_up(session)
     huge = BlobRef(sha256="ab" * 32, size=1 << 50, chunk=1 << 49, digests=b"\0" * 64)
     damaged = describe(b"what was meant", 1024)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,32 +17,15 @@ from edgefl_export.verify.graphs import Run
 from tests import needs
 
 HERE = Path(__file__).parent
-INSTALL_S, RUN_S = 300.0, 120.0
+RUN_S = 120.0
 
 Array = NDArray[Any]
 
 
 def require_node() -> None:
-    """Node with the pinned packages in ``node_modules``, which git ignores; installed where they are missing.
-
-    Without Node the test is skipped.
-    """
+    """Node with the pinned packages of this folder, or the test is skipped."""
     needs.require("node")
-    needs.require("npm")
-    lock, installed = HERE / "package-lock.json", HERE / "node_modules" / "installed-lock.json"
-    with lock.open("rb") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)  # pytest's workers may all be here at once
-        if not installed.exists() or installed.read_bytes() != held.read():
-            _install()
-            shutil.copyfile(lock, installed)
-
-
-def _install() -> None:
-    ran = subprocess.run(
-        ["npm", "ci"], cwd=HERE, capture_output=True, text=True, timeout=INSTALL_S, check=False
-    )
-    if ran.returncode != 0:
-        needs.skip(f"npm cannot install onnxruntime-web: {ran.stderr.strip()[-500:]}")
+    needs.require_packages(HERE)
 
 
 @dataclass(frozen=True)

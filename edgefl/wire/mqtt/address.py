@@ -31,7 +31,7 @@ short: 23 letters and digits that only the owner of the secret can compute; ever
 3.1.3.1). full: readable, at most 128 bytes; only for a broker that lets no user connect with the id of another.
 """
 
-Role = Literal["device", "guest", "look", "server", "look-server", "profiler", "worker"]
+Role = Literal["device", "guest", "look", "server", "look-server", "probe-server", "profiler", "worker"]
 
 MOST_FULL, MOST_SHORT = 128, 23
 _DIGITS = string.digits + string.ascii_letters

@@ -1,10 +1,12 @@
-"""Detection of broker limits that make a broker end our connections."""
+"""Detection of broker limits that make a broker end our connections, and of features that a broker lacks."""
 
 from __future__ import annotations
 
 import math
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -19,7 +21,14 @@ _NO_QOS_1 = "takes no messages of QoS 1 (Mosquitto: max_qos); allow them"
 _NO_RETAINED = "takes no retained messages (Mosquitto: retain_available); allow them"
 _RETAIN_NOT_SUPPORTED, _QOS_NOT_SUPPORTED = 154, 155
 """Reason codes of MQTT 5."""
+_NO_RETAINED_BY_WILDCARD = (
+    "sends no retained messages to subscriptions with wildcards (RabbitMQ has no such feature), so devices that are "
+    "connected already would not be found; use a broker that sends them, such as Mosquitto, EMQX, HiveMQ, aedes or "
+    "`edgefl broker`"
+)
 _ANSWER_S = 10.0
+_RETAINED_S = 2.0
+_RETAINED_TRIALS = 2
 _QUIET_S = 0.5
 """Mosquitto acknowledges a message that is too large to a client of MQTT 3.1.1, and hangs up then."""
 _TRIALS = 6
@@ -137,25 +146,81 @@ class _Prober:
             Seconds until the broker ended the connection, infinity if it did not, or None if no connection was
             established.
         """
-        limits = Limits()
         try:
-            client = connection.make_client(
-                self.address, self.name, clean=True, max_inflight=1, most_bytes=connection.most_bytes(limits)
-            )
-        except BrokerError:
+            with _connected(self.address, self.version, self.name) as client:
+                began = time.monotonic()
+                sent = client.publish(self.topic, bytes(message.nbytes), message.qos, message.retain)
+                held = _loop(client, sent.is_published) and _loop(client, lambda: False, quiet_s)
+                return math.inf if held else time.monotonic() - began
+        except (BrokerError, OSError, ValueError):
             return None
-        try:
-            connection.dial(client, self.address, self.version, clean=True, keepalive_s=20, max_inflight=1)
-            if not (_loop(client, client.is_connected) and client.is_connected()):
-                return None
-            began = time.monotonic()
-            sent = client.publish(self.topic, bytes(message.nbytes), message.qos, message.retain)
-            held = _loop(client, sent.is_published) and _loop(client, lambda: False, quiet_s)
-            return math.inf if held else time.monotonic() - began
-        except (OSError, ValueError):
-            return None
-        finally:
-            client.say_goodbye()
+
+
+@contextmanager
+def _connected(address: Address, version: str, name: str) -> Iterator[connection.BoundedClient]:
+    """Yield a client with a clean session that is connected. Disconnect it at the end.
+
+    Raises:
+        BrokerError: A certificate file cannot be used.
+        OSError: No connection was established.
+        ValueError: The address or the answer is malformed.
+    """
+    client = connection.make_client(
+        address, name, clean=True, max_inflight=1, most_bytes=connection.most_bytes(Limits())
+    )
+    try:
+        connection.dial(client, address, version, clean=True, keepalive_s=20, max_inflight=1)
+        if not (_loop(client, client.is_connected) and client.is_connected()):
+            raise ConnectionError(f"no connection to the broker at {address}")
+        yield client
+    finally:
+        client.say_goodbye()
+
+
+def check_features(address: Address, version: str, client_id: str, topic: str, topic_filter: str) -> None:
+    """Check that the broker has the features that edgefl needs and no broker announces.
+
+    That is one feature: retained messages that match a subscription with wildcards. The check publishes a retained
+    message, subscribes to it, and clears it. It needs a connection of its own, some packets and no waiting. If the
+    message comes for its topic and not for the filter, the check is repeated once. Nothing is found wrong if there is
+    no connection, or if an access list hides the message.
+
+    Args:
+        address: Broker.
+        version: Version of MQTT.
+        client_id: Client id of the connection. No other client may use it.
+        topic: Topic that this client may write to and read, and whose subscribers ignore the message.
+        topic_filter: Filter with wildcards that matches ``topic``.
+
+    Raises:
+        BrokerError: The broker lacks the feature.
+    """
+    mark = secrets.token_bytes(16)
+    arrived: list[bytes] = []
+    lacks = False
+
+    def remember(_client: object, _data: object, message: paho.MQTTMessage) -> None:
+        if message.retain:  # of any topic: RabbitMQ changes dots in topics
+            arrived.append(bytes(message.payload))
+
+    try:
+        with _connected(address, version, client_id) as client:
+            client.on_message = remember
+            _loop(client, client.publish(topic, mark, 1, retain=True).is_published)
+            for name in (topic_filter, topic) * _RETAINED_TRIALS:
+                arrived.clear()
+                client.subscribe(connection.subscriptions([(name, 1)], version))
+                _loop(client, lambda: mark in arrived, _RETAINED_S)
+                # Only a message that comes for its topic shows that it should have come for the filter.
+                lacks = (mark in arrived) == (name == topic)
+                if not lacks:
+                    break
+            cleared = client.publish(topic, b"", 1, retain=True)
+            _loop(client, cleared.is_published)
+    except (BrokerError, OSError, ValueError):
+        return
+    if lacks:
+        raise BrokerError(f"the broker at {address} {_NO_RETAINED_BY_WILDCARD}", address=str(address))
 
 
 def _loop(client: paho.Client, done: Callable[[], bool], within_s: float = _ANSWER_S) -> bool:

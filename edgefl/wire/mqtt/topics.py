@@ -118,6 +118,11 @@ class Topics:
         """Topic of the announcement of the current round."""
         return f"{self.root}/rounds/current"
 
+    @property
+    def probe(self) -> str:
+        """Topic on which a server tests the broker, among the updates that it may read and erase. Rounds begin at 1."""
+        return f"{self.root}/devices/edgefl-probe/updates/0/0"
+
     def blob_chunk(self, sha256: str, index: int) -> str:
         """Return the topic of chunk ``index`` of a blob."""
         return f"{self.root}/blobs/{sha256}/{index}"

@@ -24,6 +24,7 @@ from edgefl.wire.bundle import profiles
 from edgefl.wire.bundle.archive import Signer
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address, client_id
+from edgefl.wire.mqtt.broker_limits import check_features
 from edgefl.wire.mqtt.connection import Delivery
 from edgefl.wire.mqtt.envelope import MessageCounter, MessageSigner, open_message, unsigned
 from edgefl.wire.mqtt.events import Connected, Disconnected, Event, IncomingMessage, Refusal, check_limit
@@ -111,6 +112,10 @@ class FleetProfiler:
         secret = secrets.token_bytes()
         name = client_id(secret, "profiler", options.federation, self._nonce, style=address.client_ids)
         self._session = Session(address, name, limits=options.limits, clean=True)
+        self._probe_nonce = secrets.token_hex(8)
+        self._probe_id = client_id(
+            secret, "profiler", options.federation, self._probe_nonce, style=address.client_ids
+        )
         # An asker begins anew each time, and lives by the clock.
         self._seal = MessageSigner(signer.keys, MessageCounter()).seal if signer else unsigned
         self._keys: dict[str, bytes] = {}
@@ -152,7 +157,7 @@ class FleetProfiler:
             progress: Called with the report so far after each change.
 
         Raises:
-            BrokerError: If the broker cannot be reached, or refuses a topic.
+            BrokerError: If the broker cannot be reached, refuses a topic, or lacks a feature.
         """
         self._started_at = self._clock()
         for device in self._options.devices:
@@ -188,6 +193,10 @@ class FleetProfiler:
         check_limit(event, self._address)
         match event:
             case Connected():
+                if self._up_since is None:
+                    version, topic = self._session.version, self._topics.profile(self._probe_nonce).offer
+                    filters = self._topics.profile_filters
+                    check_features(self._address, version, self._probe_id, topic, filters[-1])
                 self._publish_offer()
             case Disconnected():
                 self._trouble = event.reason

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgefl.wire.limits import Limits
-from tests.conftest import on_both_brokers
+from tests.conftest import on_each_broker
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent, store_of
 from tests.device_runtime.agent.scripted import ScriptedServer, weights_of
@@ -30,7 +30,7 @@ def test_the_agent_says_that_it_is_online_and_what_it_is(server: ScriptedServer,
     assert hello.cores >= 1
 
 
-@on_both_brokers
+@on_each_broker
 def test_a_round_to_history(server: ScriptedServer, start: StartAgent, world: World, tmp_path: Path) -> None:
     agent = start()
     server.open(world)

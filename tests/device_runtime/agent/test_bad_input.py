@@ -12,7 +12,7 @@ from edgefl.errors import DataError
 from edgefl.wire.mqtt import messages
 from edgefl.wire.mqtt.messages import Status
 from edgefl_device.link.presence import NoticeLimiter
-from tests.conftest import on_both_brokers
+from tests.conftest import on_each_broker
 from tests.device_runtime import tiny
 from tests.device_runtime.agent.agents import StartAgent
 from tests.device_runtime.agent.scripted import ScriptedServer, write_data
@@ -117,7 +117,7 @@ def test_unreadable_data_are_refused_before_publishing(start: StartAgent, tmp_pa
         start(data=tmp_path / "nowhere.npz")
 
 
-@on_both_brokers
+@on_each_broker
 def test_a_stopped_agent_is_seen_offline(server: ScriptedServer, start: StartAgent, tmp_path: Path) -> None:
     agent = start(data=write_data(tmp_path, 5))
     assert server.status().online

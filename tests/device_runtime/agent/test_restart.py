@@ -20,7 +20,7 @@ from edgefl_device.config import AgentConfig, AgentEvent, DeviceLog
 from edgefl_device.engine.onnx import OnnxEngine
 from edgefl_device.round.job import decode_job
 from edgefl_device.store.database import Outgoing, PastRound, Store
-from tests.conftest import Mosquitto, SessionFactory, on_both_brokers
+from tests.conftest import Mosquitto, SessionFactory, on_each_broker
 from tests.device_runtime.agent.agents import StartAgent, store_of
 from tests.device_runtime.agent.scripted import DEVICE, RunningAgent, ScriptedServer, write_data
 from tests.device_runtime.tiny import World
@@ -29,7 +29,7 @@ from tests.support.errors import StoreError, refuses
 # -- stopped and started again ---------------------------------------------------------------------------------
 
 
-@on_both_brokers
+@on_each_broker
 def test_a_round_resumes(server: ScriptedServer, start: StartAgent, endless: World, tmp_path: Path) -> None:
     agent = start()
     server.open(endless)
@@ -47,7 +47,7 @@ def test_a_round_resumes(server: ScriptedServer, start: StartAgent, endless: Wor
     assert server.progress().step > saved.step
 
 
-@on_both_brokers
+@on_each_broker
 def test_an_unacknowledged_update_is_resent(server: ScriptedServer, start: StartAgent, world: World) -> None:
     agent = start()
     server.open(world)

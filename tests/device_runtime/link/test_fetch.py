@@ -23,7 +23,7 @@ from edgefl_device.engine.onnx import OnnxEngine
 from edgefl_device.link.fetch import Fetcher
 from edgefl_device.round.graph_loader import GraphLoader, RoundProfiler
 from edgefl_device.store.database import Store
-from tests.conftest import BrokerProcess, Mosquitto, SessionFactory, on_both_brokers
+from tests.conftest import BrokerProcess, Mosquitto, SessionFactory, on_each_broker
 from tests.device_runtime.agent.link import Inbox, Recorder, publish_blob
 from tests.device_runtime.tiny import World, make_bundle
 from tests.support.errors import BundleError, RoundAborted, RoundDeclined, StoreError, refuses
@@ -93,7 +93,7 @@ def device(
     made.close()
 
 
-@on_both_brokers
+@on_each_broker
 def test_a_blob_arrives_whole(server: Session, device: Device) -> None:
     ref = publish_blob(server, device.topics, DATA, CHUNK)
     fetcher = device.fetcher()
@@ -201,7 +201,7 @@ def test_a_damaged_chunk_is_fetched_again_and_then_refused(server: Session, devi
     assert 7 in device.store.missing_chunks(ref)
 
 
-@on_both_brokers
+@on_each_broker
 def test_a_chunk_that_was_damaged_and_published_again_is_taken(server: Session, device: Device) -> None:
     ref = publish_blob(server, device.topics, DATA, CHUNK)
     server.publish(device.topic(ref, 7), b"damaged", retain=True).wait(60.0)
@@ -215,7 +215,7 @@ def test_a_chunk_that_was_damaged_and_published_again_is_taken(server: Session, 
     assert device.fetcher().get(ref) == DATA
 
 
-@on_both_brokers
+@on_each_broker
 def test_a_cleared_chunk_is_taken_once_it_is_back(server: Session, device: Device) -> None:
     ref = publish_blob(server, device.topics, DATA, CHUNK)
     server.publish(device.topic(ref, 19), b"", retain=True).wait(60.0)

@@ -22,7 +22,7 @@ from edgefl.wire.mqtt.topics import Topics
 from edgefl_device.link.identity import SignedSession
 from edgefl_device.link.outbox import Outbox
 from edgefl_device.store.database import Outgoing, PastRound, Store
-from tests.conftest import BrokerProcess, SessionFactory, on_both_brokers
+from tests.conftest import BrokerProcess, SessionFactory, on_each_broker
 from tests.support.device_logs import RecordedLog
 from tests.wire.mqtt.events import PATIENCE_S, wait_for, wait_up
 
@@ -152,7 +152,7 @@ def server(broker: BrokerProcess, connect: SessionFactory, topics: Topics) -> Se
     return Server(connect(broker.address), topics, "phone")
 
 
-@on_both_brokers
+@on_each_broker
 def test_an_update_arrives_in_chunks_that_name_it(server: Server, device: Device) -> None:
     device.add("n1")
 
@@ -232,7 +232,7 @@ def test_an_acknowledgement_of_another_update_settles_nothing(
     assert device.store.waits("n1")
 
 
-@on_both_brokers
+@on_each_broker
 def test_an_update_survives_the_agent(
     server: Server, device: Device, broker: BrokerProcess, connect: SessionFactory
 ) -> None:

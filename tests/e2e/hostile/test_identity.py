@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from edgefl.data.datasets import digits
-from tests.conftest import Mosquitto
+from tests.conftest import BrokerProcess, on_other_broker
 from tests.e2e.inside import lines
 from tests.e2e.runs import EDGEFL, PATIENCE_S, TINY
 from tests.support.commands import run_command
@@ -50,14 +50,15 @@ def until(process: subprocess.Popen[str], event: str) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_devices_follow_a_new_server_key(stack: ExitStack, mosquitto: Mosquitto, tmp_path: Path) -> None:
+@on_other_broker
+def test_devices_follow_a_new_server_key(stack: ExitStack, broker: BrokerProcess, tmp_path: Path) -> None:
     config, entries, key = tmp_path / "federation.toml", tmp_path / "list.sqlite", tmp_path / "server.key"
     named = TINY.replace('name = "e2e"', f'name = "e2e"\nrounds = {ROUNDS}')
     config.write_text(f"{named}\n[round]\nmin_devices = 2\n[tiers.strong]\ncount = 1\n")
     write_samples(tmp_path / "data.npz")
     at = (
         "--broker",
-        mosquitto.address,
+        broker.address,
         "--federation",
         "e2e",
         "--data",
@@ -86,7 +87,7 @@ def test_devices_follow_a_new_server_key(stack: ExitStack, mosquitto: Mosquitto,
         return start(stack, "device", "--id", name, "--store", tmp_path / name, *at, *more)
 
     def server() -> subprocess.Popen[str]:
-        served = ("--config", config, "--broker", mosquitto.address, "--out", tmp_path / "out")
+        served = ("--config", config, "--broker", broker.address, "--out", tmp_path / "out")
         return start(stack, "server", *served, "--sign-key", key, "--enrolled", entries)
 
     (tmp_path / "token").write_text(token)

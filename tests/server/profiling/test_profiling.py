@@ -19,7 +19,7 @@ from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.profiling.fleet import FleetProfiler, ProfilingOptions
 from edgefl_server.profiling.reports import FleetReport
-from tests.conftest import BrokerProcess, SessionFactory, on_both_brokers
+from tests.conftest import BrokerProcess, SessionFactory, on_each_broker
 from tests.server.profiling.phones import (
     WEAK,
     Behaviour,
@@ -35,7 +35,7 @@ from tests.wire.bundle.example_profile import example_profile
 from tests.wire.mqtt.events import PATIENCE_S, wait_for, wait_up
 
 
-@on_both_brokers
+@on_each_broker
 def test_each_device_is_profiled(phones: MakePhone, profile: Profile, wanted: ProfilingOptions) -> None:
     phones("phone-1", measures)
     phones("phone-2", measures)
@@ -189,7 +189,7 @@ def retained_below(session: Session, topics: Topics) -> set[str]:
     return found
 
 
-@on_both_brokers
+@on_each_broker
 def test_a_profile_leaves_nothing_at_the_broker(
     broker: BrokerProcess, phones: MakePhone, profile: Profile, connect: SessionFactory, federation: str
 ) -> None:

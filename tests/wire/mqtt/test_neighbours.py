@@ -19,7 +19,7 @@ from edgefl.wire.mqtt.neighbours import NeighbourMonitor, Neighbours, NeighbourS
 from edgefl.wire.mqtt.session import Session
 from edgefl.wire.mqtt.topics import ALL_ROUNDS, ALL_STATUSES, Topics
 from tests import needs
-from tests.conftest import BrokerProcess, Mosquitto, SessionFactory, on_both_brokers
+from tests.conftest import BrokerProcess, Mosquitto, SessionFactory, on_each_broker
 from tests.wire.mqtt.events import PATIENCE_S, wait_for, wait_message, wait_up
 from tests.wire.mqtt.rounds import announcement
 
@@ -37,7 +37,7 @@ def announce(session: Session, federation: str, state: str = "open", *, online: 
         assert session.publish(topics.device(device).status, status, retain=True).wait(PATIENCE_S)
 
 
-@on_both_brokers
+@on_each_broker
 def test_a_look_sees_what_other_federations_announced_and_their_devices(
     broker: BrokerProcess, connect: SessionFactory, federation: str, limits: Limits
 ) -> None:

@@ -16,13 +16,13 @@ from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.address import Address
 from edgefl.wire.mqtt.events import Disconnected, IncomingMessage, Wakeup, Will
 from edgefl.wire.mqtt.session import Session
-from tests.conftest import BrokerProcess, Mosquitto, SessionFactory, on_both_brokers
+from tests.conftest import BrokerProcess, Mosquitto, SessionFactory, on_each_broker
 from tests.wire.mqtt.events import cut, hear, wait_for, wait_message, wait_up
 
 # -- messages --------------------------------------------------------------------------------------------------
 
 
-@on_both_brokers
+@on_each_broker
 def test_messages_arrive_in_order(broker: BrokerProcess, connect: SessionFactory, federation: str) -> None:
     reader, writer = connect(broker.address), connect(broker.address)
     wait_up(reader)
@@ -40,7 +40,7 @@ def test_messages_arrive_in_order(broker: BrokerProcess, connect: SessionFactory
     assert writer.sent_bytes == 200
 
 
-@on_both_brokers
+@on_each_broker
 def test_subscriptions_go_in_batches(broker: BrokerProcess, connect: SessionFactory, federation: str) -> None:
     writer, reader = connect(broker.address), connect(broker.address)
     topics = [f"{federation}/{index}" for index in range(50)]
@@ -54,7 +54,7 @@ def test_subscriptions_go_in_batches(broker: BrokerProcess, connect: SessionFact
     assert {wait_for(reader, IncomingMessage).topic for _ in topics} == set(topics)
 
 
-@on_both_brokers
+@on_each_broker
 def test_unsubscribed_topics_are_silent(
     broker: BrokerProcess, connect: SessionFactory, federation: str
 ) -> None:
@@ -72,7 +72,7 @@ def test_unsubscribed_topics_are_silent(
     assert wait_for(reader, IncomingMessage).payload == b"wanted"
 
 
-@on_both_brokers
+@on_each_broker
 def test_a_delivery_waits_for_the_broker(
     broker: BrokerProcess, connect: SessionFactory, federation: str
 ) -> None:
@@ -85,7 +85,7 @@ def test_a_delivery_waits_for_the_broker(
     assert delivery.done()
 
 
-@on_both_brokers
+@on_each_broker
 def test_offline_messages_arrive_later(
     broker: BrokerProcess, connect: SessionFactory, federation: str
 ) -> None:
@@ -104,7 +104,7 @@ def test_offline_messages_arrive_later(
 # -- sessions --------------------------------------------------------------------------------------------------
 
 
-@on_both_brokers
+@on_each_broker
 def test_a_session_keeps_messages(broker: BrokerProcess, connect: SessionFactory, federation: str) -> None:
     topic = f"{federation}/tasks"
     first = connect(broker.address, federation)
@@ -180,7 +180,7 @@ def test_messages_wait_for_a_killed_broker(own_mosquitto: Mosquitto, connect: Se
     wait_up(session)
 
 
-@on_both_brokers
+@on_each_broker
 def test_the_will_is_said_and_retained(
     broker: BrokerProcess, connect: SessionFactory, federation: str
 ) -> None:
@@ -198,7 +198,7 @@ def test_the_will_is_said_and_retained(
     assert wait_message(late, topic) == b"offline"
 
 
-@on_both_brokers
+@on_each_broker
 def test_a_stopped_client_leaves_no_will(
     broker: BrokerProcess, connect: SessionFactory, federation: str
 ) -> None:
