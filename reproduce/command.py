@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -34,6 +36,7 @@ def reproduce(
     ] = Path("reproductions"),
     jobs: Annotated[int, typer.Option(min=0, help="runs at a time; 0: one for each processor")] = 0,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="where federations train")] = "cpu",
+    download: Annotated[bool, typer.Option("--download", help="fetch missing data first")] = False,
     minutes: Annotated[
         float, typer.Option(min=0, help="stop after this time, and resume next time; 0: never")
     ] = 0,
@@ -60,9 +63,7 @@ def reproduce(
     from reproduce.runs import run_entries
 
     if not names:
-        rows: list[dict[str, object]] = [
-            {"name": each.name, "title": each.title} for each in ENTRIES.values()
-        ]
+        rows: list[dict[str, object]] = [{"name": e.name, "title": e.title} for e in ENTRIES.values()]
         print_json(rows) if as_json else print_table("reproductions", rows)
         return
     chosen = selected(names)
@@ -70,10 +71,10 @@ def reproduce(
     if not pages:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            with _Progress() as progress:
+            with _progress() as tell:
                 ended = run_entries(
                     chosen, out, scale=scale, seeds=_numbers(seeds), arms=arm or (), jobs=jobs, device=device,
-                    minutes=minutes, tell=progress.tell,
+                    minutes=minutes, download=download, tell=tell,
                 )  # fmt: skip
         except KeyboardInterrupt:
             errors.print("stopped; the same command resumes the runs")
@@ -92,7 +93,7 @@ def reproduce(
                 print_table("beside the published runs (95 % prediction intervals)", compared)
     if as_json:
         print_json(answers)
-    if any(state == FAILS for each in found for *_, state in each.checks()):
+    if any(row["state"] == FAILS for each in found for row in each.checks()):
         raise typer.Exit(1)
 
 
@@ -103,28 +104,18 @@ def _numbers(text: str) -> list[int] | None:
     return list(dict.fromkeys(map(int, words))) or None
 
 
-class _Progress:
-    """Progress bar over all runs, and the latest message of any run."""
+@contextmanager
+def _progress() -> Iterator[Callable[[TaskEvent], None]]:
+    """Show a progress bar over all runs with the latest message of any run, and yield the function that gets events."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    def __init__(self) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=errors) as bar:
+        shown = bar.add_task("", total=None)
 
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-        self._bar = Progress(*columns, console=errors)
+        def tell(event: TaskEvent) -> None:
+            record = event.record
+            text = f"{record.cpu_seconds:.0f} s of processor time" if record else event.text
+            bar.update(shown, total=event.of, advance=bool(record), description=f"{event.task.label}: {text}")
 
-    def __enter__(self) -> _Progress:
-        self._bar.__enter__()
-        self._task = self._bar.add_task("", total=None)
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        self._bar.__exit__(*raised)  # type: ignore[arg-type]
-
-    def tell(self, event: TaskEvent) -> None:
-        """Show an event."""
-        about = f"{event.task.entry}, {event.task.arm}, seed {event.task.seed}"
-        if event.record is None:
-            self._bar.update(self._task, total=event.of, description=f"{about}: {event.text}")
-        else:
-            done = f"{event.record.cpu_seconds:.0f} s of processor time"
-            self._bar.update(self._task, total=event.of, advance=1, description=f"{about}: {done}")
+        yield tell

@@ -33,6 +33,11 @@ SCALES: tuple[Scale, ...] = ("smoke", "cpu", "paper")
 every baseline learns. ``paper``: the paper's own size."""
 SEEDS: Mapping[Scale, int] = {"smoke": 2, "cpu": 5, "paper": 3}
 """Seeds of an entry at each scale, and the fewest that decide a claim."""
+ONCE: Mapping[Scale, int] = dict.fromkeys(SCALES, 1)
+"""Seeds of an entry that nothing random decides, and of a pilot."""
+JPEG = "CIFAR-10 as JPEG (q75)"
+OURS_JPEG = "CIFAR-10: ours is JPEG (q75)"
+"""Title of a table that shows the paper's CIFAR-10 beside runs on :data:`JPEG`."""
 
 Points = Sequence[tuple[float, float]]
 Settings = Mapping[str, Any]
@@ -111,6 +116,13 @@ class Computed:
 
 
 Arm = Federated | Computed
+Arms = Callable[[Scale], Sequence[Arm]]
+"""Function that returns the arms of a scale."""
+
+
+def only(arms: Arms, names: Callable[[str], bool]) -> Arms:
+    """Return those of ``arms`` whose names a function accepts, as an entry has them that shows a part of another's runs."""
+    return lambda scale: [arm for arm in arms(scale) if names(arm.name)]
 
 
 @dataclass(frozen=True)
@@ -157,17 +169,11 @@ def lead(better: str, worse: str, figure: str, *, other_figure: str = "") -> Con
 
     def differences(results: Results) -> Array:
         seeds = results.common_seeds(better, worse)
-        difference: Array = results.of(better, figure, seeds) - results.of(
-            worse, other_figure or figure, seeds
-        )
+        high, low = results.of(better, figure, seeds), results.of(worse, other_figure or figure, seeds)
+        difference: Array = high - low
         return difference
 
     return differences
-
-
-def lowest(arm: str, other: str, figure: str) -> Contrast:
-    """Return the contrast by how much the figure of ``arm`` is below that of ``other``."""
-    return lead(other, arm, figure)
 
 
 def larger_lead(one: tuple[str, str], other: tuple[str, str], figure: str) -> Contrast:
@@ -175,8 +181,8 @@ def larger_lead(one: tuple[str, str], other: tuple[str, str], figure: str) -> Co
 
     def differences(results: Results) -> Array:
         seeds = results.common_seeds(*one, *other)
-        ahead, there = (results.of(a, figure, seeds) - results.of(b, figure, seeds) for a, b in (one, other))
-        difference: Array = ahead - there
+        a, b, c, d = (results.of(arm, figure, seeds) for arm in (*one, *other))
+        difference: Array = (a - b) - (c - d)
         return difference
 
     return differences
@@ -286,8 +292,7 @@ def note_of(doc: str | None) -> str:
 class Chart:
     """A figure of the paper: the curve ``line`` of each of ``arms`` (all without any), as a mean over the seeds.
 
-    ``over`` draws it over the values of another curve, such as megabytes, in place of its own x. ``lines``: several curves
-    of the first of ``arms`` instead.
+    ``lines``: several curves of the first of ``arms`` instead.
     """
 
     file: str
@@ -297,7 +302,6 @@ class Chart:
     y: str = ""
     arms: Sequence[str] = ()
     log_y: bool = False
-    over: str = ""
     lines: Sequence[str] = ()
 
 
@@ -308,10 +312,9 @@ class Choice:
     name: str
     candidates: Mapping[str, str]
     figure: str = "accuracy"
-    lowest: bool = False
 
     def of(self, results: Results) -> str:
-        """Return the value whose arm has the best mean; one that diverged is not chosen.
+        """Return the value whose arm has the highest mean; one that diverged is not chosen.
 
         Raises:
             NotRunError: a candidate was not run.
@@ -321,7 +324,7 @@ class Choice:
             for value, arm in self.candidates.items()
             if not results.diverged(arm)
         }
-        return (min if self.lowest else max)(means, key=lambda value: means[value])
+        return max(means, key=lambda value: means[value])
 
 
 @dataclass(frozen=True)
@@ -338,15 +341,15 @@ class Entry:
         charts: the paper's figures.
         choices: settings that this pilot chooses.
         note: how the runs differ from the paper's, in a few sentences.
-        needs: data and hours that an entry without runs would need.
+        needs: data and hours that an entry without runs would need, in sentences.
         other_data: the data are not the paper's, so that only differences are judged.
         seeds: number of seeds by scale.
-        shares: name of the entry whose runs this one shows, such as a figure those of a table; it has the same arms.
+        shares: name of the entry whose runs this one shows, such as a figure those of a table; ``arms`` are some of that's.
     """
 
     name: str
     title: str
-    arms: Callable[[Scale], Sequence[Arm]] = lambda _: ()
+    arms: Arms = lambda _: ()
     grids: Sequence[Grid] = ()
     claims: Sequence[Claim] = ()
     checks: Sequence[Check] = ()

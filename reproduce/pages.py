@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from edgefl.analysis.charts import line_chart
 from edgefl.system.files import write_text
@@ -13,6 +14,8 @@ from reproduce.entry import SCALES, Cell, Chart, Choice, Entry, Grid, NotRunErro
 from reproduce.runs import Record, read_records, results_of
 from reproduce.verdicts import ANSWERS, LEVEL, Verdict, prediction, verdicts
 
+Row = dict[str, Any]
+"""A row of a table: cells by heading."""
 OVERVIEW = "README.md"
 FAILS = "**fails**"
 """State of an exact check that does not hold."""
@@ -67,42 +70,44 @@ class EntryResults:
     @property
     def command(self) -> str:
         """Command that repeats the runs."""
-        words = ["python", "-m", "reproduce", self.entry.runs, "--scale", self.scale or "paper"]
-        run = list(dict.fromkeys(record.arm for record in self.records))
-        if self.scale and len(run) < len(self.entry.arms(self.scale)):
-            words += [word for arm in run[:3] for word in ("--arm", f'"{arm}"')] + (
-                ["..."] if len(run) > 3 else []
-            )
+        words = ["python", "-m", "reproduce", self.entry.name, "--scale", self.scale or "paper"]
+        arms = list(dict.fromkeys(record.arm for record in self.records))
+        if self.scale and len(arms) < len(self.entry.arms(self.scale)):
+            words += [word for arm in arms[:3] for word in ("--arm", f'"{arm}"')] + ["..."] * (len(arms) > 3)
         if any(record.device == "cuda" for record in self.records):
             words += ["--device", "cuda"]
         return " ".join([*words, *(["--seeds", ",".join(map(str, self.seeds))] if self.seeds else [])])
 
-    def checks(self) -> list[tuple[str, str, str]]:
-        """Return (text, findings, ``holds``, ``fails`` or ``not run``) of each exact check."""
-        found = []
+    def checks(self) -> list[Row]:
+        """Return check, finding, and ``holds``, ``fails`` or ``not run`` of each exact check."""
+        rows = []
         for check in self.entry.checks:
             try:
-                holds, findings = check.test(self.results)
-                found.append((check.text, findings, "holds" if holds else FAILS))
+                holds, finding = check.test(self.results)
+                state = "holds" if holds else FAILS
             except NotRunError:
-                found.append((check.text, "-", "not run"))
-        return found
+                finding, state = "-", "not run"
+            rows.append({"exact check": check.text, "found": finding, "state": state})
+        return rows
+
+    def claims(self) -> list[Row]:
+        """Return text, the paper's numbers, ours, p and verdict of each claim."""
+        return [
+            {
+                "claim": v.claim.text,
+                "paper": v.claim.paper or "-",
+                "ours": v.ours,
+                "p": v.p_text,
+                "verdict": v.answer,
+            }
+            for v in self.verdicts
+        ]
 
     def plain(self) -> dict[str, object]:
         """Return verdicts and checks as an object for JSON."""
-        claims = [
-            dict(zip(("claim", "paper", "ours", "p", "verdict"), row, strict=True)) for row in self.claims()
-        ]
-        checks = [dict(zip(("check", "found", "state"), row, strict=True)) for row in self.checks()]
-        found = {"entry": self.entry.name, "scale": self.scale or "", "seeds": self.seeds}
-        return {**found, "claims": claims, "checks": checks}
-
-    def claims(self) -> list[tuple[str, ...]]:
-        """Return (text, the paper's numbers, ours, p, verdict) of each claim."""
-        return [
-            (v.claim.text, v.claim.paper or "-", v.ours, "-" if v.p != v.p else f"{v.p:.2g}", v.answer)
-            for v in self.verdicts
-        ]
+        checks = [{"check": row.pop("exact check"), **row} for row in self.checks()]
+        of = {"entry": self.entry.name, "scale": self.scale or "", "seeds": self.seeds}
+        return {**of, "claims": self.claims(), "checks": checks}
 
     @property
     def answers(self) -> Counter[str]:
@@ -114,7 +119,7 @@ class EntryResults:
         told = [f"{counts[answer]} {answer}" for answer in ANSWERS if counts[answer]]
         if len(", ".join(told)) > length:
             told = [f"{counts[answer]} {answer[:7]}." for answer in ANSWERS if counts[answer]]
-        states = [state for *_, state in self.checks() if state != "not run"]
+        states = [row["state"] for row in self.checks() if row["state"] != "not run"]
         if states and (not told or length > 100 or FAILS in states):
             told.append(f"{states.count('holds')} of {len(states)} checks hold")
         return ", ".join(told) or ("run" if self.records else "not run")
@@ -134,71 +139,58 @@ def page(found: EntryResults, pictures: Sequence[str] = ()) -> str:
     """Return the page of an entry as Markdown."""
     entry, records = found.entry, found.records
     paper, _, _ = entry.name.partition("/")
-    lines = [f"# {PAPERS.get(paper, paper)}: {entry.title}", ""]
+    parts = [f"# {PAPERS.get(paper, paper)}: {entry.title}"]
     if records:
-        made = sorted(
-            {f"version {r.version}, {r.device}: {r.processor}" for r in records}
-            | {r.data for r in records if r.data}
-        )
-        lines += [
+        made = {f"version {r.version}, {r.device}: {r.processor}" for r in records} | {
+            r.data for r in records
+        }
+        parts += [
             f"Scale `{found.scale}`, seeds {', '.join(map(str, found.seeds))}: **{found.summary(found.answers)}**; "
             f"{found.hours:.1f} processor hours; `{found.command}`",
-            "",
-            f"Runs: {len(records)}; {'; '.join(made)}.",
-            "",
+            f"Runs: {len(records)}; {'; '.join(sorted(made - {''}))}.",
         ]
         if found.scale == "smoke":
-            lines += ["This is a test of the program: numbers of scale `smoke` mean nothing.", ""]
+            parts.append("This is a test of the program: numbers of scale `smoke` mean nothing.")
         if found.others:
-            lines += [
-                "Also run: "
-                + ", ".join(f"{n} runs at scale `{each}`" for each, n in found.others.items())
-                + ".",
-                "",
-            ]
+            others = ", ".join(f"{runs} runs at scale `{scale}`" for scale, runs in found.others.items())
+            parts.append(f"Also run: {others}.")
+        if entry.needs:
+            parts.append(f"Not run here: {entry.needs}")
     else:
-        lines += [f"**Not run.** {entry.needs or f'`{found.command}`'}", ""]
-    if records and entry.needs:
-        lines += [f"Not run here: {entry.needs}", ""]
-    if entry.note:
-        lines += [entry.note, ""]
+        parts.append(f"**Not run.** {entry.needs or f'`{found.command}`'}")
+    parts.append(entry.note)
     if entry.other_data:
-        lines += [f"The data are {entry.other_data}, not the paper's: only differences are judged.", ""]
+        parts.append(f"The data are {entry.other_data}, not the paper's: only differences are judged.")
     if entry.grids and records:
-        lines += [
-            "Cells: our mean ± the deviation of one run over the seeds, in brackets the paper's number.",
-            "",
-        ]
+        parts.append(
+            "Cells: our mean ± the deviation of one run over the seeds, in brackets the paper's number."
+        )
     for each in entry.grids:
-        lines += table(each, found.results)
-    if entry.choices:
-        tried = [row for each in entry.choices for row in _tried(each, found.results)]
-        lines += _table(("setting", "value", "on validation data", "choice"), tried)
+        parts += [f"**{each.title}**" if each.title else "", table(each, found.results)]
+    parts.append(_table([row for each in entry.choices for row in _tried(each, found.results)]))
     if entry.claims:
-        lines += [
-            f"Claims: differences with 95 % intervals; p of the paired t-test after Holm's correction (level {LEVEL}).",
-            "",
-            *_table(("claim", "paper", "ours", "p", "verdict"), found.claims()),
-        ]
-    if entry.checks:
-        lines += _table(("exact check", "found", "state"), found.checks())
-    lines += [f"![{name}]({name})" for name in pictures]
-    return "\n".join(lines).rstrip() + "\n"
+        about = "differences with 95 % intervals; p of the paired t-test after Holm's correction"
+        parts += [f"Claims: {about} (level {LEVEL}).", _table(found.claims())]
+    parts += [_table(found.checks()), "\n".join(f"![{name}]({name})" for name in pictures)]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def table(grid: Grid, results: Results) -> list[str]:
-    """Return a table as in the paper, as lines of Markdown."""
-    numbers = [
-        cell.paper for cells in grid.rows.values() for cell in cells if cell and cell.paper is not None
-    ]
-    digits = max((len(f"{n:.10g}".partition(".")[2]) for n in numbers), default=0)
-    rows = [[row, *(_shown(cell, results, digits) for cell in cells)] for row, cells in grid.rows.items()]
-    return [*([f"**{grid.title}**", ""] if grid.title else []), *_table([grid.corner, *grid.columns], rows)]
+def table(grid: Grid, results: Results) -> str:
+    """Return a table as in the paper, as Markdown."""
+    cells = [cell for row in grid.rows.values() for cell in row if cell and cell.paper is not None]
+    digits = max((len(f"{cell.paper:.10g}".partition(".")[2]) for cell in cells), default=0)
+    heads = [grid.corner, *grid.columns]
+    rows = ([row, *(_shown(cell, results, digits) for cell in cells)] for row, cells in grid.rows.items())
+    return _table([dict(zip(heads, row, strict=True)) for row in rows])
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = ["| " + " | ".join(cell.replace("|", "&#124;") for cell in row) + " |" for row in (heads, *rows)]
-    return [lines[0], "|---" * len(heads) + "|", *lines[1:], ""]
+def _table(rows: Sequence[Row]) -> str:
+    """Return rows of text by heading as a table, "" without rows."""
+    if not rows:
+        return ""
+    texts = [list(rows[0]), *(map(str, row.values()) for row in rows)]
+    heads, *lines = ("| " + " | ".join(cell.replace("|", "&#124;") for cell in row) + " |" for row in texts)
+    return "\n".join([heads, "|---" * len(rows[0]) + "|", *lines])
 
 
 def _shown(cell: Cell | None, results: Results, digits: int) -> str:
@@ -215,8 +207,8 @@ def _shown(cell: Cell | None, results: Results, digits: int) -> str:
     return f"{values.mean():,.{cell.digits}f}{spread}{paper}"
 
 
-def _tried(choice: Choice, results: Results) -> list[tuple[str, str, str, str]]:
-    """Return (setting, value, its mean, "chosen" or "") of each candidate."""
+def _tried(choice: Choice, results: Results) -> list[Row]:
+    """Return setting, value, its mean, and "chosen" or "" of each candidate."""
     complete = all(arm in results.runs for arm in choice.candidates.values())
     chosen = choice.of(results) if complete else ""
     rows = []
@@ -224,60 +216,50 @@ def _tried(choice: Choice, results: Results) -> list[tuple[str, str, str, str]]:
         mean = "diverged" if results.diverged(arm) else "-"
         if mean == "-" and arm in results.runs:
             mean = f"{results.of(arm, choice.figure).mean():.3f}"
-        rows.append((choice.name, value, mean, "chosen" if value == chosen else ""))
+        state = "chosen" if value == chosen else ""
+        rows.append({"setting": choice.name, "value": value, "on validation data": mean, "choice": state})
     return rows
 
 
 def _picture(chart: Chart, found: EntryResults, place: Path) -> str:
     """Write a chart, and return its file name, or "" where no run has the curve."""
     results = found.results
-    drawn = {arm: results.line(arm, chart.line) for arm in chart.arms or results.runs}
     if chart.lines:
         drawn = {name: results.line(chart.arms[0], name) for name in chart.lines}
-    if chart.over:
-        places = {arm: dict(results.line(arm, chart.over)) for arm in drawn}
-        drawn = {
-            arm: [(places[arm][x], y) for x, y in line if x in places[arm]] for arm, line in drawn.items()
-        }
-    if not any(drawn.values()):
+    else:
+        drawn = {arm: results.line(arm, chart.line) for arm in chart.arms or results.runs}
+    drawn = {name: line for name, line in drawn.items() if line}
+    if not drawn:
         return ""
     name = f"{place.name}-{chart.file}"
-    lines = {arm: line for arm, line in drawn.items() if line}
-    write_text(
-        place.with_name(name),
-        line_chart(lines, title=chart.title, x=chart.x, y=chart.y or chart.line, log_y=chart.log_y),
-    )
+    picture = line_chart(drawn, title=chart.title, x=chart.x, y=chart.y or chart.line, log_y=chart.log_y)
+    write_text(place.with_name(name), picture)
     return name
 
 
 def overview(entries: Sequence[Entry], out: Path) -> str:
     """Return the overview as Markdown: each table of the five papers, and its verdicts."""
-    rows = []
+    rows: list[Row] = []
     for runs in dict.fromkeys(entry.runs for entry in entries):
         found = [EntryResults(entry, out) for entry in entries if entry.runs == runs]
-        links = ", ".join(f"[{_label(each.entry.name)}]({each.entry.name}.md)" for each in found)
         first, counts = found[0], sum((each.answers for each in found), Counter[str]())
         rows.append(
-            (
-                PAPERS[runs.partition("/")[0]],
-                links,
-                first.scale or "-",
-                str(len(first.seeds)),
-                first.summary(counts, 40),
-                f"{first.hours:.1f}" if first.records else "-",
-            )
+            {
+                "paper": PAPERS[runs.partition("/")[0]],
+                "table": ", ".join(f"[{_label(each.entry.name)}]({each.entry.name}.md)" for each in found),
+                "scale": first.scale or "-",
+                "seeds": len(first.seeds),
+                "verdicts": first.summary(counts, 40),
+                "hours": f"{first.hours:.1f}" if first.records else "-",
+            }
         )
-    lines = [
-        "# The papers' results, run again",
-        "",
+    about = (
         "For readers of the papers whose methods edgefl implements: every table and figure, and the verdicts on its claims. "
         "Each page shows the table as in the paper and names its command. A claim is reproduced or contradicted where a "
         "paired t-test over the seeds says so at 95 % after Holm's correction, else inconclusive; theorems and accounted "
-        "numbers are exact checks. T: table, F: figure; a row has those that share runs. Hours: of one processor core.",
-        "",
-        *_table(("paper", "table", "scale", "seeds", "verdicts", "hours"), rows),
-    ]
-    return "\n".join(lines)
+        "numbers are exact checks. T: table, F: figure; a row has those that share runs. Hours: of one processor core."
+    )
+    return f"# The papers' results, run again\n\n{about}\n\n{_table(rows)}\n"
 
 
 def _label(name: str) -> str:
@@ -288,7 +270,7 @@ def _label(name: str) -> str:
     )
 
 
-def compare(entry: Entry, records: Sequence[Record], published: Path) -> list[dict[str, object]]:
+def compare(entry: Entry, records: Sequence[Record], published: Path) -> list[Row]:
     """Compare new runs with published ones: for each cell the new mean, and whether it is in the prediction interval.
 
     Args:
@@ -303,19 +285,19 @@ def compare(entry: Entry, records: Sequence[Record], published: Path) -> list[di
     old = EntryResults(entry, published, records[0].scale).results if records else Results({})
     known = {(arm, seed) for arm, runs in old.runs.items() for seed in runs if len(runs) > 1}
     new = results_of([each for each in records if (each.arm, each.seed) not in known])
-    cells = dict.fromkeys(cell for grid in entry.grids for row in grid.rows.values() for cell in row if cell)
     both = []
-    for cell in cells:
+    for cell in dict.fromkeys(
+        cell for grid in entry.grids for row in grid.rows.values() for cell in row if cell
+    ):
         try:
             both.append((cell, new.of(cell.arm, cell.figure), old.of(cell.arm, cell.figure)))
         except NotRunError:
             continue
-    rows: list[dict[str, object]] = []
+    rows: list[Row] = []
     for cell, mine, theirs in both:
         value, digits = cell.unit * float(mine.mean()), cell.digits
         low, high = (cell.unit * end for end in prediction(theirs, len(mine), len(both)))
         row = {"arm": cell.arm, "figure": cell.figure, "value": round(value, digits + 1), "seeds": len(mine)}
-        rows.append(
-            {**row, "interval": f"{low:.{digits}f} to {high:.{digits}f}", "inside": low <= value <= high}
-        )
+        row |= {"interval": f"{low:.{digits}f} to {high:.{digits}f}", "inside": low <= value <= high}
+        rows.append(row)
     return rows

@@ -14,7 +14,7 @@ import resource
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -43,6 +43,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     scale: Scale
     seed: int
     device: str = "cpu"
+
+    @property
+    def label(self) -> str:
+        """Entry, arm and seed as text."""
+        return f"{self.entry}, {self.arm}, seed {self.seed}"
 
     def folder(self, out: Path) -> Path:
         """Return the folder of the run's intermediate files below ``out``."""
@@ -150,6 +155,7 @@ def run_entries(
     jobs: int = 0,
     device: str = "cpu",
     minutes: float = 0.0,
+    download: bool = False,
     tell: Callable[[TaskEvent], None] = lambda _: None,
 ) -> bool:
     """Run the arms that have no record yet, and write each record as soon as its run has ended.
@@ -163,6 +169,7 @@ def run_entries(
         jobs: processes; 0: one for each core.
         device: where federations train, ``cpu`` or ``cuda``.
         minutes: time after which runs are stopped, to be resumed by the next call; 0: none.
+        download: fetch the data of all arms that no folder has, before the first run.
         tell: function that is called with progress.
 
     Returns:
@@ -172,36 +179,52 @@ def run_entries(
         ConfigError: no arm matches, or a run cannot be made (such as for lack of its data).
     """
     deadline = time.monotonic() + 60 * minutes if minutes else None
-    by_name = {entry.runs: ENTRIES.get(entry.runs, entry) for entry in entries}
-    entries = list(by_name.values())
-    kept = {(r.entry, r.scale, r.arm, r.seed) for entry in entries for r in read_records(entry, out)}
-    wanted = [
-        Task(entry=entry.name, arm=each.name, scale=scale, seed=seed, device=device)
+    wanted = {
+        Task(entry=entry.runs, arm=each.name, scale=scale, seed=seed, device=device): each
         for entry in entries
         for seed in (range(entry.seeds[scale]) if seeds is None else seeds)
         for each in _selected(entry.arms(scale), arms)
-    ]
+    }
     if not wanted and any(entry.arms(scale) for entry in entries):
         names = ", ".join(each.name for entry in entries for each in entry.arms(scale))
         raise ConfigError(
             f"expected names of arms, found {', '.join(arms)}; there are: {names}", arms=tuple(arms)
         )
-    waiting = [task for task in wanted if (task.entry, scale, task.arm, task.seed) not in kept]
+    if download:
+        fetch_data(wanted.values())
+    ended = {(r.entry, r.scale, r.arm, r.seed) for entry in entries for r in read_records(entry, out)}
+    waiting = [task for task in wanted if (task.entry, scale, task.arm, task.seed) not in ended]
     done, failures = 0, []
     for task, found in _run(waiting, out, jobs or os.cpu_count() or 1, deadline):
-        if isinstance(found, str):
-            tell(TaskEvent(task, len(waiting), found))
-        elif isinstance(found, Record):
+        if isinstance(found, Record):
             done += 1
-            add_records([found], by_name[task.entry], out)
+            add_records([found], ENTRIES[task.entry], out)
             shutil.rmtree(task.folder(out), ignore_errors=True)
             tell(TaskEvent(task, len(waiting), record=found))
         else:
-            failures.append(found)
+            if not isinstance(found, str):
+                failures.append(f"{task.label}: {found}")
             tell(TaskEvent(task, len(waiting), str(found)))
     if failures:
         raise ConfigError(f"{len(failures)} of {len(waiting)} runs failed; the first one: {failures[0]}")
     return done == len(waiting)
+
+
+def fetch_data(arms: Iterable[Arm]) -> None:
+    """Download the data of federations that no folder has.
+
+    Raises:
+        ConfigError: data have no source, or the download failed.
+    """
+    from edgefl.api.federation import load_federation
+    from edgefl.setup.data import open_data
+
+    by_data = {arm.settings["data.name"]: arm.settings for arm in arms if isinstance(arm, Federated)}
+    for settings in by_data.values():
+        try:
+            open_data(load_federation(None, {**settings, "data.download": True}))
+        except EdgeflError as error:
+            raise ConfigError(_remedy(error)) from error
 
 
 def _selected(arms: Sequence[Arm], names: Sequence[str]) -> Sequence[Arm]:
@@ -214,7 +237,7 @@ def run_arm(task: Task, arm: Arm, folder: Path, progress: Callable[[str], None] 
     """Run an arm in this process, or resume what ``folder`` holds of it, and return its record.
 
     Raises:
-        ConfigError: the arm cannot be run; the message names entry, arm and seed.
+        ConfigError: the arm cannot be run.
     """
     import torch
 
@@ -229,9 +252,7 @@ def run_arm(task: Task, arm: Arm, folder: Path, progress: Callable[[str], None] 
     except DivergedError:
         found, data, before = Measurements({DIVERGED: 1.0}), "", 0.0
     except EdgeflError as error:
-        raise ConfigError(
-            f"{task.entry}, {arm.name}, seed {task.seed}: {error.message}", arm=arm.name
-        ) from error
+        raise ConfigError(_remedy(error), arm=arm.name) from error
     return Record(
         **msgspec.structs.asdict(task),
         settings=settings_of(arm),
@@ -245,6 +266,16 @@ def run_arm(task: Task, arm: Arm, folder: Path, progress: Callable[[str], None] 
         processor=processor(),
         version=version(),
     )
+
+
+def _remedy(error: EdgeflError) -> str:
+    """Return an error's message. The library's remedy for missing data are settings, which an entry does not leave open."""
+    if "searched" not in error.details:
+        return error.message
+    return (
+        "{dataset} was not found in {searched}; put its files there, or name their folder with EDGEFL_DATA "
+        "(docs/models/data.md lists the files); `--download` fetches all data but CIFAR-10 as JPEG"
+    ).format(**error.details)
 
 
 def _simulate(

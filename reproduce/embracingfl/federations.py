@@ -26,7 +26,6 @@ CASES: Mapping[int, Mix] = {
 }  # fmt: skip
 CHOSEN: Mapping[str, float] = {ALL_STRONG: 0.4, EMBRACING: 0.2, WIDTH: 0.2}
 """Learning rates at the scales smoke and cpu, which ``embracingfl/pilot`` chooses."""
-DATA = "CIFAR-10 as JPEG (q75)"
 HOURS = (
     "Scale paper, 3 seeds: about 340 core-hours for Table 6 and 420 for Table 2 (170 and 210 h on 2 cores, 6 and 7 h on 64) "
     "from rounds of 4 clients: 85 ms a step of all strong, 50 of case 7. GPU: not measured."

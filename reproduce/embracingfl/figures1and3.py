@@ -16,7 +16,7 @@ import torch
 from edgefl.data import datasets
 from edgefl.data.partition import dirichlet
 from reproduce import entry
-from reproduce.embracingfl.federations import DATA, pooled
+from reproduce.embracingfl.federations import pooled
 from reproduce.embracingfl.measures import Scheme, partial_sync, similarities, synchronised
 from reproduce.entry import Arm, ArmRun, Claim, Entry, Measurements, Results, Scale, lead
 
@@ -71,7 +71,8 @@ def _are_equal(results: Results) -> tuple[bool, str]:
 # fmt: off
 ENTRY = Entry(
     "embracingfl/figures1and3", "Figures 1 and 3: SVCCA of clients' layers", arms,
-    grids=[entry.grid("averaged", list(LAYERS), dict.fromkeys(SCHEMES, [None] * 5), lambda row, name: (row, name), unit=1)],
+    grids=[entry.grid("averaged", list(LAYERS), dict.fromkeys(SCHEMES, [None] * 5), lambda row, name: (row, name), unit=1,
+                      title=entry.OURS_JPEG)],
     claims=[
         Claim("nothing: Conv 3 is above Conv 19",
               lead(NOTHING, NOTHING, "Conv 3", other_figure="Conv 19"), unit=1),
@@ -82,5 +83,5 @@ ENTRY = Entry(
     ],
     checks=[entry.Check("input-side half: Conv 3 and 7 are 1", _are_equal)],
     charts=[entry.Chart(f"{name[5:]}.svg", f"{name}: SVCCA", name, "local step") for name in LAYERS],
-    note=entry.note_of(__doc__), other_data=DATA,
+    note=entry.note_of(__doc__), other_data=entry.JPEG,
 )

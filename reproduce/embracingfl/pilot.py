@@ -8,8 +8,8 @@ paper's 0.4.
 
 from __future__ import annotations
 
-from reproduce.embracingfl.federations import ALL_STRONG, CASES, DATA, EMBRACING, WIDTH, images
-from reproduce.entry import Arm, Choice, Entry, Federated, Scale, note_of
+from reproduce.embracingfl.federations import ALL_STRONG, CASES, EMBRACING, WIDTH, images
+from reproduce.entry import JPEG, Arm, Choice, Entry, Federated, Scale, note_of
 
 RATES = (0.1, 0.2, 0.4)
 CANDIDATES = {ALL_STRONG: (1, EMBRACING), EMBRACING: (7, EMBRACING), WIDTH: (7, WIDTH)}
@@ -31,5 +31,5 @@ def arms(scale: Scale) -> list[Arm]:
 ENTRY = Entry(
     "embracingfl/pilot", "Pilot: learning rates", arms,
     choices=[Choice(name, {f"{lr:g}": f"{name}, {lr:g}" for lr in RATES}) for name in CANDIDATES],
-    note=note_of(__doc__), other_data=DATA, seeds={"smoke": 1, "cpu": 1, "paper": 1},
+    note=note_of(__doc__), other_data=JPEG, seeds={"smoke": 1, "cpu": 1, "paper": 1},
 )  # fmt: skip

@@ -12,8 +12,21 @@ from __future__ import annotations
 
 from functools import partial
 
-from reproduce.embracingfl.federations import DATA, EMBRACING, HOURS, WIDTH, ahead, images
-from reproduce.entry import Arm, Chart, Claim, Entry, Federated, Scale, grid, larger_lead, note_of
+from reproduce.embracingfl.federations import EMBRACING, HOURS, WIDTH, ahead, images
+from reproduce.entry import (
+    JPEG,
+    OURS_JPEG,
+    Arm,
+    Chart,
+    Claim,
+    Entry,
+    Federated,
+    Scale,
+    grid,
+    larger_lead,
+    note_of,
+    only,
+)
 
 # fmt: off
 WEAK = {"0 weak": 0, "16 weak": 2, "32 weak": 4, "64 weak": 8, "112 weak": 14}
@@ -54,10 +67,10 @@ def arms(scale: Scale) -> list[Arm]:
 
 
 # fmt: off
-_entry = partial(Entry, arms=arms, note=note_of(__doc__), other_data=DATA)
+_entry = partial(Entry, arms=arms, note=note_of(__doc__), other_data=JPEG)
 ENTRY_2 = _entry(
     "embracingfl/table2", "Table 2 and Figure 4: more weak clients",
-    grids=[grid("16 strong and", METHODS, TABLE_2, lambda row, method: (name(method, row), "best"))],
+    grids=[grid("16 strong and", METHODS, TABLE_2, lambda row, method: (name(method, row), "best"), title=OURS_JPEG)],
     claims=[
         Claim("weak clients raise EmbracingFL", ahead(E_GLOBAL, ALONE), "+17.19"),
         Claim("EmbracingFL is ahead, 16 and 112 weak",
@@ -73,7 +86,8 @@ ENTRY_2 = _entry(
 )
 ENTRY_9 = _entry(
     "embracingfl/table9", "Table 9: static and global batch norm", shares="embracingfl/table2",
-    grids=[grid("16 strong, 112 weak", ["accuracy"], TABLE_9, lambda row, _: (NORMS[row], "best"))],
+    grids=[grid("16 strong, 112 weak", ["accuracy"], TABLE_9, lambda row, _: (NORMS[row], "best"), title=OURS_JPEG)],
+    arms=only(arms, lambda arm: arm in NORMS.values()),
     claims=[
         Claim("width reduction needs static batch norm", ahead(W_STATIC, W_GLOBAL), "+44.80"),
         Claim("EmbracingFL is better with global", ahead(E_GLOBAL, E_STATIC), "+2.85"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from reproduce.entry import Claim, Scale, lowest
+from reproduce.entry import Claim, Scale, lead
 from reproduce.fafed.models import CIFAR_CNN, FASHION_CNN, MNIST_CNN
 
 Options = Mapping[str, Any]
@@ -89,4 +89,4 @@ def below(
     text: str, arm: str, others: Sequence[str], figure: str = "objective", paper: str = "lowest"
 ) -> Claim:
     """Return the claim that a figure of ``arm`` is below that of each of ``others``."""
-    return Claim(text, [lowest(arm, other, figure) for other in others], paper=paper, unit=1.0, digits=4)
+    return Claim(text, [lead(other, arm, figure) for other in others], paper=paper, unit=1.0, digits=4)

@@ -54,6 +54,7 @@ ENTRY = Entry(
         grid(
             "training", ["loss", "perplexity"], {method: [None] * 2 for method in METHODS},
             lambda method, at: (method, "objective" if at == "loss" else at), unit=1.0, digits=3,
+            title="WikiText-2: ours is its validation part",
         ),
     ),
     claims=(

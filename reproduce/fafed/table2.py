@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from reproduce.entry import Chart, Claim, Entry, Federated, Scale, grid, lead, note_of
+from reproduce.entry import JPEG, OURS_JPEG, Chart, Claim, Entry, Federated, Scale, grid, lead, note_of
 from reproduce.fafed.federations import CHOSEN, LEVELS, METHODS, OTHERS, below, image_settings, with_method
 from reproduce.fafed.measures import training_loss
 
@@ -77,7 +77,8 @@ def _figures(letter: str, title: str, data: str, **more: Any) -> Entry:
         title=f"Figures 2{letter}, 3{letter}, 4{letter}: training loss, {title}",
         arms=partial(arms, data),
         grids=(
-            grid("training loss", [*LEVELS], rows, lambda method, at: (f"{method}, {at}", "objective"), unit=1.0, digits=4),
+            grid("training loss", [*LEVELS], rows, lambda method, at: (f"{method}, {at}", "objective"), unit=1.0, digits=4,
+                 title=OURS_JPEG if letter == "c" else ""),
         ),
         claims=(
             *(below(f"{at}{text}", f"FAFED, {at}", names(at)) for at in LEVELS),
@@ -96,13 +97,13 @@ def _figures(letter: str, title: str, data: str, **more: Any) -> Entry:
 
 
 _NEEDS = (
-    "about {} core-hours for 3 seeds: {} hours on 2 cores, {} on 64 (54 runs side by side), from 3 rounds of FedAvg; {} "
+    "About {} core-hours for 3 seeds: {} hours on 2 cores, {} on 64 (54 runs side by side), from 3 rounds of FedAvg; {} "
     "core-hours for 5 seeds at scale cpu. No GPU was at hand to measure."
 )
 FIGURES = (
     _figures("a", "Fashion-MNIST", "fashion_mnist", shares="fafed/table2"),
     _figures("b", "MNIST", "mnist", needs=_NEEDS.format(27, 14, 1, 7)),
     _figures(
-        "c", "CIFAR-10", "cifar10_jpeg", needs=_NEEDS.format(41, 21, 1.4, 11), other_data="CIFAR-10 as JPEG (q75)"
+        "c", "CIFAR-10", "cifar10_jpeg", needs=_NEEDS.format(41, 21, 1.4, 11), other_data=JPEG
     ),
 )  # fmt: skip

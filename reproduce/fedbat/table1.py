@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from reproduce.entry import Arm, Chart, Claim, Entry, Scale, grid, larger_lead, note_of
+from reproduce.entry import OURS_JPEG, Arm, Arms, Chart, Claim, Entry, Scale, grid, larger_lead, note_of, only
 from reproduce.fedbat.federations import DATA, METHODS, NOTE, PARTITIONS, ahead, arm, by_method, federated
 
 TABLE_1 = {
@@ -71,12 +71,18 @@ def at(method: str, partition: str = "Non-IID-2", data: str = "Fashion-MNIST") -
     return arm(data, 100, partition, method)
 
 
+def some(*methods: str) -> Arms:
+    """Return the arms of methods with 100 clients at Non-IID-2."""
+    ends = tuple(f"N=100, Non-IID-2: {method}" for method in methods)
+    return only(arms, lambda name: name.endswith(ends))
+
+
 def _variants(name: str, usual: str) -> Callable[[str, str], tuple[str, str]]:
     return lambda data, value: (at("FedBAT" if value == usual else f"{name}={value}", data=data), "accuracy")
 
 
 NEEDS = note_of(__doc__)
-SHARED: dict[str, Any] = {"arms": arms, "needs": NEEDS, "shares": "fedbat/table1"}
+SHARED: dict[str, Any] = {"needs": NEEDS, "shares": "fedbat/table1"}
 VARIED = f"100 clients, Non-IID-2; runs of Table 1 and their variants. FedBAT: rho = 6, phi = 0.5. {NOTE}"
 TABLE1 = Entry(
     name="fedbat/table1",
@@ -109,7 +115,8 @@ TABLE1 = Entry(
 TABLE2 = Entry(
     name="fedbat/table2",
     title="Table 2: pace of the learned step sizes (rho)",
-    grids=[grid("data set", RHOS, RHO, _variants("rho", "6"))],
+    arms=some("FedBAT", "EF-SignSGD", *(f"rho={rho}" for rho in RHOS)),
+    grids=[grid("data set", RHOS, RHO, _variants("rho", "6"), title=OURS_JPEG)],
     claims=[ahead("FedBAT", ["rho=0"], "+1.1"), ahead("rho=0", ["EF-SignSGD"], "+0.5")],
     note=VARIED,
     **SHARED,
@@ -117,7 +124,8 @@ TABLE2 = Entry(
 TABLE3 = Entry(
     name="fedbat/table3",
     title="Table 3: share of full-precision steps (phi)",
-    grids=[grid("data set", PHIS, PHI, _variants("phi", "0.5"))],
+    arms=some("FedBAT", *(f"phi={phi}" for phi in PHIS)),
+    grids=[grid("data set", PHIS, PHI, _variants("phi", "0.5"), title=OURS_JPEG)],
     claims=[ahead("FedBAT", ["phi=0.1"], "+0.4")],
     note=VARIED,
     **SHARED,
@@ -130,6 +138,7 @@ FIGURE2 = Entry(
 FIGURE3 = Entry(
     name="fedbat/figure3",
     title="Figure 3: accuracy by round, 100 clients",
+    arms=only(arms, {at(method, each) for each in PARTITIONS for method in METHODS}.__contains__),
     claims=[ahead("FedBAT", pair, "above", figure="mean") for pair in (METHODS[1:3], METHODS[3:5])],
     charts=[
         Chart(f"{each.lower()}.svg", f"Fashion-MNIST, {each}", "accuracy", arms=[at(method, each) for method in METHODS])

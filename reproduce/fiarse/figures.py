@@ -9,14 +9,23 @@ from typing import Any
 from reproduce.entry import Chart, Claim, Entry, grid, lead
 from reproduce.fiarse.federations import PARTIAL, arm
 from reproduce.fiarse.measures import LAGS
-from reproduce.fiarse.tables import BASELINES, FIVE_BASELINES, OTHER_DATA, SIZES_4, SIZES_5, best, entry
+from reproduce.fiarse.tables import (
+    BASELINES,
+    CIFAR_10,
+    FIVE_BASELINES,
+    OTHER_DATA,
+    SIZES_4,
+    SIZES_5,
+    best,
+    entry,
+)
 
 
 # fmt: off
 def _histogram(others: Sequence[str]) -> dict[str, Any]:
     chart = Chart("clients.svg", "Clients by local accuracy", "clients", "accuracy, %", arms=(*others, "FIARSE"))
     median = Claim("FIARSE's median client is most accurate", best("FIARSE", others, "median client"))
-    return {"charts": [chart], "claims": [median]}
+    return {"methods": (*others, "FIARSE"), "charts": [chart], "claims": [median]}
 
 
 def _curves(others: Sequence[str], sizes: Sequence[str]) -> dict[str, Any]:
@@ -24,7 +33,7 @@ def _curves(others: Sequence[str], sizes: Sequence[str]) -> dict[str, Any]:
               for at, size in enumerate(sizes)]
     below = [lead(other, "FIARSE", "rounds below 1") for other in others]
     whole = [lead(other, early, "rounds 1") for early in ("FIARSE", "FedRolex") for other in others if other != "FedRolex"]
-    return {"charts": charts, "claims": [
+    return {"methods": (*others, "FIARSE"), "charts": charts, "claims": [
         Claim("below size 1 FIARSE is the first at 70 %", below, unit=1.0, digits=1),
         Claim("at size 1 FIARSE, FedRolex are sooner", whole, unit=1.0, digits=1),
     ]}
@@ -37,6 +46,7 @@ def _moves(sizes: Sequence[str], judged: Sequence[str]) -> dict[str, Any]:
     settled = [lead("FIARSE", "FIARSE", f"first {name}", other_figure=name) for each in names for name in each]
     earlier = [lead("FIARSE", "FIARSE", small, other_figure=large) for each in names for small, large in pairwise(each)]
     return {
+        "methods": ["FIARSE"],
         "charts": [Chart(f"{name}.svg", name, "", y="share", arms=("FIARSE",), lines=each) for name, each in drawn.items()],
         "claims": [Claim("a size's mask moves less at the end", settled), Claim("larger sizes' masks move less", earlier)],
     }
@@ -48,7 +58,8 @@ _UNSEEN = [
     Claim("a quarter of it: FIARSE leads by 10", best("FIARSE", BASELINES, "quarter"), "at least +10", 0.1),
     Claim("between the sizes: FIARSE is above all", best("FIARSE", BASELINES, "between")),
 ]
-_GRID_4 = grid("", ["quarter", "half", "between"], dict.fromkeys((*BASELINES, "FIARSE"), [None] * 3), lambda *cell: cell)
+_GRID_4 = grid("", ["quarter", "half", "between"], dict.fromkeys((*BASELINES, "FIARSE"), [None] * 3), lambda *cell: cell,
+               title=CIFAR_10)
 _NOTE_4 = (
     "Runs of Table 1. Global accuracy at a quarter and half of the smallest size and, in the mean, between the sizes (cpu: "
     "1/64, 1/32, 1/8 and 1/2). FedRolex's windows are where the last round trained them, which favours it."
@@ -61,7 +72,8 @@ _MOVES_8 = _moves(SIZES_5[:4], SIZES_5[:4])
 FIGURES = (
     entry("Figure 2: clients by local accuracy", "table1", **_histogram(BASELINES), note="Runs of Table 1."),
     entry("Figure 3: global accuracy by round", "table1", **_curves(BASELINES, SIZES_4), note="Runs of Table 1."),
-    entry("Figure 4: sizes never trained", "table1", charts=_SIZES, claims=_UNSEEN, grids=[_GRID_4], note=_NOTE_4),
+    entry("Figure 4: sizes never trained", "table1", (*BASELINES, "FIARSE"), charts=_SIZES, claims=_UNSEEN, grids=[_GRID_4],
+          note=_NOTE_4),
     entry("Figure 5: clients by local accuracy", "table5", **_histogram(FIVE_BASELINES), note=_ASSUMED),
     entry("Figure 6: global accuracy by round", "table5", **_curves(FIVE_BASELINES, SIZES_5), note=_ASSUMED),
     entry("Figure 7: how submodels move", "table1", **_moves(SIZES_4[:3], SIZES_4[1:3]), note=_DEFINED),

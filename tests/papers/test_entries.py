@@ -28,12 +28,11 @@ from reproduce.entry import (
     Federated,
     Grid,
     Measurements,
-    NotRunError,
     Results,
     grid,
 )
 from reproduce.pages import EntryResults, compare, overview, page, table
-from reproduce.runs import Record, Task, add_records, read_records, results_of, run_arm
+from reproduce.runs import Record, Task, add_records, fetch_data, read_records, results_of, run_arm
 from tests.cli.runner import runner
 from tests.needs import require_data
 from tests.support.errors import ConfigError, refuses
@@ -84,15 +83,16 @@ def test_claims_cells_and_charts_refer_to_arms(name: str) -> None:
         assert entry.needs
         return
     for claim in entry.claims:
-        try:
-            assert all(len(contrast(results)) == 5 for contrast in claim.parts), claim.text
-        except NotRunError:
-            assert entry.needs, claim.text
+        assert all(len(contrast(results)) == 5 for contrast in claim.parts), claim.text
     cells = [cell for grid in entry.grids for row in grid.rows.values() for cell in row if cell]
     assert not cells or any(cell.arm in known for cell in cells)
     assert all(cell.arm in known or entry.needs for cell in cells), {c.arm for c in cells} - known
     assert all(set(chart.arms) <= known for chart in entry.charts)
-    assert entry.shares == "" or entry.shares in ENTRIES
+    assert entry.needs[:1] == entry.needs[:1].upper()
+    if entry.shares:
+        for scale in SCALES:
+            whole = {arm.name: arm.settings for arm in ENTRIES[entry.shares].arms(scale)}
+            assert {arm.name: arm.settings for arm in entry.arms(scale)}.items() <= whole.items()
     for choice in entry.choices:
         assert set(choice.candidates.values()) <= known and choice.of(results) in choice.candidates
 
@@ -181,10 +181,8 @@ def test_an_arm_that_diverges_is_recorded_and_not_chosen(tmp_path: Path) -> None
 
     choice = Choice("step", {"0.1": "large", "0.01": "one"}, "x")
     assert found.diverged("large") and choice.of(found) == "0.01"
-    assert (
-        table(Grid("step", ["x"], {"0.1": [Cell("large", "x", 0.5)]}), found)[-2]
-        == "| 0.1 | diverged (0.5) |"
-    )
+    shown = table(Grid("step", ["x"], {"0.1": [Cell("large", "x", 0.5)]}), found)
+    assert shown.endswith("\n| 0.1 | diverged (0.5) |")
 
 
 def test_records_of_other_settings_do_not_count(tmp_path: Path) -> None:
@@ -208,7 +206,7 @@ def test_a_cell_has_mean_deviation_and_the_papers_number(tmp_path: Path) -> None
     add_records(recorded(tmp_path), ENTRY, tmp_path)
     found = EntryResults(ENTRY, tmp_path)
 
-    assert table(ENTRY.grids[0], found.results)[-2] == "| one | 37.50 ± 17.68 (50) |"
+    assert table(ENTRY.grids[0], found.results).endswith("\n| one | 37.50 ± 17.68 (50) |")
     assert "python -m reproduce paper/table --scale smoke --seeds 0,1" in page(found)
     assert "| one | - (50) |" in page(EntryResults(ENTRY, tmp_path / "none"))
 
@@ -249,6 +247,22 @@ def test_without_a_name_it_lists_what_there_is() -> None:
 def test_a_wrong_word_is_named(tmp_path: Path, words: str, text: str) -> None:
     answer = call(*words.split(), "--out", str(tmp_path))
     assert answer.exit_code != 0 and text in str(answer.exception) + answer.output
+
+
+def test_missing_data_are_named_with_a_remedy_of_this_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edgefl.data.datasets.places", lambda _: [tmp_path])
+    with refuses(ConfigError, arm="tiny") as refused:
+        run_arm(task("tiny"), Federated("tiny", {**TINY, "data.name": "mnist"}), tmp_path)
+    assert re.fullmatch(r"MNIST was not found in .*EDGEFL_DATA.*`--download`.*", str(refused.value))
+
+
+def test_a_download_is_asked_once_for_each_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    monkeypatch.setattr("edgefl.setup.data.open_data", opened.append)
+    fetch_data([Federated("tiny", TINY), Federated("other", {**TINY, "algorithm.lr": 0.5}), ONE])
+    assert [(each.data.name, each.data.download) for each in opened] == [("digits", True)]
 
 
 def test_a_stopped_run_is_resumed_by_the_same_command(tmp_path: Path) -> None:
