@@ -12,7 +12,7 @@ import msgspec
 
 from edgefl.wire.mqtt.events import Inbox
 from edgefl_server.coordinator.states import Outcome
-from edgefl_server.events import DataStatistics, DeviceEvaluation, RoundClosed
+from edgefl_server.events import DataStatistics, DeviceEvaluation, RoundClosed, TierResult
 from edgefl_server.reporter import EventReporter
 from edgefl_server.run_spec import RunSpec
 from edgefl_server.storage.checkpoints import Checkpoints
@@ -63,6 +63,7 @@ def round_closed(
         fields["evaluation"] = msgspec.convert(found, DeviceEvaluation)
     if found := fields.get("statistics"):
         fields["statistics"] = msgspec.convert(found, DataStatistics)
+    fields["tiers"] = msgspec.convert(fields.get("tiers", {}), dict[str, TierResult])
     return RoundClosed(round=evaluation.round, outcome=outcome, **fields)
 
 

@@ -517,6 +517,30 @@ class DataStatistics(msgspec.Struct, frozen=True, kw_only=True):
     normalization: Normalization | None = None
 
 
+class TierResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of one tier in a round. Bytes and times count accepted updates only.
+
+    Attributes:
+        selected: Number of its tasks.
+        reports: Number of accepted updates.
+        rejected: Number of refused updates.
+        declined: Number of tasks that devices declined.
+        train_loss: Mean loss over the devices that reported one, else None.
+        train_ms: Mean time of all local steps of a device, by its own clock; None if no device reported one.
+        down_bytes: Bytes that these devices downloaded, by their own count.
+        up_bytes: Bytes of their updates, including copies.
+    """
+
+    selected: int = 0
+    reports: int = 0
+    rejected: int = 0
+    declined: int = 0
+    train_loss: float | None = None
+    train_ms: float | None = None
+    down_bytes: int = 0
+    up_bytes: int = 0
+
+
 class RoundClosed(Event, frozen=True, kw_only=True):
     """Event: a round was evaluated.
 
@@ -541,6 +565,7 @@ class RoundClosed(Event, frozen=True, kw_only=True):
         evaluation: Results of a round in which devices evaluated the model on their held-out rows; None for a training
             round.
         statistics: Statistics of a round in which devices summed up their data; None for other rounds.
+        tiers: Figures of the round by tier; empty for rounds of an earlier release.
     """
 
     round: int
@@ -566,6 +591,7 @@ class RoundClosed(Event, frozen=True, kw_only=True):
     measures: bool = False
     evaluation: DeviceEvaluation | None = None
     statistics: DataStatistics | None = None
+    tiers: dict[str, TierResult] = {}
 
 
 class Stopped(Event, frozen=True, kw_only=True):

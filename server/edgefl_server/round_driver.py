@@ -510,9 +510,10 @@ class RoundDriver:
         self._versions[ended.number + 1] = self.model
 
         # The journal's entry.
-        record = self.state.record
+        record, tally = self.state.record, self._journal.tally(run, ended.number)
         facts: dict[str, Any] = {
-            **vars(self._journal.tally(run, ended.number)),
+            **vars(tally),
+            "tiers": msgspec.to_builtins(tally.tiers),
             "seconds": self._clock() - ended.opened,
             "weights_sha256": digest,
             "server_down_bytes": self.announcements.sent_bytes - aggregation.sent_bytes,

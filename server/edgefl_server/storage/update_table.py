@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
 from edgefl.wire.mqtt.topics import NO_SHARD, PublishTraffic
 from edgefl_server.coordinator.fleet import Assignment
+from edgefl_server.events import TierResult
 from edgefl_server.storage import round_table, tables
 from edgefl_server.storage.update_storage import UpdateLocation
 
@@ -54,7 +56,7 @@ class Tally:
 
     Bytes count accepted updates only: message payloads, and in the fields with ``wire`` also message headers.
     ``train_loss`` is the mean over the devices that reported one, else None. ``staleness`` is the mean number of
-    rounds between the round in which an update began and this one.
+    rounds between the round in which an update began and this one. ``tiers`` are the figures by tier.
     """
 
     reports: int
@@ -66,6 +68,7 @@ class Tally:
     up_wire_bytes: int
     up_float32_bytes: int
     staleness: float = 0.0
+    tiers: Mapping[str, TierResult] = field(default_factory=dict)
 
 
 def of_step(run: str, number: int) -> sa.ColumnElement[bool]:
@@ -185,20 +188,54 @@ def add_traffic(connection: Connection, run: str, number: int, came: Mapping[str
 
 
 def tally(connection: Connection, run: str, number: int) -> Tally:
-    """Return the figures of the updates that round ``number`` counted, accepted and refused."""
-    query = sa.select(
-        _updates.reason, _updates.metrics, _updates.round, *(_updates[name] for name in tables.SIZES)
+    """Return the figures of the updates that round ``number`` counted, accepted and refused, and its tasks by tier."""
+    tasks = tables.assignments.c
+    same = [tasks[name] == _updates[name] for name in ("run", "round", "device", "nonce")]
+    columns = (_updates.reason, _updates.metrics, _updates.round, _updates.train_ms, tasks.tier)
+    query = sa.select(*columns, *(_updates[name] for name in tables.SIZES)).select_from(
+        tables.updates.outerjoin(tables.assignments, sa.and_(*same))
     )
     rows = connection.execute(query.where(of_step(run, number)).order_by(_updates.device)).all()
-    accepted = [row for row in rows if not row[0]]
-    losses = [row[1]["loss"] for row in accepted if "loss" in row[1]]
+    accepted = [row for row in rows if not row.reason]
+    counts = (
+        sa.select(tasks.tier, tasks.status, sa.func.count())
+        .where((tasks.run == run) & (tasks.round == number))
+        .group_by(tasks.tier, tasks.status)
+    )
+    by_status: dict[str, dict[str, int]] = {}
+    for tier, status, count in connection.execute(counts):
+        by_status.setdefault(tier, {})[status] = count
+    tiers = {*by_status, *(row.tier for row in rows if row.tier)}
     return Tally(
         reports=len(accepted),
         rejected=len(rows) - len(accepted),
-        train_loss=sum(losses) / len(losses) if losses else None,
-        **{name: sum(row[at] for row in accepted) for at, name in enumerate(tables.SIZES, 3)},
-        staleness=sum(number - row[2] for row in accepted) / max(1, len(accepted)),
+        train_loss=_mean([row.metrics["loss"] for row in accepted if "loss" in row.metrics]),
+        **{name: sum(getattr(row, name) for row in accepted) for name in tables.SIZES},
+        staleness=sum(number - row.round for row in accepted) / max(1, len(accepted)),
+        tiers={
+            tier: _tier_result([row for row in rows if row.tier == tier], by_status.get(tier, {}))
+            for tier in sorted(tiers)
+        },
     )
+
+
+def _tier_result(rows: Sequence[sa.Row[Any]], tasks: Mapping[str, int]) -> TierResult:
+    """Return the figures of a tier from the ``rows`` of its updates and the number of its tasks by status."""
+    accepted = [row for row in rows if not row.reason]
+    return TierResult(
+        selected=sum(tasks.values()),
+        reports=len(accepted),
+        rejected=len(rows) - len(accepted),
+        declined=tasks.get("declined", 0),
+        train_loss=_mean([row.metrics["loss"] for row in accepted if "loss" in row.metrics]),
+        train_ms=_mean([row.train_ms for row in accepted if row.train_ms > 0]),
+        down_bytes=sum(row.down_bytes for row in accepted),
+        up_bytes=sum(row.up_bytes for row in accepted),
+    )
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 def prune(connection: Connection, run: str, number: int, most: int, versions: int) -> None:

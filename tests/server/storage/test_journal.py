@@ -15,6 +15,7 @@ from edgefl_server.coordinator.fleet import Assignment, Assignments
 from edgefl_server.coordinator.record import Participation, Turnout
 from edgefl_server.coordinator.roster import RosterEntry
 from edgefl_server.coordinator.states import OpenRound
+from edgefl_server.events import TierResult
 from edgefl_server.storage import tables, update_storage
 from edgefl_server.storage.journal import Journal, RunRecord
 from edgefl_server.storage.round_table import RoundOver
@@ -167,6 +168,8 @@ def test_the_bytes_go_when_the_round_ends_and_the_facts_stay(journal: Journal, u
     assert (tally.reports, tally.rejected, tally.train_loss) == (1, 1, 0.5)
     assert (tally.down_bytes, tally.up_bytes, tally.up_float32_bytes) == (10, 20, 500)
     assert (tally.down_wire_bytes, tally.up_wire_bytes) == (11, 22)
+    figures = TierResult(selected=3, reports=1, rejected=1, train_loss=0.5, down_bytes=10, up_bytes=20)
+    assert tally.tiers == {"strong": figures}
 
 
 def test_second_copies_are_added_to_what_accepted_updates_took(journal: Journal, url: str) -> None:
