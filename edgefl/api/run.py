@@ -27,6 +27,7 @@ from edgefl.setup.runs import held, with_absolute_paths
 from edgefl.setup.tiers import completed, device_names
 from edgefl.setup.training import update_sizes
 from edgefl.system.files import FolderLock
+from edgefl.tracking.session import check_tracking
 from edgefl.wire.statistics import StatisticsRequest
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.text import notebook_table
@@ -232,6 +233,7 @@ def prepare(
     counts = agents or {}
     whole = with_absolute_paths(completed(with_agents(read, counts) if counts else read))
     check_installed(format for tier in whole.tiers for format in whole.formats_of(tier))
+    check_tracking(whole)
     folder = Path(out).resolve()
     dataset = open_data(whole)
     updates = update_sizes(whole, dataset)

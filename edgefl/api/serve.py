@@ -19,6 +19,7 @@ from edgefl.models.user_factory import refuse_while_loading
 from edgefl.setup.processor import check_device
 from edgefl.setup.runs import UNDECIDING, held, imports_code, run_digest, with_absolute_paths
 from edgefl.system.files import write_text
+from edgefl.tracking.session import RunTracking, check_tracking
 from edgefl.wire import folders
 from edgefl.wire.bundle.archive import Signer
 from edgefl.wire.mqtt.address import Address
@@ -49,7 +50,7 @@ class _EventRecorder:
     def __init__(
         self, files: tuple[HistoryWriter | AuditLog | FeedWriter, ...], emit: Callable[[Event], None]
     ) -> None:
-        self._files = files
+        self._files: tuple[HistoryWriter | AuditLog | FeedWriter | RunTracking, ...] = files
         self._emit = emit
         self._lock = threading.Lock()
 
@@ -60,6 +61,10 @@ class _EventRecorder:
             for file in self._files:
                 if (problem := file.take(event)) is not None:
                     self._emit(problem)
+
+    def add(self, tracking: RunTracking) -> None:
+        """Pass each later event to ``tracking`` too, behind the files that it reads."""
+        self._files = (*self._files, tracking)
 
 
 class Server:
@@ -108,24 +113,24 @@ class Server:
         folder = Path(out)
         self._lock = held(folder, SERVER_LOCK, "server")
         self._feed = FeedWriter(folder)
-        recorder = _EventRecorder((HistoryWriter(folder), AuditLog(folder), self._feed), emit)
+        self._recorder = _EventRecorder((HistoryWriter(folder), AuditLog(folder), self._feed), emit)
+        self._tracking: RunTracking | None = None
         try:
-            _check_configuration(read, folder, database, evaluate)
-            spec, device = _compose(read, folder, device, recorder, torch_process, evaluate)
+            _check_run(read, folder, database, evaluate)
+            spec, device = _compose(read, folder, device, self._recorder, torch_process, evaluate)
             signer = Signer(Path(sign_key) if sign_key else folders.server_key(read.federation.name))
             self._service = Service(
                 spec,
                 reached_at(read, broker, ca_file),
                 folder,
-                recorder,
+                self._recorder,
                 database=database,
                 device=device,
                 keys=ServerKeys(signer, Path(enrolled) if enrolled else None),
                 workers=WorkerOptions.of(read.server),
                 evaluate=bool(evaluate),
             )
-            if not (config := folder / CONFIG_NAME).exists():  # a run of one machine has its own file
-                write_text(config, dump(with_absolute_paths(without_password(read))))
+            self._complete_folder(read, folder, is_tracked=not isinstance(evaluate, StatisticsRequest))
         except AnotherConfiguration as error:
             self._release()
             raise ConfigError(f"{error.message}: {_changes(read, folder)}", **error.details) from error
@@ -149,11 +154,36 @@ class Server:
     def stop(self) -> None:
         """Make :meth:`run` return soon, from another thread or a signal handler. A later server resumes the run."""
         self._service.stop()
+        if self._tracking is not None:
+            self._tracking.hurry()
+
+    def _complete_folder(self, federation: Federation, folder: Path, *, is_tracked: bool) -> None:
+        """Write the configuration into the folder, and open the trackers, which get the events from now on.
+
+        Raises:
+            ConfigError: a tracker cannot be used.
+        """
+        if not (config := folder / CONFIG_NAME).exists():  # a run of one machine has its own file
+            write_text(config, dump(with_absolute_paths(without_password(federation))))
+        if not is_tracked:
+            return
+        try:
+            self._tracking = RunTracking(federation, folder)
+        except BaseException:
+            self._service.close()
+            raise
+        self._recorder.add(self._tracking)
 
     def _release(self) -> None:
-        """Write all remaining events, then release the folder's lock."""
-        self._feed.close()
-        self._lock.release()
+        """Write all remaining events and end the trackers, then release the folder's lock."""
+        try:
+            if self._tracking is not None:
+                self._tracking.close()
+                for warning in self._tracking.warnings():
+                    self._recorder.emit(warning)
+        finally:
+            self._feed.close()
+            self._lock.release()
 
 
 def _compose(
@@ -181,16 +211,22 @@ def _compose(
     return compose(federation, dataset, folder, listener=listener, device=device), device
 
 
-def _check_configuration(
+def _check_run(
     federation: Federation, folder: Path, database: str, evaluate: bool | StatisticsRequest
 ) -> None:
-    """Raise AnotherConfiguration, before tiers are compiled, if the journal contains a run with other settings.
+    """Check the run before its tiers are compiled. A round of statistics is neither tracked nor checked.
 
-    If the federation names code of the user, or for statistics, nothing is checked here. The service then checks the
-    settings after compiling.
+    If the federation names code of the user, the service checks the settings of an earlier run after compiling.
+
+    Raises:
+        ConfigError: a tracker cannot be used.
+        AnotherConfiguration: the journal contains a run with other settings.
     """
+    if isinstance(evaluate, StatisticsRequest):
+        return
+    check_tracking(federation)
     path = folder.resolve() / JOURNAL
-    if isinstance(evaluate, StatisticsRequest) or imports_code(federation) or not (database or path.exists()):
+    if imports_code(federation) or not (database or path.exists()):
         return
     name, updates = federation.federation.name, place_of("", federation.federation.name, folder)
     with closing(Journal(database or journal_at(path), name, store_at(updates))) as journal:

@@ -28,6 +28,7 @@ from edgefl.simulator.downlink import SimulatedDownlink
 from edgefl.simulator.folder import (
     CONFIG_NAME,
     MODEL_NAME,
+    ROUNDS_NAME,
     SimulationFolder,
     check,
     discard,
@@ -37,9 +38,10 @@ from edgefl.simulator.folder import (
 from edgefl.simulator.functions import SimulationPlan
 from edgefl.simulator.results import RoundRow
 from edgefl.simulator.rounds import RUN, SimulatedRounds
-from edgefl.simulator.tracking import open_trackers, refuse_missing
 from edgefl.simulator.trainers.pool import trainers
 from edgefl.system.files import write_text
+from edgefl.tracking.session import Tracking, check_tracking
+from edgefl.tracking.trackers import TrackedFile
 from edgefl.wire import tensors
 from edgefl.wire.tensors import Array, Arrays
 from edgefl.wire.text import notebook_table
@@ -219,13 +221,19 @@ class PreparedSimulation:
                 listener=listener,
             )
             left = rounds.run(folder.weights(plan.spec), folder.standing, resumed=folder.resumed)
-            with open_trackers(self.federation, self.dataset.name, self.folder, listener) as trackers:
-                for tracker in trackers:
-                    tracker.begin(folder.rows)
-                for row in folder.write(plan.spec, left):
-                    for tracker in trackers:
-                        tracker.take(row)
-                    yield row
+            tags = {"dataset": self.dataset.name}
+            tracking = Tracking.open(self.federation, self.folder, ROUNDS_NAME, RoundRow, tags)
+            try:
+                with tracking:
+                    for row in folder.write(plan.spec, left):
+                        tracking.notify()
+                        for text in tracking.problems():
+                            warn(text)
+                        yield row
+                    tracking.add_file(TrackedFile(self.folder / MODEL_NAME, "model"))
+            finally:
+                for text in tracking.problems():
+                    warn(text)
         if plan.spec.caveat:  # once more beside the result
             warn(plan.spec.caveat)
 
@@ -262,7 +270,7 @@ def prepare_simulation(
     folder = Path(out).resolve()
     if resume and fresh:
         raise ConfigError("`resume` continues a simulation and `fresh` discards it: give one of them")
-    refuse_missing(whole.simulation)
+    check_tracking(whole)
     elsewhere = whole.simulation.ray not in ("", LOCAL)
     if whole.simulation.device == "cuda" and not elsewhere and not torch.cuda.is_available():
         raise ConfigError(

@@ -65,6 +65,17 @@ ModelOptions = Annotated[
     typer.Option(metavar="KEY=VALUE", help="KEY=VALUE of the model, values as in JSON; may be repeated"),
 ]
 ProcessorOption = Annotated[Processor, typer.Option(help="where to average and evaluate")]
+TRACKERS = "Trackers"
+Tensorboard = Annotated[
+    bool,
+    typer.Option(
+        "--tensorboard", rich_help_panel=TRACKERS, help="write TensorBoard's event files into --out too"
+    ),
+]
+Mlflow = Annotated[
+    str | None,
+    typer.Option(metavar="URL", rich_help_panel=TRACKERS, help="send rounds and files to this MLflow too"),
+]
 Seed = Annotated[int | None, typer.Option(min=0, help="decides weights, partition, batches and noise")]
 
 

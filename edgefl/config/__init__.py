@@ -8,7 +8,14 @@ from __future__ import annotations
 from edgefl.config.federation import Federation, without_devices
 from edgefl.config.reading import checked, load, parse
 from edgefl.config.rounds import AggregateTable, DownlinkTable, RoundTable, SelectionTable
-from edgefl.config.tables import AlgorithmTable, BrokerTable, DataTable, ExportTable, TierTable
+from edgefl.config.tables import (
+    AlgorithmTable,
+    BrokerTable,
+    DataTable,
+    ExportTable,
+    TierTable,
+    TrackingTable,
+)
 
 __all__ = [
     "AggregateTable",
@@ -21,6 +28,7 @@ __all__ = [
     "RoundTable",
     "SelectionTable",
     "TierTable",
+    "TrackingTable",
     "checked",
     "load",
     "parse",

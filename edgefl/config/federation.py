@@ -83,7 +83,7 @@ class Federation(tables.ConfigTable):
 
     They are ``federation``, ``model``, ``loss``, ``algorithm``, ``optimizer``, ``data``, ``round``, ``evaluate``,
     ``selection``, ``rollout``, ``tiers``, ``export``, ``codec``, ``aggregate``, ``downlink``, ``broker``, ``server``,
-    ``simulation`` and ``limits``.
+    ``simulation``, ``tracking`` and ``limits``.
     """
 
     federation: tables.FederationTable = tables.FederationTable()
@@ -104,6 +104,7 @@ class Federation(tables.ConfigTable):
     broker: BrokerTable = BrokerTable()
     server: ServerTable = ServerTable()
     simulation: SimulationTable = SimulationTable()
+    tracking: tables.TrackingTable = tables.TrackingTable()
     limits: dict[str, float] = Field(default_factory=dict, description="any of edgefl.wire.limits.Limits")
 
     def __repr__(self) -> str:

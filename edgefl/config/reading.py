@@ -143,12 +143,18 @@ def _plain(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-_RENAMED = {"program": "algorithm"}
-"""Keys of earlier releases and what each is called now."""
+_RENAMED = {
+    "program": "algorithm",
+    "simulation.tensorboard": "tracking.tensorboard",
+    "simulation.mlflow": "tracking.mlflow",
+}
+"""Keys of earlier releases, or their last parts, and what each is called now."""
 
 
 def _explain(problem: Any) -> str:
     key = _key(problem)
+    if problem["type"] == "extra_forbidden" and key in _RENAMED:
+        return f"{key}: it is called {_RENAMED[key]!r} now; write {_RENAMED[key]} in its place"
     if problem["type"] == "extra_forbidden" and problem["loc"][-1] in _RENAMED:
         new = _RENAMED[problem["loc"][-1]]
         return (

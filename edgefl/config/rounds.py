@@ -415,34 +415,18 @@ class SimulationTable(ClientsTable):
     keep_every: int = Field(
         0, ge=0, description="rounds between models that stay in the folder `models`; 0: the last model alone"
     )
-    tensorboard: bool = Field(
-        False, description="write TensorBoard's event files too; needs the extra `tracking`"
-    )
-    mlflow: str = Field(
-        "",
-        description="URL of an MLflow that is told the rounds too, like http://127.0.0.1:5000; needs the extra `tracking`",
-    )
     tiers: dict[str, ClientsTable] = Field(
         default_factory=dict,
         description="[simulation.tiers.NAME]: what is different for the clients of a tier, such as its step_ms",
     )
 
-    @field_validator("mlflow")
+    @model_validator(mode="before")
     @classmethod
-    def _a_url(cls, uri: str) -> str:
-        if uri and uri != "databricks" and not urlsplit(uri).scheme:
-            raise ValueError("expected a URL such as http://127.0.0.1:5000 or sqlite:///mlflow.db")
-        return uri
-
-    @field_validator("mlflow")
-    @classmethod
-    def _no_login(cls, uri: str) -> str:
-        if "@" in urlsplit(uri).netloc:
-            raise ValueError(
-                "an address without user and password: this file is passed on, MLFLOW_TRACKING_USERNAME and "
-                "MLFLOW_TRACKING_PASSWORD are not"
-            )
-        return uri
+    def _without_trackers(cls, table: Any) -> Any:
+        """Drop the keys of the table ``tracking`` where they are off. Folders of earlier versions have them here."""
+        if not isinstance(table, dict):
+            return table
+        return {key: value for key, value in table.items() if value or key not in ("tensorboard", "mlflow")}
 
     @field_serializer("tiers")
     def _keep_set_keys(self, tiers: dict[str, ClientsTable]) -> dict[str, dict[str, Any]]:

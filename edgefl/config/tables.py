@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from importlib.util import find_spec
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from edgefl.errors import ConfigError
+from edgefl.system.distribution import install
 from edgefl.system.sizes import parse_budget
 from edgefl.wire.bundle.formats import FormatName, Outputs
 from edgefl.wire.bundle.readers import Reader, find_problem
@@ -390,6 +393,41 @@ class CodecTable(ConfigTable):
 
     name: str = Field("dense", description="a codec of `edgefl ls codecs`")
     options: dict[str, Any] = Field(default_factory=dict, description="options of the codec")
+
+
+class TrackingTable(ConfigTable):
+    """Trackers that get the rounds and files of a run or simulation; they do not change the trained weights."""
+
+    tensorboard: bool = Field(
+        False, description="write TensorBoard's event files into the folder; needs the extra `tracking`"
+    )
+    mlflow: str = Field(
+        "",
+        description="URL of an MLflow server that gets the rounds, like http://127.0.0.1:5000; needs the extra `tracking`",
+    )
+
+    @field_validator("mlflow")
+    @classmethod
+    def _check_url(cls, uri: str) -> str:
+        if uri and uri != "databricks" and not urlsplit(uri).scheme:
+            raise ValueError("expected a URL such as http://127.0.0.1:5000 or sqlite:///mlflow.db")
+        if "@" in urlsplit(uri).netloc:
+            raise ValueError(
+                "an address without user and password: this file is passed on, MLFLOW_TRACKING_USERNAME and "
+                "MLFLOW_TRACKING_PASSWORD are not"
+            )
+        return uri
+
+    def check_packages(self) -> None:
+        """Raise ConfigError if a package that the table requires is not installed."""
+        for is_asked, key, package in (
+            (self.tensorboard, "tracking.tensorboard", "tensorboardX"),
+            (bool(self.mlflow), "tracking.mlflow", "mlflow"),
+        ):
+            if is_asked and find_spec(package) is None:
+                raise ConfigError(
+                    f"{key} needs {package}, which is not installed: {install('tracking')}", key=key
+                )
 
 
 BrokerProfileName = Literal["none", "aws"]

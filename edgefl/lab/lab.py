@@ -50,6 +50,7 @@ _LEFT_BY_A_RUN = (
         "clocks",
         "orders",
         "web",
+        "tensorboard",
     ),
     *(
         "journal.sqlite*",
@@ -60,6 +61,7 @@ _LEFT_BY_A_RUN = (
         "events*.jsonl",
         "model.safetensors",
         "processes.json*",
+        "mlflow.json",
         f"{CONFIG_NAME}*",
     ),
 )
@@ -211,8 +213,9 @@ class Lab:
         """
         path = self.folder / CONFIG_NAME
         wanted = without_password(self.federation)
-        if path.exists() and (before := without_password(load(path))) != wanted:
-            differ = "; ".join(changes(before, wanted, but={"broker"})) or "another broker"
+        before = without_password(load(path)) if path.exists() else wanted
+        if before.model_copy(update={"tracking": wanted.tracking}) != wanted:
+            differ = "; ".join(changes(before, wanted, but={"broker", "tracking"})) or "another broker"
             raise ConfigError(
                 f"{self.folder} holds a run with another configuration ({differ}): use `fresh` or another `out`"
             )

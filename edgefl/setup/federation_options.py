@@ -87,8 +87,8 @@ class FederationOptions:
             "optimizer": None if self.optimizer is None else parse_named(self.optimizer, "optimizer"),
             "downlink.encoding": None if self.downlink_encoding is None else str(self.downlink_encoding),
             "broker.kind": self.broker_kind,
-            "simulation.tensorboard": self.tensorboard or None,
-            "simulation.mlflow": self.mlflow,
+            "tracking.tensorboard": self.tensorboard or None,
+            "tracking.mlflow": self.mlflow,
         }
         if self.algorithm is not None:
             settings |= parse_algorithm(self.algorithm)

@@ -19,6 +19,7 @@ UNDECIDING: Mapping[str, IncEx | bool] = {
     "broker": True,
     "server": True,
     "simulation": True,
+    "tracking": True,
     "limits": True,
     "data": {"dir", "download"},
     "downlink": {"compression", "mirrors", "mirrors_only", "mirror_folder"},

@@ -55,7 +55,8 @@ _FREE: Mapping[str, IncEx | bool] = {
     "data": {"dir", "download"},
     "aggregate": {"threads"},
     "round": {"keep_updates"},
-    "simulation": {"tensorboard", "mlflow", "workers", "ray"},
+    "simulation": {"workers", "ray"},
+    "tracking": True,
 }
 """Keys of the configuration that do not affect the weights of a simulation."""
 

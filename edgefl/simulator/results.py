@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -11,7 +11,6 @@ from edgefl.simulator.clients import ClientWork
 from edgefl.wire.tensors import Arrays
 from edgefl_server.coordinator.collapse import BestMetrics
 from edgefl_server.coordinator.record import Participation, Turnout
-from edgefl_server.device_evaluation import flat_evaluation
 from edgefl_server.events import DeviceEvaluation
 
 
@@ -68,21 +67,6 @@ class RoundRow(msgspec.Struct, frozen=True, kw_only=True):
     fairness: float | None = None
     measures: bool = False
     evaluation: DeviceEvaluation | None = None
-
-
-def scalars(row: RoundRow) -> Mapping[str, float]:
-    """Return the numbers of a round by name, including its metrics and those of its evaluation on devices.
-
-    Missing values and the round's number are left out. Values of an evaluation are called ``devices.accuracy``,
-    ``devices.accuracy.median``, ``devices.accuracy.worst_decile`` and ``tier.NAME.accuracy``.
-    """
-    fields = {name: value for name, value in msgspec.structs.asdict(row).items() if name != "round"}
-    numbers = {
-        name: float(value)
-        for name, value in fields.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-    return {**row.metrics, **numbers, **(flat_evaluation(row.evaluation) if row.evaluation else {})}
 
 
 class SimulationState(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,8 @@ import pytest
 import edgefl
 from edgefl.api import run as runs
 from edgefl.api import serve
-from edgefl.config import Federation
+from edgefl.config import Federation, TrackingTable, load
+from edgefl.config.text import dump
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
 from edgefl.lab.run_folder import CONFIG_NAME
@@ -58,6 +59,19 @@ def test_a_run_that_is_refused_lets_its_folder_go(federation: Federation, tmp_pa
     with pytest.raises(ConfigError, match="another configuration"):
         runs.prepare(other, tmp_path)
     runs.prepare(federation, tmp_path).lock.release()
+
+
+def test_a_run_may_be_resumed_with_other_trackers(federation: Federation, tmp_path: Path) -> None:
+    runs.prepare(federation, tmp_path).lock.release()
+    tracked = federation.model_copy(update={"tracking": TrackingTable(tensorboard=True)})
+    runs.prepare(tracked, tmp_path).lock.release()
+    assert edgefl.load_run(tmp_path).federation.tracking.tensorboard
+
+
+def test_files_of_the_time_before_the_table_tracking_are_read(federation: Federation, tmp_path: Path) -> None:
+    text = dump(federation).replace("[simulation]", '[simulation]\ntensorboard = false\nmlflow = ""')
+    (tmp_path / "old.toml").write_text(text)
+    assert load(tmp_path / "old.toml") == federation
 
 
 def test_a_second_server_in_the_same_folder_is_refused(federation: Federation, tmp_path: Path) -> None:

@@ -131,7 +131,9 @@ WRONG = {
     "heterogeneity tiers.toml --weights fil.npz": (3, "did you mean 'file.npz'?"),
     "personalize folder": (2, "folder is not the folder of a run"),
     "personalize weights --steps 0,x": (2, "--steps is a list of whole numbers"),
-    "simulate --mlflow nourl": (2, "simulation.mlflow: expected a URL such as http://"),
+    "simulate --mlflow nourl": (2, "tracking.mlflow: expected a URL such as http://"),
+    "run --mlflow http://me:secret@host": (2, "an address without user and password"),
+    "run tracked.toml": (2, "simulation.mlflow: it is called 'tracking.mlflow' now"),
     "check mlp --data file.npz": (3, "file.npz is no .npz archive"),
     "check mlp --data table.csv": (3, "table.csv, line 3: column 'a' is 'no', which is no number"),
     "check mlp --data table.csv --label kind": (3, "it has 'a', 'label': let --label name one of these"),
@@ -163,6 +165,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str,
     (folder / "done").mkdir()
     for name in ("config.toml", "model.safetensors"):
         (folder / "done" / name).touch()
+    (folder / "tracked.toml").write_text('[simulation]\nmlflow = "sqlite:///x"\n')
     (folder / "limits.toml").write_text("[limits]\nfetch_windw = 4\n")
     (folder / "digits.toml").write_text(f"batch = {'1' * 5000}\n")
     (folder / "deep.toml").write_text(f"a = {'[' * 100_000}\n")

@@ -15,6 +15,7 @@ def test_only_keys_with_a_say_in_the_weights_decide_whether_a_run_goes_on() -> N
     digest = run_digest(federation())
     assert digest == run_digest(federation(broker={"port": 7}, limits={"chunk_bytes": 4096}))
     assert digest == run_digest(federation(downlink={"compression": "none"}))
+    assert digest == run_digest(federation(tracking={"tensorboard": True, "mlflow": "http://mlflow.lan"}))
     assert digest != run_digest(federation(downlink={"encoding": "int8"}))
     assert digest != run_digest(federation(algorithm={"lr": 0.3}))
     assert digest != run_digest(federation(federation={"rounds": 11}))

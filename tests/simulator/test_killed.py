@@ -22,7 +22,8 @@ FINISHED = "edgefl_server.storage.checkpoints:Checkpoints.finish"
 OF_STATE: dict[str, dict[str, object]] = {
     "algorithm": {"name": "scaffold"},
     "tiers": {"weak": {"cut": 0, "count": 1}},
-    "simulation": {"step_ms": 100, "watts": 2, "spread": 0.5, "dropout": 0.2, "tensorboard": True},
+    "simulation": {"step_ms": 100, "watts": 2, "spread": 0.5, "dropout": 0.2},
+    "tracking": {"tensorboard": True},
     "limits": {"round_deadline_s": 9},
 }
 PATCHED: dict[str, dict[str, object]] = {"downlink": {"encoding": "int8"}}

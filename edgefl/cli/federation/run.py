@@ -23,7 +23,15 @@ from edgefl.cli.federation.web import (
     page_beside,
     web_beside,
 )
-from edgefl.cli.options import EngineChoice, HelpAll, ModelName, Seed, writable_folder
+from edgefl.cli.options import (
+    EngineChoice,
+    HelpAll,
+    Mlflow,
+    ModelName,
+    Seed,
+    Tensorboard,
+    writable_folder,
+)
 from edgefl.cli.output import console, errors, print_json
 from edgefl.wire.text import metric_text
 
@@ -100,6 +108,8 @@ def run(
         ),
     ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="discard an earlier run in --out")] = False,
+    tensorboard: Tensorboard = False,
+    mlflow: Mlflow = None,
     dashboard: Dashboard = "",
     web: Web = "",
     web_devices: Annotated[
@@ -173,11 +183,14 @@ def run(
         engine=engine,
         downlink_encoding=downlink_encoding,
         broker_kind=broker_kind,
+        tensorboard=tensorboard,
+        mlflow=mlflow,
     )
     schedule = None if faults is None else load_schedule(faults)
     counts = parse_agents(agents) if agents else {}
     # torch, which all that follows loads, takes seconds
     early = check_names(config, options.settings)
+    early.tracking.check_packages()
     check_tiers(tiers or "")
     if not (tiers or agents or web):
         check_counts(early.tiers)

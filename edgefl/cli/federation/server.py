@@ -50,6 +50,8 @@ def server(
             help="list of the devices that may join (`edgefl enroll`); default: the first key of each name may"
         ),
     ] = None,
+    tensorboard: options.Tensorboard = False,
+    mlflow: options.Mlflow = None,
     dashboard: Dashboard = "",
     web: Web = "",
     web_cert_file: WebCertFile = "",
@@ -107,7 +109,9 @@ def server(
         Address.parse(broker)
     if password_file:
         read_secret(password_file)
-    check_names(config, {})
+    tracking: dict[str, bool | str] = {"tracking.tensorboard": tensorboard, "tracking.mlflow": mlflow or ""}
+    early = check_names(config, {key: value for key, value in tracking.items() if value})
+    early.tracking.check_packages()
     serving.say_start(config, out, as_json=as_json)
     own: dict[str, str | int] = {"workers": workers or 0, "ray": ray or "", "updates": updates}
     settings = serving.ServerSettings(
@@ -122,6 +126,7 @@ def server(
             "broker.password_file": password_file,
             "broker.insecure_password": insecure_password,
             "downlink.mirrors": mirror or [],
+            **tracking,
         },
         database=database,
         device=processor.value,

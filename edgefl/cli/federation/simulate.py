@@ -11,7 +11,7 @@ import typer
 
 from edgefl.api.progress import planned_rounds, reporting, round_text
 from edgefl.cli import interrupts
-from edgefl.cli.options import Processor, ProcessorOption, Seed, writable_folder
+from edgefl.cli.options import Mlflow, Processor, ProcessorOption, Seed, Tensorboard, writable_folder
 from edgefl.cli.output import console, errors, print_json, print_table
 from edgefl.wire.text import device_result
 
@@ -47,12 +47,8 @@ def simulate(
         ),
     ] = None,
     processor: ProcessorOption = Processor.auto,
-    tensorboard: Annotated[
-        bool, typer.Option("--tensorboard", help="write TensorBoard's event files into --out too")
-    ] = False,
-    mlflow: Annotated[
-        str | None, typer.Option(metavar="URL", help="send the rounds to this MLflow too")
-    ] = None,
+    tensorboard: Tensorboard = False,
+    mlflow: Mlflow = None,
     as_json: Annotated[bool, typer.Option("--json", help="one JSON object per round, nothing else")] = False,
 ) -> None:
     """Train on one machine in torch alone.
@@ -84,14 +80,13 @@ def simulate(
     from edgefl.setup.federation_options import FederationOptions
     from edgefl.setup.tiers import check_counts
     from edgefl.simulator.folder import refuse_held
-    from edgefl.simulator.tracking import refuse_missing
 
     options = FederationOptions(
         rounds=rounds, seed=seed, data=data, tensorboard=tensorboard, mlflow=mlflow, others=settings or ()
     )
     # torch, which all that follows loads, takes seconds
     early = check_names(config, options.settings)
-    refuse_missing(early.simulation)
+    early.tracking.check_packages()
     check_counts(early.tiers)
     if not resume and not fresh:
         refuse_held(out.resolve())
