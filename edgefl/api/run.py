@@ -233,8 +233,8 @@ def prepare(
     counts = agents or {}
     whole = with_absolute_paths(completed(with_agents(read, counts) if counts else read))
     check_installed(format for tier in whole.tiers for format in whole.formats_of(tier))
-    check_tracking(whole)
     folder = Path(out).resolve()
+    check_tracking(whole, folder)
     dataset = open_data(whole)
     updates = update_sizes(whole, dataset)
     devices = device_names(whole)

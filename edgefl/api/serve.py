@@ -224,7 +224,7 @@ def _check_run(
     """
     if isinstance(evaluate, StatisticsRequest):
         return
-    check_tracking(federation)
+    check_tracking(federation, folder)
     path = folder.resolve() / JOURNAL
     if imports_code(federation) or not (database or path.exists()):
         return

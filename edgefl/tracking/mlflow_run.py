@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
-from mlflow.exceptions import MlflowException
+from mlflow.exceptions import MlflowException, RestException
 
 from edgefl.config import Federation
 from edgefl.config.text import by_key
@@ -27,6 +27,7 @@ _MARK = "reports"
 """Metric that is sent last: a round that has it is complete."""
 _DIGEST = "sha256/"
 """Prefix of the tag with the digest of a recorded file."""
+_LACKING = "RESOURCE_DOES_NOT_EXIST"
 _FORBIDDEN = re.compile(r"[^/\w.\- :]")
 """Characters that MLflow refuses in names of metrics, parameters and tags, such as the @ of a candidate's tier."""
 
@@ -45,21 +46,22 @@ class MlflowRun:
         client: Client of the server.
         uri: URL of the server.
         run: Identifier of the run.
-        last: Number of the last round that the server has.
-        tags: Tags of the run, with the digests of the files that the server has.
+        is_new: True if the server has just created the run. Otherwise :meth:`connect` asks what it has.
     """
 
-    def __init__(self, client: MlflowClient, uri: str, run: str, last: int, tags: Mapping[str, str]) -> None:
-        self.place, self.last = uri, last
+    def __init__(self, client: MlflowClient, uri: str, run: str, *, is_new: bool) -> None:
+        self.place, self.last = uri, 0
         self._client = client
         self._run = run
-        self._tags = dict(tags)
+        self._is_connected = is_new
+        self._tags: dict[str, str] = {}
 
     @classmethod
     def open(cls, folder: Path, federation: Federation, tags: Mapping[str, str]) -> MlflowRun:
         """Open the MLflow run named in ``mlflow.json`` of ``folder``, or else a new one.
 
-        A new run gets the configuration as parameters, and its identifier is written to ``mlflow.json``.
+        A new run gets the configuration as parameters, and its identifier is written to ``mlflow.json``. A known run is
+        opened even if its server is away, because a fleet must be able to start again without its tracker.
 
         Args:
             folder: Folder of the run or simulation.
@@ -67,23 +69,37 @@ class MlflowRun:
             tags: Tags of a new run.
 
         Raises:
-            ConfigError: If MLflow cannot be reached, or does not have the run.
+            ConfigError: If MLflow cannot be reached for a new run, or refuses or lacks the known one.
         """
         uri, path = federation.tracking.mlflow, folder / NAME
-        note = f". {path} names the run of this folder: without that file it begins another"
-        with _explained(uri, note):
-            client = MlflowClient(uri)
-            known = msgspec.json.decode(path.read_bytes(), type=_MlflowFile) if path.exists() else None
-            if known is None or known.uri != uri:
+        with _explained(uri, f". {path} names the run of this folder: without that file it begins another"):
+            client, known = MlflowClient(uri), _known_run(folder, uri)
+            if not known:
                 run = _new_run(client, federation, tags, folder)
                 write_text(path, msgspec.json.encode(_MlflowFile(uri, run)).decode())
-                return cls(client, uri, run, 0, {})
-            client.update_run(known.run, status="RUNNING")
-            steps = [metric.step for metric in client.get_metric_history(known.run, _MARK)]
-            return cls(client, uri, known.run, max(steps, default=0), client.get_run(known.run).data.tags)
+                return cls(client, uri, run, is_new=True)
+            opened = cls(client, uri, known, is_new=False)
+            try:
+                opened.connect()
+            except MlflowException as error:
+                if isinstance(error, RestException) or error.error_code == _LACKING:
+                    raise  # an answer, and no silence
+            return opened
+
+    def connect(self) -> None:
+        """Mark the run as running, and load which rounds and files the server has. Does nothing the next time."""
+        if not self._is_connected:
+            self._client.update_run(self._run, status="RUNNING")
+            steps = [metric.step for metric in self._client.get_metric_history(self._run, _MARK)]
+            self._tags = dict(self._client.get_run(self._run).data.tags)
+            self.last = max(steps, default=0)
+            self._is_connected = True
 
     def record(self, number: int, values: Mapping[str, float]) -> None:
         """Send the figures of a round, the mark last. If that fails, the whole round has to be sent again."""
+        self.connect()
+        if number <= self.last:
+            return
         now, rest = int(1000 * time.time()), dict(values)
         rest[_MARK] = rest.pop(_MARK, 0.0)
         metrics = [Metric(_FORBIDDEN.sub("_", name), value, now, number) for name, value in rest.items()]
@@ -93,6 +109,7 @@ class MlflowRun:
 
     def record_file(self, file: TrackedFile) -> None:
         """Upload a file as an artifact, unless a tag shows that the server has it, then store its digest as a tag."""
+        self.connect()
         tag, digest = _FORBIDDEN.sub("_", _DIGEST + file.name), file.sha256()
         if self._tags.get(tag) != digest:
             self._client.log_artifact(self._run, str(file.path), file.group)
@@ -104,10 +121,19 @@ class MlflowRun:
         self._client.set_terminated(self._run, "FINISHED" if finished else "KILLED")
 
 
-def check_server(federation: Federation) -> None:
-    """Raise ConfigError if the MLflow of ``federation`` does not answer."""
-    with _explained(federation.tracking.mlflow):
-        MlflowClient(federation.tracking.mlflow).get_experiment_by_name(federation.federation.name)
+def check_server(federation: Federation, folder: Path) -> None:
+    """Raise ConfigError if the MLflow of ``federation`` does not answer, unless ``folder`` has a run there already."""
+    uri = federation.tracking.mlflow
+    with _explained(uri):
+        if not _known_run(folder, uri):
+            MlflowClient(uri).get_experiment_by_name(federation.federation.name)
+
+
+def _known_run(folder: Path, uri: str) -> str:
+    """Return the identifier of the MLflow run of ``folder`` at the server ``uri``; empty if there is none."""
+    path = folder / NAME
+    known = msgspec.json.decode(path.read_bytes(), type=_MlflowFile) if path.exists() else None
+    return known.run if known is not None and known.uri == uri else ""
 
 
 @contextmanager

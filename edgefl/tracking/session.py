@@ -21,7 +21,7 @@ from edgefl.tracking.trackers import (
     TrackedRow,
     Tracker,
     first_line,
-    prepare_mlflow,
+    import_mlflow,
     scalars,
 )
 from edgefl_server.events import Event, Finished, RoundClosed, Started, Warned
@@ -36,17 +36,17 @@ _FINISH_S = 600.0
 _LOOK_S = 0.1
 
 
-def check_tracking(federation: Federation) -> None:
+def check_tracking(federation: Federation, folder: Path) -> None:
     """Raise ConfigError if a tracker that the table ``tracking`` requests cannot be used. Nothing is recorded.
 
-    An MLflow server is asked whether it answers.
+    An MLflow server is asked whether it answers, unless a run in ``folder`` was tracked there before.
     """
     federation.tracking.check_packages()
     if federation.tracking.mlflow:
-        prepare_mlflow()
+        import_mlflow()
         from edgefl.tracking.mlflow_run import check_server
 
-        check_server(federation)
+        check_server(federation, folder)
 
 
 class TrackerThread:
@@ -226,7 +226,7 @@ class Tracking:
         table.check_packages()
         trackers: list[Tracker] = []
         if table.mlflow:
-            prepare_mlflow()
+            import_mlflow()
             from edgefl.tracking.mlflow_run import MlflowRun
 
             trackers.append(MlflowRun.open(folder, federation, tags or {}))

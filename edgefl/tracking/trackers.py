@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +14,7 @@ from typing import Any, Protocol
 from edgefl.config import Federation
 from edgefl.config.tables import BrokerTable
 from edgefl.config.text import dump
+from edgefl.system.lazy_modules import absent
 from edgefl_server.device_evaluation import flat_evaluation
 from edgefl_server.events import DeviceEvaluation, TierResult
 
@@ -76,10 +79,23 @@ class Tracker(Protocol):
         """End the recording of this process. ``finished``: True if the run is over."""
 
 
-def prepare_mlflow() -> None:
-    """Set the default environment of MLflow, before it is imported."""
+@contextmanager
+def light_imports() -> Iterator[None]:
+    """Open a context in which packages of trackers are imported without torch, pandas and pyarrow.
+
+    They use these where they are installed, for nothing that is recorded here, and a server without torch would grow by
+    270 MB. A process that has torch already is a user's own, whose imports stay as they are.
+    """
+    with absent(*(() if "torch" in sys.modules else ("torch", "pandas", "pyarrow"))):
+        yield
+
+
+def import_mlflow() -> None:
+    """Import MLflow, with its default environment."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    with light_imports():
+        import mlflow  # noqa: F401  # optional package
 
 
 def scalars(row: TrackedRow) -> dict[str, float]:
@@ -132,7 +148,8 @@ class TensorboardFiles:
     """
 
     def __init__(self, folder: Path, federation: Federation) -> None:
-        from tensorboardX import SummaryWriter  # optional package
+        with light_imports():
+            from tensorboardX import SummaryWriter  # optional package
 
         self.place, self.last = str(folder / TENSORBOARD_FOLDER), 0
         for path in (folder / TENSORBOARD_FOLDER).glob("events.out.tfevents.*"):

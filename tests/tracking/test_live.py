@@ -16,8 +16,11 @@ from edgefl.config import Federation, parse
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
 from edgefl.errors import ConfigError
+from edgefl.tracking.session import Tracking, check_tracking
 from edgefl_server.events import Event, RoundClosed, Warned
+from edgefl_server.storage.audit import HISTORY_NAME, HistoryWriter
 from tests.conftest import BrokerProcess
+from tests.support.events import round_closed
 from tests.support.tracking import artifacts_of, metrics_of, run_of, scalars_of, texts_of
 
 TRACKED = ("loss", "train_loss", "reports", "up_bytes", "down_bytes", "seconds")
@@ -120,6 +123,17 @@ def test_a_run_and_its_resumption_are_one_run_of_both_trackers(
         place = folder / name.removeprefix("model/")
         digest = hashlib.sha256(place.read_bytes()).hexdigest()
         assert run.data.tags[f"sha256/{name}"] == digest and digest in texts[name]
+
+
+def test_a_tracked_run_starts_again_while_mlflow_is_away(tmp_path: Path, federation: str) -> None:
+    (tmp_path / "mlflow.json").write_text('{"uri":"http://127.0.0.1:9/","run":"0123"}')
+    chosen = tracked(federation, "http://127.0.0.1:9/", tensorboard=False)
+    check_tracking(chosen, tmp_path)
+    HistoryWriter(tmp_path).take(round_closed(1))
+    with Tracking.open(chosen, tmp_path, HISTORY_NAME, RoundClosed) as tracking:
+        tracking.notify()
+
+    assert "takes no rounds now" in next(tracking.problems())
 
 
 def test_an_unusable_mlflow_is_an_error_before_anything_is_compiled(tmp_path: Path, federation: str) -> None:
