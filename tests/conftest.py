@@ -252,6 +252,10 @@ class Amqtt(BrokerProcess):
 
 
 def _broker_kind() -> type[BrokerProcess]:
+    if os.environ.get("EDGEFL_TEST_BROKER") == "aedes":
+        from tests.other_brokers.brokers import Aedes
+
+        return Aedes
     is_wanted = needs.find("mosquitto") or os.environ.get("EDGEFL_REQUIRE_PROGRAMS")
     return Mosquitto if is_wanted else Amqtt
 

@@ -7,6 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import paho.mqtt.client as paho
@@ -16,10 +17,11 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from edgefl.errors import BrokerError
 from edgefl.wire.limits import Limits
 from edgefl.wire.mqtt.broker_limits import check_features
+from edgefl.wire.mqtt.events import Disconnected
 from edgefl.wire.mqtt.topics import Topics
 from edgefl_server.profiling.fleet import FleetProfiler, ProfilingOptions
 from edgefl_server.profiling.reports import by_tier
-from tests.conftest import BrokerProcess
+from tests.conftest import BrokerProcess, SessionFactory
 from tests.e2e.inside import edgefl, refused
 from tests.e2e.runs import TINY
 from tests.other_brokers.brokers import Aedes, RabbitMQ
@@ -27,6 +29,7 @@ from tests.pairs import slow
 from tests.secure import SecureBroker
 from tests.server.fleet import RunningServer, plan_for
 from tests.server.profiling.phones import WEAK
+from tests.wire.mqtt.events import wait_for
 
 ANSWER_S = 30.0
 NEEDED = {
@@ -232,6 +235,12 @@ def test_a_broker_that_lacks_a_feature_is_refused(
 
     assert isinstance(server.error, BrokerError)
     assert server.error.details == of_profiler.value.details == {"address": str(exact.address)}
+
+
+def test_a_version_that_a_broker_lacks_is_named(aedes: BrokerProcess, connect: SessionFactory) -> None:
+    down = wait_for(connect(replace(aedes.address, mqtt="5")), Disconnected)
+
+    assert "refused us: Unsupported protocol version; it has no MQTT 5" in down.reason
 
 
 def test_a_check_leaves_nothing_at_the_broker(broker: BrokerProcess, federation: str) -> None:

@@ -365,7 +365,11 @@ def _network_remedy(error: Exception) -> str:
 
 
 def _refusal_remedy(address: Address, refusal: str) -> str:
-    """Return the remedy if the broker rejected the credentials, else ""."""
+    """Return the remedy if the broker rejected the credentials or the only version of MQTT, else ""."""
+    if refusal.startswith("Unsupported protocol version") and address.mqtt != "auto":
+        return (
+            f"; it has no MQTT {address.mqtt}: leave `mqtt` out of its address, so that the version is found"
+        )
     if not refusal.startswith(("Not authorized", "Bad user name or password")):
         return ""
     user = (
