@@ -19,6 +19,18 @@ from edgefl.system.files import write_whole
 _DAYS = 825
 _LEEWAY = datetime.timedelta(days=1)
 _PEM = serialization.Encoding.PEM
+# Python verifies strictly from 3.13 on: RFC 5280 asks for this, and for the identifiers of both keys.
+_SIGNS_CERTIFICATES = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
 
 
 @dataclass(frozen=True)
@@ -45,8 +57,11 @@ class LabAuthority:
         self.own = CertificatePair(folder / "ca.crt", folder / "ca.key")
         if not self.own.exists:
             key = ec.generate_private_key(ec.SECP256R1())
-            made = _builder("edgefl lab authority", "edgefl lab authority", key).add_extension(
-                x509.BasicConstraints(ca=True, path_length=0), critical=True
+            made = (
+                _builder("edgefl lab authority", "edgefl lab authority", key)
+                .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+                .add_extension(_SIGNS_CERTIFICATES, critical=True)
+                .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             )
             _write(self.own, made.sign(key, hashes.SHA256()), key)
         self._certificate = x509.load_pem_x509_certificate(self.own.certificate.read_bytes())
@@ -85,10 +100,13 @@ class LabAuthority:
     ) -> None:
         key = ec.generate_private_key(ec.SECP256R1())
         issuer = self._certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value
-        made = _builder(name, str(issuer), key).add_extension(
-            x509.BasicConstraints(ca=False, path_length=None), critical=True
+        signer = x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key())
+        made = (
+            _builder(name, str(issuer), key)
+            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+            .add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
+            .add_extension(signer, critical=False)
         )
-        made = made.add_extension(x509.ExtendedKeyUsage([usage]), critical=False)
         if names is not None:
             made = made.add_extension(names, critical=False)
         _write(pair, made.sign(self._key, hashes.SHA256()), key)
