@@ -18,7 +18,7 @@ ifneq ($(strip $(EDGEFL_DATA)),)
 demo test test-all test-slow coverage bench: export EDGEFL_DATA := $(EDGEFL_DATA)
 endif
 
-.PHONY: setup demo agents page agents-web agents-cpp agents-java test test-all test-slow coverage lint facts fuzz-modules bench wheel release docs check clean
+.PHONY: setup demo agents page agents-web agents-cpp agents-java test test-all test-slow test-oldest test-newest test-device constraints coverage lint facts fuzz-modules bench wheel release docs check clean
 
 setup: $(TESTS)
 
@@ -28,7 +28,7 @@ $(DEMO): pyproject.toml tools/environment.py
 	@touch $@
 
 $(TESTS): pyproject.toml conformance/pyproject.toml tools/environment.py
-	@$(ENVIRONMENT) $(VENV) --torch --editable ".[dev]" ./conformance
+	@$(ENVIRONMENT) $(VENV) --torch $(CONSTRAINED) --editable ".[dev]" ./conformance
 	@touch $(DEMO) $@
 
 demo: $(DEMO)
@@ -69,6 +69,30 @@ test: $(TESTS)
 # Writes .ci/full-run.json where everything passes on a clean checkout: commit it.
 test-all: $(TESTS)
 	$(RING) --hypothesis-profile all --record=.ci/full-run.json
+
+# The default tests with the oldest packages that pyproject.toml allows, and with the newest ones when `make constraints` ran.
+test-oldest:
+	$(MAKE) test VENV=build/oldest CONSTRAINED="--constraint constraints/oldest.txt"
+test-newest:
+	$(MAKE) test VENV=build/newest CONSTRAINED="--constraint constraints/newest.txt"
+
+# Tests of the device's side in an environment without torch, for another interpreter: make test-device PYTHON=python3.13
+DEVICE := build/test-device
+NEED_TORCH := tests/wire/test_metrics.py tests/device_runtime/personal tests/device_runtime/profile/test_measured.py \
+  tests/device_runtime/engine/test_executorch_build.py tests/device_runtime/engine/test_executorch_engine.py
+test-device:
+	@$(ENVIRONMENT) $(DEVICE) ".[device,images,text]" amqtt hypothesis immutables onnx psutil pydantic pytest pytest-xdist sqlalchemy
+	PYTHONPATH=.:server:exporters:device_runtime:conformance OMP_NUM_THREADS=1 $(DEVICE)/bin/python -m pytest -n $(WORKERS) --dist loadfile \
+	  -m "not slow" $(addprefix --ignore ,$(NEED_TORCH)) tests/wire tests/device_runtime
+
+# Each is resolved for Python 3.11, without torch, whose release pyproject.toml names, and what its build for GPUs brings. The
+# oldest releases are those of packages that we name; what these need in turn is the newest that fits.
+constraints: $(TESTS)
+	for each in oldest:lowest-direct newest:highest; do \
+	  to=constraints/$${each%:*}.txt; rm -f $$to; \
+	  $(BIN)/uv pip compile --quiet --python-version 3.11 --resolution $${each#*:} --extra dev --no-annotate --output-file $$to \
+	    --custom-compile-command "make constraints" --no-emit-package torch --no-emit-package setuptools pyproject.toml && \
+	  sed -E -i '/^(nvidia|cuda)-/d' $$to || exit 1; done
 
 # The slow tests of rooms that changed since all tests last passed, as far as the seconds of one core go.
 SLOW_SECONDS ?= 300

@@ -140,7 +140,15 @@ def size_of(folder: Path) -> int:
     return 512 * sum(blocks.values())
 
 
-def make(folder: Path, requirements: Sequence[str], *, torch: bool, editable: bool, bytecode: bool) -> None:
+def make(
+    folder: Path,
+    requirements: Sequence[str],
+    *,
+    torch: bool,
+    editable: bool,
+    bytecode: bool,
+    constraint: Path | None = None,
+) -> None:
     environment = Environment(folder, bytecode=bytecode)
     start = time.monotonic()
     print(f"{folder}: an environment for {' '.join(requirements)}", flush=True)
@@ -152,7 +160,9 @@ def make(folder: Path, requirements: Sequence[str], *, torch: bool, editable: bo
         with Step(f"{requirement} (usually 10 to 40 s, and a download of 190 MB the first time)"):
             environment.install_torch(requirement)
     with Step("all other packages (usually 5 to 60 s)"):
-        environment.install([word for each in requirements for word in (["--editable"] * editable + [each])])
+        limits = [] if constraint is None else ["--constraint", str(constraint)]
+        wanted = [word for each in requirements for word in (["--editable"] * editable + [each])]
+        environment.install([*limits, *wanted])
     print(f"{folder}: {size_of(folder) / 1e9:.2f} GB after {time.monotonic() - start:.0f} s", flush=True)
 
 
@@ -169,6 +179,7 @@ def main() -> int:
     parser.add_argument(
         "--bytecode", action="store_true", help="modules are compiled now, not by whoever is first"
     )
+    parser.add_argument("--constraint", type=Path, help="file with the exact versions of packages")
     given = parser.parse_args()
     try:
         make(
@@ -177,6 +188,7 @@ def main() -> int:
             torch=given.torch,
             editable=given.editable,
             bytecode=given.bytecode,
+            constraint=given.constraint,
         )
     except Failed as error:
         print(

@@ -6,10 +6,14 @@ import gzip
 import os
 import subprocess
 import tarfile
+import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from versioningit import get_version
 
 from edgefl.system.distribution import version
@@ -101,6 +105,23 @@ def test_an_archive_keeps_contents_and_nothing_of_the_machine(tmp_path: Path) ->
         ]
         assert {each.mtime for each in members} == {1_700_000_000}
         assert archive.extractfile("top/b.py").read() == b"b.py"  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("name", ["oldest", "newest"])
+def test_constraints_fit_what_the_project_asks_for(name: str) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    texts = chain(project["dependencies"], *project["optional-dependencies"].values())
+    lines = (ROOT / "constraints" / f"{name}.txt").read_text().splitlines()
+    pinned = dict(line.split("==") for line in lines if "==" in line)
+    asked = [Requirement(text) for text in texts]
+    known = [
+        (each, pinned[canonicalize_name(each.name)])
+        for each in asked
+        if canonicalize_name(each.name) in pinned
+    ]
+
+    assert len(known) > 50
+    assert [str(each) for each, version in known if not each.specifier.contains(version)] == []
 
 
 def test_only_the_publishing_job_gets_a_token_of_the_package_index() -> None:
