@@ -22,6 +22,11 @@ INSIDE = "edgefl_server.torch_process.inside"
 _END_S = 5.0
 
 
+def _refuse_windows() -> None:
+    if sys.platform == "win32":
+        raise not_on_windows("a server")
+
+
 class Process:
     """Handle of a torch process, which is started by the constructor and ends when this process ends.
 
@@ -38,8 +43,7 @@ class Process:
     """
 
     def __init__(self) -> None:
-        if sys.platform == "win32":
-            raise not_on_windows("a server")
+        _refuse_windows()
         self.composed, self.broken = False, False
         self.locks = threading.Lock(), threading.Lock()
         self._ending, self._ended = threading.Lock(), ""
