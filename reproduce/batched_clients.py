@@ -17,11 +17,11 @@ _COMMON = frozenset({"weights", "hyper"})
 """Roles that all clients share. Inputs of all other roles differ per client."""
 
 
-def together(algorithm: Algorithm, clients: int, dtype: torch.dtype = torch.float64) -> Algorithm:
+def together(algorithm: Algorithm, clients: int) -> Algorithm:
     """Return ``algorithm`` for ONE client that represents ``clients`` of them, all of which take part in every exchange.
 
     Its own tensors (carry, state, batches, noise) have a leading client dimension, (clients, *shape). The update is their
-    plain mean, without metrics. Each function is vectorised and recorded once as a list of operations on ``dtype``, without
+    plain mean, without metrics. Each function is vectorised and recorded once as a list of operations in float64, without
     autograd.
 
     Raises:
@@ -37,28 +37,17 @@ def together(algorithm: Algorithm, clients: int, dtype: torch.dtype = torch.floa
         rest = {name: tensor for name, tensor in out.items() if role_of(name) != "update"}
         return rest | prefixed("update", {name: tensor.mean(0) for name, tensor in sent.items()})
 
+    def each(function: Function) -> Function:
+        return _recorded(_vectorised(function, clients), clients)
+
     return replace(
         algorithm,
-        start=_recorded(_vectorised(algorithm.start, clients), clients, dtype),
-        phases=tuple(
-            replace(phase, function=_recorded(_vectorised(phase.function, clients), clients, dtype))
-            for phase in algorithm.phases
-        ),
-        finish=_recorded(replace(algorithm.finish, fn=finish), clients, dtype),
+        start=each(algorithm.start),
+        phases=tuple(replace(phase, function=each(phase.function)) for phase in algorithm.phases),
+        finish=_recorded(replace(algorithm.finish, fn=finish), clients),
         server=replace(algorithm.server, unfold=lambda update: update),
-        opening=tuple(together(each, clients, dtype) for each in algorithm.opening),
-        ahead=tuple(together(each, clients, dtype) for each in algorithm.ahead),
-    )
-
-
-def rescheduled(recorded: Algorithm, algorithm: Algorithm) -> Algorithm:
-    """Return ``recorded``, made by :func:`together`, with the scalars of ``algorithm``, which has the same functions."""
-    return replace(
-        recorded,
-        hyper=algorithm.hyper,
-        schedule=algorithm.schedule,
-        opening=tuple(map(rescheduled, recorded.opening, algorithm.opening)),
-        ahead=tuple(map(rescheduled, recorded.ahead, algorithm.ahead)),
+        opening=tuple(together(exchange, clients) for exchange in algorithm.opening),
+        ahead=tuple(together(exchange, clients) for exchange in algorithm.ahead),
     )
 
 
@@ -75,8 +64,8 @@ def _vectorised(function: Function, clients: int) -> Function:
     return replace(function, fn=fn)
 
 
-def _recorded(function: Function, clients: int, dtype: torch.dtype) -> Function:
-    ports = {name: _stacked(name, spec, clients, dtype) for name, spec in function.inputs.items()}
+def _recorded(function: Function, clients: int) -> Function:
+    ports = {name: _stacked(name, spec, clients) for name, spec in function.inputs.items()}
     outputs: list[str] = []
 
     def flat(*arguments: Tensor) -> tuple[Tensor, ...]:
@@ -99,6 +88,6 @@ def _recorded(function: Function, clients: int, dtype: torch.dtype) -> Function:
     return replace(function, fn=fn, inputs=ports)
 
 
-def _stacked(name: str, spec: TensorSpec, clients: int, dtype: torch.dtype) -> TensorSpec:
+def _stacked(name: str, spec: TensorSpec, clients: int) -> TensorSpec:
     shape = spec.shape if role_of(name) in _COMMON else (clients, *spec.shape)
-    return TensorSpec(shape, dtype if spec.dtype.is_floating_point else spec.dtype, spec.below)
+    return TensorSpec(shape, torch.float64 if spec.dtype.is_floating_point else spec.dtype, spec.below)

@@ -23,14 +23,10 @@ def selected(names: Sequence[str]) -> list[Entry]:
     chosen: dict[str, Entry] = {}
     for name in names:
         prefix = f"{name.rstrip('/')}/"
-        found = {
-            key: entry for key, entry in ENTRIES.items() if name in (key, "all") or key.startswith(prefix)
-        }
+        found = {key: ENTRIES[key] for key in ENTRIES if name in (key, "all") or key.startswith(prefix)}
         if not found:
-            known = [*dict.fromkeys(key.partition("/")[0] for key in ENTRIES), *ENTRIES]
-            raise ConfigError(
-                f"expected a paper or an entry, found {name!r}; `python -m reproduce` lists them{suggest(name, known)}",
-                name=name,
-            )
+            known = suggest(name, [*dict.fromkeys(key.partition("/")[0] for key in ENTRIES), *ENTRIES])
+            text = f"expected a paper or an entry, found {name!r}; `python -m reproduce` lists them{known}"
+            raise ConfigError(text, name=name)
         chosen |= found
     return list(chosen.values())

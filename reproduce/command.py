@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,7 +16,7 @@ from edgefl.errors import ConfigError
 from edgefl.system.files import write_text
 
 if TYPE_CHECKING:
-    from reproduce.runs import TaskEvent
+    from reproduce.runs import Listener, Record, Task
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "docs" / "results"
 
@@ -105,17 +105,16 @@ def _numbers(text: str) -> list[int] | None:
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[TaskEvent], None]]:
-    """Show a progress bar over all runs with the latest message of any run, and yield the function that gets events."""
+def _progress() -> Iterator[Listener]:
+    """Show a progress bar over all runs with the latest message of any run, and yield the function that gets them."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=errors) as bar:
         shown = bar.add_task("", total=None)
 
-        def tell(event: TaskEvent) -> None:
-            record = event.record
-            text = f"{record.cpu_seconds:.0f} s of processor time" if record else event.text
-            bar.update(shown, total=event.of, advance=bool(record), description=f"{event.task.label}: {text}")
+        def tell(task: Task, tasks: int, news: str | Record) -> None:
+            text = news if isinstance(news, str) else f"{news.cpu_seconds:.0f} s of processor time"
+            bar.update(shown, total=tasks, advance=news is not text, description=f"{task.label}: {text}")
 
         yield tell

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -60,11 +59,10 @@ class Measurements(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class ArmRun:
-    """One run of a computed arm: its seed and scale, a folder for its files, and a function that reports progress."""
+    """One run of a computed arm: its seed and scale, and a function that reports progress."""
 
     seed: int
     scale: Scale
-    folder: Path
     progress: Callable[[str], None]
 
 
@@ -118,11 +116,6 @@ class Computed:
 Arm = Federated | Computed
 Arms = Callable[[Scale], Sequence[Arm]]
 """Function that returns the arms of a scale."""
-
-
-def only(arms: Arms, names: Callable[[str], bool]) -> Arms:
-    """Return those of ``arms`` whose names a function accepts, as an entry has them that shows a part of another's runs."""
-    return lambda scale: [arm for arm in arms(scale) if names(arm.name)]
 
 
 @dataclass(frozen=True)
@@ -224,6 +217,16 @@ class Check:
     test: Callable[[Results], tuple[bool, str]]
 
 
+def bounded(text: str, most: float, *cells: tuple[str, str], shown: str = "{:.2g}") -> Check:
+    """Return the check that no seed's figures (arm, figure) are larger than ``most``; ``shown`` formats the largest size."""
+
+    def test(results: Results) -> tuple[bool, str]:
+        found = [float(np.abs(results.of(*cell)).max()) for cell in cells]
+        return max(found) <= most, ", ".join(map(shown.format, found))
+
+    return Check(text, test)
+
+
 @dataclass(frozen=True)
 class Cell:
     """Cell of a table: a figure of an arm, in print times ``unit``.
@@ -249,15 +252,20 @@ class Grid:
     rows: Mapping[str, Sequence[Cell | None]]
     title: str = ""
 
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells that are not empty."""
+        return [cell for row in self.rows.values() for cell in row if cell]
+
 
 def grid(
     corner: str,
     columns: Sequence[str],
     paper: Mapping[str, Sequence[float | None]],
-    source: Callable[[str, str], tuple[str, str] | None],
+    source: Callable[[str, str], tuple[str, str] | tuple[str, str, Contrast] | None],
     *,
     unit: float = 100.0,
-    digits: int = 2,
+    digits: int | Sequence[int] = 2,
     title: str = "",
 ) -> Grid:
     """Return a table of which all cells are of one kind.
@@ -266,26 +274,31 @@ def grid(
         corner: heading of the first column.
         columns: headings of the others.
         paper: the paper's numbers by row, one for each column, as printed; None where it has none.
-        source: function that returns (arm, figure) for a row and a column, or None for an empty cell.
+        source: function that returns (arm, figure) for a row and a column, with the cell's ``value`` where it has one, or
+            None for an empty cell.
         unit: factor for printing our figures, 100 for shares in percent.
-        digits: digits behind the point.
+        digits: digits behind the point, of all columns or of each.
         title: heading of the table.
     """
-
-    def cell(row: str, column: str, number: float | None) -> Cell | None:
-        found = source(row, column)
-        return None if found is None else Cell(*found, number, unit, digits)
-
-    rows = {
-        row: [cell(row, column, number) for column, number in zip(columns, numbers, strict=True)]
-        for row, numbers in paper.items()
-    }
+    places = [digits] * len(columns) if isinstance(digits, int) else digits
+    rows: dict[str, list[Cell | None]] = {}
+    for row, numbers in paper.items():
+        sources = (source(row, column) for column in columns)
+        rows[row] = [
+            None if found is None else Cell(found[0], found[1], number, unit, behind, *found[2:])
+            for found, number, behind in zip(sources, numbers, places, strict=True)
+        ]
     return Grid(corner, columns, rows, title)
 
 
+def notes_of(doc: str | None) -> list[str]:
+    """Return the paragraphs behind the first one of a module's docstring: notes and needs of its entries."""
+    return [" ".join(each.split()) for each in (doc or "").split("\n\n")[1:]]
+
+
 def note_of(doc: str | None) -> str:
-    """Return the paragraphs behind the first one of a module's docstring, as the note of its entries."""
-    return " ".join((doc or "").partition("\n\n")[2].split())
+    """Return the paragraphs behind the first one of a module's docstring as one note."""
+    return " ".join(notes_of(doc))
 
 
 @dataclass(frozen=True)
@@ -365,3 +378,14 @@ class Entry:
     def runs(self) -> str:
         """Name of the entry that has the runs."""
         return self.shares or self.name
+
+
+def part(
+    whole: Entry, name: str, title: str, shows: Callable[[str], bool] = lambda _: True, **fields: Any
+) -> Entry:
+    """Return an entry that shows runs of another one, ``whole``: those of the arms whose names ``shows`` accepts."""
+
+    def arms(scale: Scale) -> Sequence[Arm]:
+        return [arm for arm in whole.arms(scale) if shows(arm.name)]
+
+    return Entry(name, title, arms, shares=whole.name, seeds=whole.seeds, **fields)

@@ -1,4 +1,10 @@
-"""Pages of results: one for each table or figure of a paper, shown as in the paper, and the overview of all verdicts."""
+"""Pages of results: one for each table or figure of a paper, shown as in the paper, and the overview of all verdicts.
+
+For readers of the papers whose methods edgefl implements: every table and figure, and the verdicts on its claims. Each page
+shows the table as in the paper and names its command. A claim is reproduced or contradicted where a paired t-test over the
+seeds says so at 95 % after Holm's correction, else inconclusive; theorems and accounted numbers are exact checks. T: table,
+F: figure; a row has those that share runs. Hours: of one processor core.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +16,13 @@ from typing import Any
 
 from edgefl.analysis.charts import line_chart
 from edgefl.system.files import write_text
-from reproduce.entry import SCALES, Cell, Chart, Choice, Entry, Grid, NotRunError, Results, Scale
+from reproduce.entry import SCALES, Cell, Chart, Choice, Entry, Grid, NotRunError, Results, Scale, note_of
 from reproduce.runs import Record, read_records, results_of
 from reproduce.verdicts import ANSWERS, LEVEL, Verdict, prediction, verdicts
 
 Row = dict[str, Any]
 """A row of a table: cells by heading."""
+_Judged = tuple[Sequence[Record], Sequence[Verdict]]
 OVERVIEW = "README.md"
 FAILS = "**fails**"
 """State of an exact check that does not hold."""
@@ -39,22 +46,19 @@ class EntryResults:
 
     def __init__(self, entry: Entry, out: Path, scale: Scale | None = None) -> None:
         records = read_records(entry, out)
+        judged: dict[Scale, _Judged] = {}
+        for each in SCALES if scale is None else [scale]:
+            if own := [record for record in records if record.scale == each]:
+                # Numbers of scale smoke mean nothing: they decide no claim.
+                fewest = entry.seeds[each] if each != "smoke" else len(own) + 1
+                judged[each] = own, verdicts(entry, results_of(own), fewest)
+        decided = {each: sum(v.p == v.p for v in found) for each, (_, found) in judged.items()}
         self.entry = entry
-        self.scale: Scale | None = None
-        self.records: Sequence[Record] = []
-        self.results = Results({})
-        self.verdicts: Sequence[Verdict] = verdicts(entry, self.results, 2)
-        self.others: dict[Scale, int] = {}
-        tested = -1
-        for each in reversed(SCALES) if scale is None else [scale]:
-            own = [record for record in records if record.scale == each]
-            # Numbers of scale smoke mean nothing: they decide no claim.
-            fewest = entry.seeds[each] if each != "smoke" else len(own) + 1
-            found = verdicts(entry, results_of(own), fewest)
-            decided = sum(verdict.p == verdict.p for verdict in found)
-            if own and decided > tested:
-                tested, self.scale, self.records, self.verdicts = decided, each, own, found
-                self.results = results_of(own)
+        order: list[Scale] = sorted(judged, key=lambda each: (decided[each], SCALES.index(each)))
+        self.scale = order[-1] if order else None
+        nothing: _Judged = [], verdicts(entry, Results({}), 2)
+        self.records, self.verdicts = judged[order[-1]] if order else nothing
+        self.results = results_of(self.records)
         self.others = Counter(record.scale for record in records if record.scale != self.scale)
 
     @property
@@ -92,16 +96,8 @@ class EntryResults:
 
     def claims(self) -> list[Row]:
         """Return text, the paper's numbers, ours, p and verdict of each claim."""
-        return [
-            {
-                "claim": v.claim.text,
-                "paper": v.claim.paper or "-",
-                "ours": v.ours,
-                "p": v.p_text,
-                "verdict": v.answer,
-            }
-            for v in self.verdicts
-        ]
+        rows = ((v.claim.text, v.claim.paper or "-", v.ours, v.p_text, v.answer) for v in self.verdicts)
+        return [dict(zip(("claim", "paper", "ours", "p", "verdict"), row, strict=True)) for row in rows]
 
     def plain(self) -> dict[str, object]:
         """Return verdicts and checks as an object for JSON."""
@@ -116,13 +112,13 @@ class EntryResults:
 
     def summary(self, counts: Counter[str], length: int = 200) -> str:
         """Return the number of claims by answer, or else of the checks that hold, in at most about ``length`` characters."""
-        told = [f"{counts[answer]} {answer}" for answer in ANSWERS if counts[answer]]
-        if len(", ".join(told)) > length:
-            told = [f"{counts[answer]} {answer[:7]}." for answer in ANSWERS if counts[answer]]
+        texts = [f"{counts[answer]} {answer}" for answer in ANSWERS if counts[answer]]
+        if len(", ".join(texts)) > length:
+            texts = [f"{counts[answer]} {answer[:7]}." for answer in ANSWERS if counts[answer]]
         states = [row["state"] for row in self.checks() if row["state"] != "not run"]
-        if states and (not told or length > 100 or FAILS in states):
-            told.append(f"{states.count('holds')} of {len(states)} checks hold")
-        return ", ".join(told) or ("run" if self.records else "not run")
+        if states and (not texts or length > 100 or FAILS in states):
+            texts.append(f"{states.count('holds')} of {len(states)} checks hold")
+        return ", ".join(texts) or ("run" if self.records else "not run")
 
 
 def write_page(entry: Entry, out: Path) -> EntryResults:
@@ -177,8 +173,8 @@ def page(found: EntryResults, pictures: Sequence[str] = ()) -> str:
 
 def table(grid: Grid, results: Results) -> str:
     """Return a table as in the paper, as Markdown."""
-    cells = [cell for row in grid.rows.values() for cell in row if cell and cell.paper is not None]
-    digits = max((len(f"{cell.paper:.10g}".partition(".")[2]) for cell in cells), default=0)
+    printed = [f"{cell.paper:.10g}" for cell in grid.cells if cell.paper is not None]
+    digits = max((len(number.partition(".")[2]) for number in printed), default=0)
     heads = [grid.corner, *grid.columns]
     rows = ([row, *(_shown(cell, results, digits) for cell in cells)] for row, cells in grid.rows.items())
     return _table([dict(zip(heads, row, strict=True)) for row in rows])
@@ -253,21 +249,14 @@ def overview(entries: Sequence[Entry], out: Path) -> str:
                 "hours": f"{first.hours:.1f}" if first.records else "-",
             }
         )
-    about = (
-        "For readers of the papers whose methods edgefl implements: every table and figure, and the verdicts on its claims. "
-        "Each page shows the table as in the paper and names its command. A claim is reproduced or contradicted where a "
-        "paired t-test over the seeds says so at 95 % after Holm's correction, else inconclusive; theorems and accounted "
-        "numbers are exact checks. T: table, F: figure; a row has those that share runs. Hours: of one processor core."
-    )
-    return f"# The papers' results, run again\n\n{about}\n\n{_table(rows)}\n"
+    return f"# The papers' results, run again\n\n{note_of(__doc__)}\n\n{_table(rows)}\n"
 
 
 def _label(name: str) -> str:
     """Return T1 for paper/table1, F2a-4a for paper/figures2a-4a, and other names as they are."""
     _, _, short = name.partition("/")
-    return re.sub(r"^(t|f)(?:able|igure)s?(?=\d)", lambda found: found[1].upper(), short).replace(
-        "and", " and "
-    )
+    short = re.sub(r"^(t|f)(?:able|igure)s?(?=\d)", lambda found: found[1].upper(), short)
+    return short.replace("and", " and ")
 
 
 def compare(entry: Entry, records: Sequence[Record], published: Path) -> list[Row]:
@@ -286,9 +275,7 @@ def compare(entry: Entry, records: Sequence[Record], published: Path) -> list[Ro
     known = {(arm, seed) for arm, runs in old.runs.items() for seed in runs if len(runs) > 1}
     new = results_of([each for each in records if (each.arm, each.seed) not in known])
     both = []
-    for cell in dict.fromkeys(
-        cell for grid in entry.grids for row in grid.rows.values() for cell in row if cell
-    ):
+    for cell in dict.fromkeys(cell for grid in entry.grids for cell in grid.cells):
         try:
             both.append((cell, new.of(cell.arm, cell.figure), old.of(cell.arm, cell.figure)))
         except NotRunError:

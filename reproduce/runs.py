@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -74,14 +73,8 @@ class Record(Task, frozen=True, kw_only=True, omit_defaults=True):
     version: str = ""
 
 
-@dataclass(frozen=True)
-class TaskEvent:
-    """Progress of one of ``of`` runs: a text, or the record once the run has ended."""
-
-    task: Task
-    of: int
-    text: str = ""
-    record: Record | None = None
+Listener = Callable[[Task, int, "str | Record"], None]
+"""Function that is called with a task, the number of all tasks, and a message or the record of the run that has ended."""
 
 
 def settings_of(arm: Arm) -> dict[str, Any]:
@@ -98,11 +91,8 @@ def records_file(out: Path, name: str) -> Path:
 def read_records(entry: Entry, out: Path) -> list[Record]:
     """Return the records of an entry whose settings are still those of its arms. ConfigError for a damaged file."""
     found = _all_records(records_file(out, entry.runs))
-    current = {
-        (scale, arm.name): settings_of(arm)
-        for scale in dict.fromkeys(record.scale for record in found)
-        for arm in entry.arms(scale)
-    }
+    scales = {record.scale for record in found}
+    current = {(scale, arm.name): settings_of(arm) for scale in scales for arm in entry.arms(scale)}
     return [each for each in found if current.get((each.scale, each.arm)) == each.settings]
 
 
@@ -125,14 +115,11 @@ def add_records(new: Sequence[Record], entry: Entry, out: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FolderLock(path.parent, f"{path.stem}.lock", patience_s=60)
     try:
-        kept = {
-            (r.scale, r.arm, r.seed, msgspec.json.encode(r.settings)): r for r in (*_all_records(path), *new)
-        }
+        both = [*_all_records(path), *new]
+        kept = {(r.scale, r.arm, r.seed, msgspec.json.encode(r.settings)): r for r in both}
         order = {arm.name: at for scale in SCALES for at, arm in enumerate(entry.arms(scale))}
-        lines = sorted(
-            kept.values(), key=lambda each: (each.scale, order.get(each.arm, 0), each.arm, each.seed)
-        )
-        write_whole(path, b"".join(msgspec.json.encode(each) + b"\n" for each in lines))
+        sort = sorted(kept.values(), key=lambda r: (r.scale, order.get(r.arm, 0), r.arm, r.seed))
+        write_whole(path, b"".join(msgspec.json.encode(record) + b"\n" for record in sort))
     finally:
         lock.release()
 
@@ -156,7 +143,7 @@ def run_entries(
     device: str = "cpu",
     minutes: float = 0.0,
     download: bool = False,
-    tell: Callable[[TaskEvent], None] = lambda _: None,
+    tell: Listener = lambda *_: None,
 ) -> bool:
     """Run the arms that have no record yet, and write each record as soon as its run has ended.
 
@@ -187,9 +174,8 @@ def run_entries(
     }
     if not wanted and any(entry.arms(scale) for entry in entries):
         names = ", ".join(each.name for entry in entries for each in entry.arms(scale))
-        raise ConfigError(
-            f"expected names of arms, found {', '.join(arms)}; there are: {names}", arms=tuple(arms)
-        )
+        text = f"expected names of arms, found {', '.join(arms)}; there are: {names}"
+        raise ConfigError(text, arms=tuple(arms))
     if download:
         fetch_data(wanted.values())
     ended = {(r.entry, r.scale, r.arm, r.seed) for entry in entries for r in read_records(entry, out)}
@@ -200,11 +186,9 @@ def run_entries(
             done += 1
             add_records([found], ENTRIES[task.entry], out)
             shutil.rmtree(task.folder(out), ignore_errors=True)
-            tell(TaskEvent(task, len(waiting), record=found))
-        else:
-            if not isinstance(found, str):
-                failures.append(f"{task.label}: {found}")
-            tell(TaskEvent(task, len(waiting), str(found)))
+        elif not isinstance(found, str):
+            failures.append(f"{task.label}: {found}")
+        tell(task, len(waiting), found if isinstance(found, Record) else str(found))
     if failures:
         raise ConfigError(f"{len(failures)} of {len(waiting)} runs failed; the first one: {failures[0]}")
     return done == len(waiting)
@@ -248,7 +232,7 @@ def run_arm(task: Task, arm: Arm, folder: Path, progress: Callable[[str], None] 
         if isinstance(arm, Federated):
             found, data, before = _simulate(arm, task, folder, progress)
         else:
-            found, data, before = arm.compute(ArmRun(task.seed, task.scale, folder, progress)), "", 0.0
+            found, data, before = arm.compute(ArmRun(task.seed, task.scale, progress)), "", 0.0
     except DivergedError:
         found, data, before = Measurements({DIVERGED: 1.0}), "", 0.0
     except EdgeflError as error:
@@ -256,9 +240,7 @@ def run_arm(task: Task, arm: Arm, folder: Path, progress: Callable[[str], None] 
     return Record(
         **msgspec.structs.asdict(task),
         settings=settings_of(arm),
-        figures={
-            name: float(f"{value:.7g}") for name, value in found.figures.items() if math.isfinite(value)
-        },
+        figures={name: float(f"{x:.7g}") for name, x in found.figures.items() if math.isfinite(x)},
         lines={name: _thinned(line) for name, line in found.lines.items()},
         data=data,
         started=started.isoformat(timespec="seconds"),
@@ -314,16 +296,15 @@ def _run(
     """Yield progress, records and failures of ``waiting`` until all have ended, or until ``deadline``."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["reproduce.runs", "torch"])
-    messages: multiprocessing.Queue[tuple[int, str]] = context.Queue()
+    messages: multiprocessing.Queue[tuple[Task, str]] = context.Queue()
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=(messages,))
     with pool:
-        running = {pool.submit(_work, number, task, out): task for number, task in enumerate(waiting)}
+        running = {pool.submit(_work, task, out): task for task in waiting}
         try:
             while running and (deadline is None or time.monotonic() < deadline):
                 done, _ = wait(running, timeout=_TICK_S, return_when=FIRST_COMPLETED)
                 while not messages.empty():
-                    number, text = messages.get()
-                    yield waiting[number], text
+                    yield messages.get()
                 for future in done:
                     yield running.pop(future), future.exception() or future.result()
         finally:
@@ -333,10 +314,10 @@ def _run(
                     process.terminate()
 
 
-_messages: multiprocessing.Queue[tuple[int, str]] | None = None
+_messages: multiprocessing.Queue[tuple[Task, str]] | None = None
 
 
-def _begin(messages: multiprocessing.Queue[tuple[int, str]]) -> None:
+def _begin(messages: multiprocessing.Queue[tuple[Task, str]]) -> None:
     global _messages  # noqa: PLW0603 - a process's own end of the queue
     _messages = messages
     # A run ends with the command, also after SIGKILL: the next command resumes it, and two must not write one folder.
@@ -350,17 +331,16 @@ def _end_with_command() -> None:
     os._exit(1)
 
 
-def _work(number: int, task: Task, out: Path) -> Record:
+def _work(task: Task, out: Path) -> Record:
     """Run a task in a process of the pool. Arms are found by name, since functions are not pickled."""
     messages = _messages
     assert messages is not None
     arm = next(arm for arm in ENTRIES[task.entry].arms(task.scale) if arm.name == task.arm)
-    return run_arm(task, arm, task.folder(out), lambda text: messages.put((number, text)))
+    return run_arm(task, arm, task.folder(out), lambda text: messages.put((task, text)))
 
 
 def _thinned(line: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     """Return at most some hundred finite points, the last among them."""
     step = max(1, -(-len(line) // _POINTS))
-    return [
-        (float(f"{x:.6g}"), float(f"{y:.5g}")) for x, y in reversed(line[::-1][::step]) if math.isfinite(y)
-    ]
+    points = (point for point in reversed(line[::-1][::step]) if math.isfinite(point[1]))
+    return [(float(f"{x:.6g}"), float(f"{y:.5g}")) for x, y in points]

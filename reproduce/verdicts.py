@@ -37,26 +37,23 @@ class Verdict:
 
 def verdicts(entry: Entry, results: Results, fewest_seeds: int) -> list[Verdict]:
     """Judge all claims of an entry. With fewer than ``fewest_seeds`` common seeds a claim is inconclusive."""
-    tested: list[tuple[Claim, list[Array], float, float]] = []
-    answers: dict[int, Verdict] = {}
+    judged: list[tuple[Claim, Sequence[Array], tuple[float, float] | None]] = []
     for claim in entry.claims:
         try:
             values = [contrast(results) for contrast in claim.parts]
         except NotRunError:
-            values = []
-        if not values or min(map(len, values)) == 0:
-            answers[id(claim)] = Verdict(claim, "not run", "-", float("nan"))
-        elif min(map(len, values)) < max(2, fewest_seeds):
-            answers[id(claim)] = Verdict(claim, "inconclusive", told(claim, values), float("nan"))
-        else:
-            tested.append((claim, values, *one_sided(claim, values)))
-    adjusted = holm([min(1.0, 2 * min(holds, fails)) for *_, holds, fails in tested], len(entry.claims))
-    for (claim, values, holds, fails), p in zip(tested, adjusted, strict=True):
-        answer: Answer = "inconclusive"
-        if p < LEVEL:
-            answer = "reproduced" if holds < fails else "contradicted"
-        answers[id(claim)] = Verdict(claim, answer, told(claim, values), p)
-    return [answers[id(claim)] for claim in entry.claims]
+            values = [np.empty(0)]
+        enough = min(map(len, values)) >= max(2, fewest_seeds)
+        judged.append((claim, values, one_sided(claim, values) if enough else None))
+    adjusted = iter(holm([min(1.0, 2 * min(pair)) for *_, pair in judged if pair], len(entry.claims)))
+    found = []
+    for claim, contrasts, pair in judged:
+        p, run = next(adjusted) if pair else float("nan"), min(map(len, contrasts)) > 0
+        answer: Answer = "inconclusive" if run else "not run"
+        if pair and p < LEVEL:
+            answer = "reproduced" if pair[0] < pair[1] else "contradicted"
+        found.append(Verdict(claim, answer, interval_text(claim, contrasts) if run else "-", p))
+    return found
 
 
 def one_sided(claim: Claim, contrasts: Sequence[Array]) -> tuple[float, float]:
@@ -79,41 +76,35 @@ def _one(claim: Claim, values: Array) -> tuple[float, float]:
 
     if claim.margin is None:
         return above(claim.least), 1 - above(claim.least)
-    low, high = (
-        above(-claim.margin),
-        1 - above(claim.margin),
-    )  # small where the mean is above -m, and below +m
+    low, high = above(-claim.margin), 1 - above(claim.margin)  # small if the mean is above -m, and below +m
     return max(low, high), min(1.0, 2 * min(1 - low, 1 - high))
 
 
 def holm(p: Sequence[float], claims: int = 0) -> list[float]:
     """Return Holm's adjusted p-values, in the order of ``p``, for so many ``claims``, of which the others have large p."""
-    claims = max(claims, len(p))
-    adjusted, largest = [0.0] * len(p), 0.0
-    for rank, at in enumerate(sorted(range(len(p)), key=lambda each: p[each])):
-        largest = max(largest, min(1.0, (claims - rank) * p[at]))
-        adjusted[at] = largest
+    order, found = np.argsort(p), np.array(p, np.float64)
+    factors = max(claims, len(p)) - np.arange(len(p))
+    found[order] = np.minimum(1.0, np.maximum.accumulate(factors * found[order]))
+    adjusted: list[float] = found.tolist()
     return adjusted
 
 
-def told(claim: Claim, contrasts: Sequence[Array]) -> str:
+def interval_text(claim: Claim, contrasts: Sequence[Array]) -> str:
     """Return mean and 95 % interval of the mean of each contrast, as text; of many only the farthest from the claim."""
 
-    def number(value: float) -> str:
-        return f"{claim.unit * value:+.{claim.digits}f}"
-
     def one(values: Array) -> str:
+        mean = f"{claim.unit * values.mean():+.{claim.digits}f}"
         if len(values) < 2:
-            return number(values.mean())
+            return mean
         half = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / np.sqrt(len(values))
-        return f"{number(values.mean())} ± {claim.unit * half:.{claim.digits}f}"
+        return f"{mean} ± {claim.unit * half:.{claim.digits}f}"
 
     shown = "; ".join(map(one, contrasts))
     if len(shown) <= _CELL:
         return shown
-    if claim.margin is None:
-        return f"least of {len(contrasts)}: {one(min(contrasts, key=lambda each: float(each.mean())))}"
-    return f"farthest of {len(contrasts)}: {one(max(contrasts, key=lambda each: float(abs(each.mean()))))}"
+    means = [float(values.mean()) for values in contrasts]
+    at, kind = (np.argmin(means), "least") if claim.margin is None else (np.argmax(np.abs(means)), "farthest")
+    return f"{kind} of {len(contrasts)}: {one(contrasts[int(at)])}"
 
 
 def prediction(values: Array, runs: int = 1, cells: int = 1) -> tuple[float, float]:

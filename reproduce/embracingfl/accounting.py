@@ -98,6 +98,5 @@ def average_capacity(capacities: Mapping[str, float], clients: Mapping[str, int]
         capacities: Capacity of each tier, by name.
         clients: Number of clients of each tier, by name.
     """
-    return sum(round(capacities[name], 2) * number for name, number in clients.items()) / sum(
-        clients.values()
-    )
+    total = sum(round(capacities[name], 2) * number for name, number in clients.items())
+    return total / sum(clients.values())

@@ -52,11 +52,10 @@ def study(scheme: Scheme, run: ArmRun) -> Measurements:
     held_out = np.random.default_rng(run.seed).permutation(len(data.test_y))[:64]
     x = torch.from_numpy(data.test_batch(held_out)["x"])
     lines: dict[str, list[tuple[float, float]]] = {name: [] for name in LAYERS}
-    for number, models in enumerate(
-        partial_sync(spec, clients, synchronised(spec, scheme), seed=run.seed, **own), 1
-    ):
+    averages = partial_sync(spec, clients, synchronised(spec, scheme), seed=run.seed, **own)
+    for number, models in enumerate(averages, 1):
         run.progress(f"average {number}")
-        found = similarities(spec, models, x, tuple(LAYERS.values()))
+        found = similarities(spec, models, x, [*LAYERS.values()])
         for name, layer in LAYERS.items():
             lines[name].append((float(number * own["every"]), max(found[layer])))
     figures = {name: float(np.mean([y for _, y in line[len(line) // 2 :]])) for name, line in lines.items()}
@@ -74,10 +73,8 @@ ENTRY = Entry(
     grids=[entry.grid("averaged", list(LAYERS), dict.fromkeys(SCHEMES, [None] * 5), lambda row, name: (row, name), unit=1,
                       title=entry.OURS_JPEG)],
     claims=[
-        Claim("nothing: Conv 3 is above Conv 19",
-              lead(NOTHING, NOTHING, "Conv 3", other_figure="Conv 19"), unit=1),
-        Claim("output-side half above channels, all",
-              [lead(OUTPUT, CHANNELS, name) for name in LAYERS], unit=1),
+        Claim("nothing: Conv 3 is above Conv 19", lead(NOTHING, NOTHING, "Conv 3", other_figure="Conv 19"), unit=1),
+        Claim("output-side half above channels, all", [lead(OUTPUT, CHANNELS, name) for name in LAYERS], unit=1),
         Claim("output-side above input-side, 15 and 19",
               [lead(OUTPUT, INPUT, name) for name in ("Conv 15", "Conv 19")], unit=1),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from typing import Literal
 
@@ -20,17 +21,6 @@ from edgefl.wire.regions import BlockRegion, Region
 KEEP = 4
 """Directions that are compared; more take longer and do not change the picture (the paper)."""
 Scheme = Literal["none", "second_half", "first_half", "channel"]
-
-
-def svcca(a: Tensor, b: Tensor, keep: int = KEEP) -> float:
-    """Return the mean canonical correlation of the ``keep`` strongest directions of two layers, in [0, 1].
-
-    Args:
-        a: Activations (channels, columns), or (N, C, ...), of the same inputs as ``b`` in the same order.
-        b: Activations of the other layer, which may have another number of channels.
-        keep: Directions. Those without variance are left out; layers without any are equal, one alone is like nothing.
-    """
-    return similarity(directions(a, keep), directions(b, keep))
 
 
 def directions(activations: Tensor, keep: int = KEEP) -> Tensor:
@@ -52,31 +42,29 @@ def directions(activations: Tensor, keep: int = KEEP) -> Tensor:
 
 
 def similarity(a: Tensor, b: Tensor) -> float:
-    """Return the mean correlation of two layers' :func:`directions`."""
+    """Return SVCCA, the mean canonical correlation in [0, 1] of two layers' :func:`directions` on the same inputs.
+
+    Layers without variance are equal to each other, and one alone is like nothing.
+    """
     if not len(a) or not len(b):
         return float(len(a) == len(b))
     return float(torch.linalg.svdvals(a @ b.T).clamp(0.0, 1.0).mean())
 
 
 def similarities(
-    spec: ModelSpec, models: Sequence[Mapping[str, Tensor]], x: Tensor, layers: Sequence[str] = ()
+    spec: ModelSpec, models: Sequence[Mapping[str, Tensor]], x: Tensor, layers: Sequence[str]
 ) -> dict[str, list[float]]:
-    """Return SVCCA of every pair of ``models`` (weights by global name), by layer, on the inputs ``x``, in inference.
-
-    ``layers`` are paths of submodules, by default the model's units.
-    """
-    probed = tuple(layers) or spec.units
+    """Return SVCCA of every pair of ``models`` (weights by global name) on the inputs ``x``, by path of a submodule."""
     module, outputs = copy_module(spec.module).eval(), dict[str, Tensor]()
-    for layer in probed:
-        module.get_submodule(layer).register_forward_hook(
-            lambda _part, _args, out, layer=layer: outputs.update({layer: out})
-        )
+    for layer in layers:
+        hook = partial(lambda layer, _part, _args, out: outputs.update({layer: out}), layer)
+        module.get_submodule(layer).register_forward_hook(hook)
     found = []
     for weights in models:
         with torch.no_grad():
             torch.func.functional_call(module, dict(weights), (x,))
         found.append({name: directions(out.T if out.dim() == 2 else out) for name, out in outputs.items()})
-    return {name: [similarity(a[name], b[name]) for a, b in combinations(found, 2)] for name in probed}
+    return {name: [similarity(a[name], b[name]) for a, b in combinations(found, 2)] for name in layers}
 
 
 def synchronised(spec: ModelSpec, scheme: Scheme) -> dict[str, Region]:
@@ -100,16 +88,9 @@ def half_cut(spec: ModelSpec) -> int:
 
 
 def partial_sync(
-    spec: ModelSpec,
-    clients: Sequence[tuple[Tensor, Tensor]],
-    regions: Mapping[str, Region],
-    *,
-    rounds: int,
-    every: int,
-    batch: int,
-    lr: float,
-    seed: int = 0,
-) -> Iterator[list[Tensors]]:
+    spec: ModelSpec, clients: Sequence[tuple[Tensor, Tensor]], regions: Mapping[str, Region], *,
+    rounds: int, every: int, batch: int, lr: float, seed: int = 0,
+) -> Iterator[list[Tensors]]:  # fmt: skip
     """Yield all clients' models after each of ``rounds`` averages, ``every`` local steps apart (PARTIAL_SYNC_STUDY).
 
     ``clients`` are rows and labels. All begin with the weights of ``spec``. Momentum is 0.9 and starts anew in each round,

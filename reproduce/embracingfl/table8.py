@@ -13,7 +13,7 @@ from itertools import product
 
 from benchmarks.device_table import EMBRACING, TIERS, WIDTH, TableSettings, measure
 from edgefl.wire.bundle.formats import FORMATS
-from reproduce.entry import ArmRun, Cell, Claim, Computed, Entry, Grid, Measurements, Scale, lead, note_of
+from reproduce.entry import ArmRun, Claim, Computed, Entry, Grid, Measurements, Scale, grid, lead, note_of
 
 # fmt: off
 COLUMNS = (EMBRACING, "I/O", WIDTH)
@@ -52,11 +52,12 @@ def share(text: str, paper: str, *pairs: tuple[str, str], margin: float | None =
 
 def phone(engine: str) -> Grid:
     """Return the paper's table, with the times of an engine."""
-    rows = {
-        row: [Cell(engine, f"{row}, {name}", ms, digits=1) if ms else None for name, ms in zip(COLUMNS, own, strict=True)]
-        for row, own in PHONE.items()
-    }  # fmt: skip
-    return Grid("pass, tier", COLUMNS, rows, f"{engine} (in brackets: the phone)")
+
+    def cell(row: str, name: str) -> tuple[str, str] | None:
+        return (engine, f"{row}, {name}") if PHONE[row][COLUMNS.index(name)] else None
+
+    title = f"{engine} (in brackets: the phone)"
+    return grid("pass, tier", COLUMNS, PHONE, cell, unit=1, digits=1, title=title)
 
 
 E_STRONG, E_MODERATE, E_WEAK = (f"backward, {tier}, {EMBRACING}" for tier in TIERS)
@@ -66,10 +67,8 @@ FORWARD = [f"forward, {tier}, {EMBRACING}" for tier in TIERS]
 ENTRY = Entry(
     "embracingfl/table8", "Table 8: time of a batch on a device, ms", arms, grids=[phone(engine) for engine in FORMATS],
     claims=[
-        share("backward: shorter in smaller tiers", "+0.53; +0.27",
-              (E_STRONG, E_MODERATE), (E_MODERATE, E_WEAK)),
-        share("backward: shorter than width reduction's", "+0.28; +0.24",
-              (W_MODERATE, E_MODERATE), (W_WEAK, E_WEAK)),
+        share("backward: shorter in smaller tiers", "+0.53; +0.27", (E_STRONG, E_MODERATE), (E_MODERATE, E_WEAK)),
+        share("backward: shorter than width reduction's", "+0.28; +0.24", (W_MODERATE, E_MODERATE), (W_WEAK, E_WEAK)),
         share("forward: equal in all tiers, within 5 %", "0; 0",
               (FORWARD[1], FORWARD[0]), (FORWARD[2], FORWARD[0]), margin=0.05),
     ],

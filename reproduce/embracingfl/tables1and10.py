@@ -6,15 +6,12 @@ average capacities of the mixes are columns of Tables 3 to 5; they are of rounde
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import chain, product
-
 from edgefl.models.zoo.catalog import build_model
 from edgefl.submodels.output_side.submodel import tiers
 from edgefl.submodels.width.submodel import Width
 from reproduce.embracingfl import accounting
 from reproduce.embracingfl.federations import CASES, TIERS, WIDTH, WIDTHS
-from reproduce.entry import ArmRun, Cell, Check, Computed, Entry, Grid, Measurements, Results, grid, note_of
+from reproduce.entry import ONCE, ArmRun, Check, Computed, Entry, Grid, Measurements, Results, grid, note_of
 
 SIZES = {
     "resnet20": ((272_762, 6_947_136, 1.00), (257_994, 2_752_832, 0.42), (206_346, 917_824, 0.16)),
@@ -51,16 +48,13 @@ def run(_run: ArmRun) -> Measurements:
 
 def sizes(title: str, *models: str) -> Grid:
     """Return the grid of Table 1 or 10."""
-    rows = {}
-    for (model, tier), numbers in zip(
-        product(models, TIERS), chain(*(SIZES[each] for each in models)), strict=True
-    ):
-        cells = zip(COLUMNS, numbers, (0, 0, 2), strict=True)
-        rows[f"{model}, {tier}"] = [
-            Cell("counts", f"{model}, {tier}, {column}", number, digits=digits)
-            for column, number, digits in cells
-        ]
-    return Grid("model, tier", COLUMNS, rows, title)
+    paper = {
+        f"{model}, {tier}": own for model in models for tier, own in zip(TIERS, SIZES[model], strict=True)
+    }
+    return grid(
+        "model, tier", COLUMNS, paper, lambda row, name: ("counts", f"{row}, {name}"), unit=1, digits=(0, 0, 2),
+        title=title,
+    )  # fmt: skip
 
 
 _AVERAGES = {str(case): [own[case - 1] for own in AVERAGES.values()] for case in CASES}
@@ -71,26 +65,24 @@ GRIDS = (
 )  # fmt: skip
 
 
-def agree(grid: Grid, within: float = 1e-9) -> Callable[[Results], tuple[bool, str]]:
-    """Return the test that all of a grid's numbers are the paper's, to ``within``."""
+def agree(text: str, grid: Grid, within: float = 1e-9) -> Check:
+    """Return the check that all of a grid's numbers are the paper's, to ``within``."""
 
     def test(results: Results) -> tuple[bool, str]:
-        cells = [cell for row in grid.rows.values() for cell in row if cell]
-        off = {cell.figure: results.of(cell.arm, cell.figure) - (cell.paper or 0) for cell in cells}
+        off = {each.figure: results.of(each.arm, each.figure) - (each.paper or 0) for each in grid.cells}
         wrong = [figure for figure, each in off.items() if abs(each).max() > within]
-        return not wrong, "; ".join(wrong) or f"all {len(cells)} agree"
+        return not wrong, "; ".join(wrong) or f"all {len(off)} agree"
 
-    return test
+    return Check(text, test)
 
 
 # fmt: off
 ENTRY = Entry(
     "embracingfl/tables1and10", "Tables 1 and 10: size of each tier", lambda _: [Computed("counts", run)], grids=GRIDS,
     checks=[
-        Check("Table 1: 27 numbers", agree(GRIDS[0])),
-        Check("Table 10: 9 numbers", agree(GRIDS[1])),
+        agree("Table 1: 27 numbers", GRIDS[0]), agree("Table 10: 9 numbers", GRIDS[1]),
         # The paper rounds 0.545 up and 0.995 down.
-        Check("C_avg: 30 numbers, half a last digit", agree(GRIDS[2], 0.005 + 1e-9)),
+        agree("C_avg: 30 numbers, half a last digit", GRIDS[2], 0.005 + 1e-9),
     ],
-    note=note_of(__doc__), seeds={"smoke": 1, "cpu": 1, "paper": 1},
+    note=note_of(__doc__), seeds=ONCE,
 )

@@ -10,23 +10,9 @@ Cells: best accuracy of a run, as in the paper.
 
 from __future__ import annotations
 
-from functools import partial
-
+from reproduce import entry
 from reproduce.embracingfl.federations import EMBRACING, HOURS, WIDTH, ahead, images
-from reproduce.entry import (
-    JPEG,
-    OURS_JPEG,
-    Arm,
-    Chart,
-    Claim,
-    Entry,
-    Federated,
-    Scale,
-    grid,
-    larger_lead,
-    note_of,
-    only,
-)
+from reproduce.entry import OURS_JPEG, Arm, Chart, Claim, Entry, Federated, Scale, grid, larger_lead
 
 # fmt: off
 WEAK = {"0 weak": 0, "16 weak": 2, "32 weak": 4, "64 weak": 8, "112 weak": 14}
@@ -60,16 +46,15 @@ def arms(scale: Scale) -> list[Arm]:
     shown = ("0 weak", *JUDGED) if scale == "cpu" else WEAK
     mixed = {name(method, weak): (WEAK[weak], method, "") for method in METHODS for weak in shown}
     wanted = mixed | {E_STATIC: (14, EMBRACING, "static"), W_GLOBAL: (14, WIDTH, "global")}
-    made = {
-        arm: images(scale, (2, 0, weak), of, bn=bn, everyone=True) for arm, (weak, of, bn) in wanted.items()
-    }
-    return [Federated(arm, settings) for arm, settings in made.items()]
+    return [
+        Federated(arm, images(scale, (2, 0, weak), method, bn=bn, everyone=True))
+        for arm, (weak, method, bn) in wanted.items()
+    ]
 
 
 # fmt: off
-_entry = partial(Entry, arms=arms, note=note_of(__doc__), other_data=JPEG)
-ENTRY_2 = _entry(
-    "embracingfl/table2", "Table 2 and Figure 4: more weak clients",
+ENTRY_2 = Entry(
+    "embracingfl/table2", "Table 2 and Figure 4: more weak clients", arms,
     grids=[grid("16 strong and", METHODS, TABLE_2, lambda row, method: (name(method, row), "best"), title=OURS_JPEG)],
     claims=[
         Claim("weak clients raise EmbracingFL", ahead(E_GLOBAL, ALONE), "+17.19"),
@@ -82,16 +67,15 @@ ENTRY_2 = _entry(
         Chart(f"figure4{panel}.svg", method, "accuracy", arms=[name(method, weak) for weak in WEAK])
         for panel, method in zip("ab", METHODS, strict=True)
     ],
-    needs=HOURS,
+    note=entry.note_of(__doc__), needs=HOURS, other_data=entry.JPEG,
 )
-ENTRY_9 = _entry(
-    "embracingfl/table9", "Table 9: static and global batch norm", shares="embracingfl/table2",
+ENTRY_9 = entry.part(
+    ENTRY_2, "embracingfl/table9", "Table 9: static and global batch norm", lambda arm: arm in NORMS.values(),
     grids=[grid("16 strong, 112 weak", ["accuracy"], TABLE_9, lambda row, _: (NORMS[row], "best"), title=OURS_JPEG)],
-    arms=only(arms, lambda arm: arm in NORMS.values()),
     claims=[
         Claim("width reduction needs static batch norm", ahead(W_STATIC, W_GLOBAL), "+44.80"),
         Claim("EmbracingFL is better with global", ahead(E_GLOBAL, E_STATIC), "+2.85"),
-        Claim("EmbracingFL is ahead with either",
-              [ahead(E_GLOBAL, W_STATIC), ahead(E_STATIC, W_STATIC)], "+13.33; +10.48"),
+        Claim("EmbracingFL is ahead with either", [ahead(own, W_STATIC) for own in (E_GLOBAL, E_STATIC)], "+13.33; +10.48"),
     ],
+    note=ENTRY_2.note, other_data=entry.JPEG,
 )

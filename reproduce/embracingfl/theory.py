@@ -16,7 +16,7 @@ import numpy as np
 
 from edgefl.errors import ConfigError
 from edgefl.wire.tensors import Array
-from reproduce.entry import ArmRun, Chart, Check, Computed, Entry, Measurements, Results, note_of
+from reproduce.entry import ArmRun, Chart, Check, Computed, Entry, Measurements, bounded, note_of
 
 CLIENTS, TAU, STRONG, ROUNDS = 8, 5, (1, 2, 4, 8), 10_000
 
@@ -36,16 +36,8 @@ def largest_step(y: BlockConstants, z: BlockConstants, tau: int) -> float:
 
 
 def bound(
-    y: BlockConstants,
-    z: BlockConstants,
-    *,
-    strong: int,
-    clients: int,
-    tau: int,
-    lr: float,
-    rounds: int,
-    gap: float,
-) -> float:
+    y: BlockConstants, z: BlockConstants, *, strong: int, clients: int, tau: int, lr: float, rounds: int, gap: float
+) -> float:  # fmt: skip
     """Return Theorem 1's bound on the mean of E ||grad F||^2 over ``rounds``; ``gap`` is F(x_0) - F(x_*).
 
     Raises:
@@ -104,19 +96,16 @@ def run(work: ArmRun) -> Measurements:
     return Measurements(figures, lines)
 
 
-def _largest(results: Results, figure: str, most: float) -> tuple[bool, str]:
-    found = [float(results.of("quadratic", f"{strong}: {figure}").max()) for strong in STRONG]
-    return max(found) <= most, ", ".join(f"{each:.2g}" for each in found)
+def _bounded(text: str, figure: str, most: float) -> Check:
+    return bounded(text, most, *(("quadratic", f"{strong}: {figure}") for strong in STRONG))
 
 
-# fmt: off
 ENTRY = Entry(
     "embracingfl/theorem1", "Theorem 1: more strong clients, a lower floor", lambda _: [Computed("quadratic", run)],
     checks=[
-        Check("mean ||grad F||^2 / bound <= 1", lambda each: _largest(each, "share", 1)),
-        Check("|end - floor| <= 0.005 sbar_y^2",
-              lambda each: _largest(each, "off", 0.005)),
+        _bounded("mean ||grad F||^2 / bound <= 1", "share", 1),
+        _bounded("|end - floor| <= 0.005 sbar_y^2", "off", 0.005),
     ],
     charts=[Chart(f"{s}.svg", f"||grad F||^2, {s} of 8 strong", f"{s} strong", log_y=True) for s in STRONG],
     note=note_of(__doc__),
-)
+)  # fmt: skip

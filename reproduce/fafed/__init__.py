@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from reproduce.entry import Entry
-from reproduce.fafed import figure1, pilot, table2, theorems
+from reproduce.fafed import federations, figure1, table2, theorems
 
 ENTRIES: tuple[Entry, ...] = (
-    theorems.THEOREM_1, theorems.TABLE_1, table2.TABLE, *table2.FIGURES, figure1.ENTRY, pilot.ENTRY
+    theorems.THEOREM_1, theorems.TABLE_1, table2.TABLE, *table2.FIGURES, figure1.ENTRY, federations.PILOT
 )  # fmt: skip

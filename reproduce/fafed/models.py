@@ -14,9 +14,7 @@ from edgefl.models.layers.initial import Initial, initialize
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.basic import ACTIVATIONS, Activation, Dense, chain
 
-FASHION_CNN, MNIST_CNN, CIFAR_CNN = (
-    f"{__name__}:{name}" for name in ("fafed_fashion", "fafed_mnist", "fafed_cifar")
-)
+FASHION_CNN, MNIST_CNN, CIFAR_CNN = (f"{__name__}:fafed_{name}" for name in ("fashion", "mnist", "cifar"))
 
 
 class ConvActPool(nn.Module):
@@ -50,9 +48,7 @@ def _cnn(
         side = (side + 2 * padding - kernel + 1) // 2
     if side < 1:
         raise ModelError(
-            f"{name} has {len(convolutions)} convolutions with a pool behind each, which leave nothing of images {size} "
-            "wide: take larger ones",
-            size=size,
+            f"{name} leaves nothing of images {size} wide behind its pools: take larger ones", size=size
         )
 
     def units() -> nn.Sequential:

@@ -5,18 +5,21 @@ Dirichlet(1) mixes, rho = 0.01 and logits without activation; b = 5, 50, 100 and
 momenta are those that `fafed/pilot` chose on Fashion-MNIST. Accuracies and losses are means over the last tenth of the
 rounds. A loss is that of the averaged model on 10,000 training samples; the start is the first quarter. On MNIST and
 CIFAR-10 FAFED has the grid's smallest step, 0.001, because it diverges at 0.01. Scale cpu: 10 clients of 20, and 10 epochs.
+
+About {} core-hours for 3 seeds: {} hours on 2 cores, {} on 64 (54 runs side by side), from 3 rounds of FedAvg; {}
+core-hours for 5 seeds at scale cpu. No GPU was at hand to measure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from reproduce.entry import JPEG, OURS_JPEG, Chart, Claim, Entry, Federated, Scale, grid, lead, note_of
-from reproduce.fafed.federations import CHOSEN, LEVELS, METHODS, OTHERS, below, image_settings, with_method
-from reproduce.fafed.measures import training_loss
+from reproduce.entry import JPEG, OURS_JPEG, Chart, Claim, Entry, Federated, Scale, grid, lead, notes_of
+from reproduce.fafed import federations
+from reproduce.fafed.federations import CHOSEN, LEVELS, METHODS, OTHERS, below
 
+NOTE, NEEDS = notes_of(__doc__)
 TABLE_2 = {
     "FedAvg": [0.8451, 0.8454, 0.7958],
     "SCAFFOLD": [0.8496, 0.8461, 0.8034],
@@ -26,15 +29,16 @@ TABLE_2 = {
     "FAFED": [0.8816, 0.8654, 0.8188],
 }
 """Test accuracy at low, medium and high heterogeneity."""
+ADAPTIVE = ["FedAdam", "FedAMS"]
 AHEAD = {"low": "+1.19 on FedAMS", "medium": "+0.39 on FedAMS", "high": "+1.35 on STEM"}
 
 
-def names(level: str, methods: Sequence[str] = OTHERS) -> list[str]:
+def names(level: str, methods: list[str] = OTHERS) -> list[str]:
     """Return the arms of methods at a level."""
     return [f"{method}, {level}" for method in methods]
 
 
-def arms(data: str, scale: Scale) -> Sequence[Federated]:
+def arms(data: str, scale: Scale) -> list[Federated]:
     """Return all methods at all levels. FAFED diverges at 0.01 on networks with ReLU."""
     found = []
     for at, level in enumerate(LEVELS):
@@ -42,48 +46,40 @@ def arms(data: str, scale: Scale) -> Sequence[Federated]:
             options = {name: row[at] for name, row in rows.items()}
             if method == "FAFED" and data != "fashion_mnist":
                 options["lr"] = 0.001
-            settings = with_method(image_settings(data, scale, level), method, options)
-            found.append(Federated(f"{method}, {level}", settings, training_loss))
+            settings = federations.with_method(
+                federations.image_settings(data, scale, level), method, options
+            )
+            found.append(Federated(f"{method}, {level}", settings, federations.training_loss))
     return found
 
 
 TABLE = Entry(
-    name="fafed/table2",
-    title="Table 2: test accuracy on Fashion-MNIST",
-    arms=partial(arms, "fashion_mnist"),
-    grids=(
-        grid("algorithm", [*LEVELS], TABLE_2, lambda method, at: (f"{method}, {at}", "accuracy"), unit=1.0, digits=4),
-    ),
+    "fafed/table2", "Table 2: test accuracy on Fashion-MNIST", partial(arms, "fashion_mnist"),
+    grids=[grid("algorithm", [*LEVELS], TABLE_2, lambda row, at: (f"{row}, {at}", "accuracy"), unit=1.0, digits=4)],
     claims=[
-        Claim(
-            f"{level}: FAFED is the most accurate",
-            [lead(f"FAFED, {level}", other, "accuracy") for other in names(level)],
-            paper=ahead,
-        )
-        for level, ahead in AHEAD.items()
+        Claim(f"{at}: FAFED is the most accurate", [lead(f"FAFED, {at}", other, "accuracy") for other in names(at)], ahead)
+        for at, ahead in AHEAD.items()
     ],
-    note=note_of(__doc__),
+    note=NOTE,
 )  # fmt: skip
 
 
 def _figures(letter: str, title: str, data: str, **more: Any) -> Entry:
     """Return a column of Figures 2 to 4, whose rows are the levels."""
-    text = ": FAFED has the lowest loss"
-    smooth = ": FAFED is smoother at first"
-    adaptive = ("FedAdam", "FedAMS")
-    rows = {method: [None] * len(LEVELS) for method in METHODS}
     return Entry(
-        name=f"fafed/figures2{letter}-4{letter}",
-        title=f"Figures 2{letter}, 3{letter}, 4{letter}: training loss, {title}",
-        arms=partial(arms, data),
-        grids=(
-            grid("training loss", [*LEVELS], rows, lambda method, at: (f"{method}, {at}", "objective"), unit=1.0, digits=4,
-                 title=OURS_JPEG if letter == "c" else ""),
-        ),
-        claims=(
-            *(below(f"{at}{text}", f"FAFED, {at}", names(at)) for at in LEVELS),
-            *(below(f"{at}{smooth}", f"FAFED, {at}", names(at, adaptive), "rises", "smoother") for at in LEVELS),
-        ),
+        f"fafed/figures2{letter}-4{letter}", f"Figures 2{letter}, 3{letter}, 4{letter}: training loss, {title}",
+        partial(arms, data),
+        grids=[
+            grid(
+                "training loss", [*LEVELS], dict.fromkeys(METHODS, (None,) * 3),
+                lambda row, at: (f"{row}, {at}", "objective"), unit=1.0, digits=4, title=OURS_JPEG if letter == "c" else "",
+            )
+        ],
+        claims=[
+            *(below(f"{at}: FAFED has the lowest loss", f"FAFED, {at}", names(at)) for at in LEVELS),
+            *(below(f"{at}: FAFED is smoother at first", f"FAFED, {at}", names(at, ADAPTIVE), "rises", "smoother")
+              for at in LEVELS),
+        ],
         charts=[
             Chart(
                 f"figure{number}{letter}.svg", f"Figure {number}{letter}: {title}, {level} heterogeneity", "objective",
@@ -91,19 +87,12 @@ def _figures(letter: str, title: str, data: str, **more: Any) -> Entry:
             )
             for number, level in enumerate(LEVELS, start=2)
         ],
-        note=note_of(__doc__),
-        **more,
+        note=NOTE, **more,
     )  # fmt: skip
 
 
-_NEEDS = (
-    "About {} core-hours for 3 seeds: {} hours on 2 cores, {} on 64 (54 runs side by side), from 3 rounds of FedAvg; {} "
-    "core-hours for 5 seeds at scale cpu. No GPU was at hand to measure."
-)
 FIGURES = (
     _figures("a", "Fashion-MNIST", "fashion_mnist", shares="fafed/table2"),
-    _figures("b", "MNIST", "mnist", needs=_NEEDS.format(27, 14, 1, 7)),
-    _figures(
-        "c", "CIFAR-10", "cifar10_jpeg", needs=_NEEDS.format(41, 21, 1.4, 11), other_data=JPEG
-    ),
-)  # fmt: skip
+    _figures("b", "MNIST", "mnist", needs=NEEDS.format(27, 14, 1, 7)),
+    _figures("c", "CIFAR-10", "cifar10_jpeg", needs=NEEDS.format(41, 21, 1.4, 11), other_data=JPEG),
+)

@@ -15,17 +15,18 @@ import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from itertools import pairwise, product
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from edgefl.algorithms.adaptive.fafed import fafed
 from edgefl.algorithms.adaptive.naive_adaptive import naive_adaptive
-from edgefl.contract.algorithm import Algorithm, Function
-from edgefl.contract.tensors import Tensors, TensorSpec, prefixed
+from edgefl.contract.algorithm import Algorithm
+from edgefl.contract.tensors import TensorSpec, prefixed
 from edgefl.objective.objective import Objective
 from reproduce.batched_clients import together
-from reproduce.entry import ArmRun, Cell, Chart, Check, Computed, Entry, Grid, Measurements, Results, note_of
+from reproduce.entry import ONCE, ArmRun, Chart, Check, Computed, Entry, Measurements, bounded, grid, note_of
 from tests.support.reference import Client, Feed, federated
 
 SLOPES, NAME = (3.0, -1.0, -1.0), "point.x"
@@ -79,11 +80,7 @@ def clients() -> list[Client]:
 def feed(_exchange: Algorithm, client: Client, _number: int) -> Feed:
     """Return the client's sample as every batch."""
     batch = prefixed("batch.0", {"x": client.x, "y": client.y})
-
-    def constant(_function: Function, _step: int) -> Tensors:
-        return batch
-
-    return constant
+    return lambda _function, _step: batch
 
 
 def naive(q: int = 5, lr: float = 0.1, beta: float = 0.5) -> Algorithm:
@@ -91,10 +88,10 @@ def naive(q: int = 5, lr: float = 0.1, beta: float = 0.5) -> Algorithm:
     return naive_adaptive(objective(), batch=1, steps=q, lr=lr, beta=beta)
 
 
-def practical(lr: float = 0.1, alpha: float = 0.9, **options: object) -> Algorithm:
+def practical(lr: float = 0.1, alpha: float = 0.9, **options: Any) -> Algorithm:
     """Return FAFED with constant steps; beta = 0.5, q = 5."""
-    settings: dict[str, object] = {"batch": 1, "steps": 5, "beta": 0.5, "opening_steps": 1, **options}
-    return fafed(objective(), lr=lr, alpha=alpha, **settings)  # type: ignore[arg-type]
+    settings = {"batch": 1, "steps": 5, "beta": 0.5, "opening_steps": 1, **options}
+    return fafed(objective(), lr=lr, alpha=alpha, **settings)
 
 
 def theory() -> Algorithm:
@@ -121,6 +118,11 @@ def drift(beta: float, eta: float, steps: int) -> float:
     return eta / 3 * sum(1 / math.sqrt(1 - beta**k) for k in range(1, steps + 1))
 
 
+def _measured(path: Mapping[int, float], **figures: float) -> Measurements:
+    """Return figures, and a path as a curve."""
+    return Measurements(figures, {"xbar": [(float(t), x) for t, x in path.items()]})
+
+
 def run_naive(work: ArmRun) -> Measurements:
     """Run Algorithm 1 for all pairs of beta and eta at q = 5, and for all q at beta = 0.5 and eta = 0.1."""
     steps = 100 if work.scale == "smoke" else 2_000
@@ -130,69 +132,47 @@ def run_naive(work: ArmRun) -> Measurements:
         (q, beta, eta): walked(recorded[q], steps, beta=beta, lr=eta)
         for q, beta, eta in {*product((5,), BETAS, ETAS), *product(LENGTHS, (0.5,), (0.1,))}
     }
-    figures = {f"client {i + 1}": float(first.updates[i][NAME]) for i in range(3)} | {
-        "mean": float(first.weights[NAME]),
-        "staying": sum(any(b <= a for a, b in pairwise([10.0, *found.values()])) for found in paths.values()),
-        "off": max(abs(found[steps] - 10 - drift(*key[1:], steps)) for key, found in paths.items()),
-    }
-    return Measurements(figures, {"xbar": [(float(t), x) for t, x in paths[5, 0.5, 0.1].items()]})
+    figures = {f"client {i + 1}": float(first.updates[i][NAME]) for i in range(3)}
+    figures["mean"] = float(first.weights[NAME])
+    figures["staying"] = sum(
+        any(b <= a for a, b in pairwise([10.0, *each.values()])) for each in paths.values()
+    )
+    figures["off"] = max(abs(each[steps] - 10 - drift(*key[1:], steps)) for key, each in paths.items())
+    return _measured(paths[5, 0.5, 0.1], **figures)
 
 
 def run_fafed(work: ArmRun) -> Measurements:
     """Run FAFED with the steps of Theorem 2, until it has converged but at scale smoke."""
     found = path(theory(), 100 if work.scale == "smoke" else CONVERGED)
-    figures = {"rises": float(sum(b >= a for a, b in pairwise([10.0, *found.values()])))}
-    if CONVERGED in found:
-        figures["last"] = found[CONVERGED]
-    return Measurements(figures, {"xbar": [(float(t), x) for t, x in found.items()]})
+    last = {"last": found[CONVERGED]} if CONVERGED in found else {}
+    return _measured(found, rises=float(sum(b >= a for a, b in pairwise([10.0, *found.values()]))), **last)
 
 
 def _at_most(text: str, arm: str, figure: str, bound: float) -> Check:
-    """Return the check that a figure is at most ``bound``."""
-
-    def test(results: Results) -> tuple[bool, str]:
-        (value,) = results.of(arm, figure)
-        return bool(abs(value) <= bound), f"{value:.2g} (at most {bound:g})"
-
-    return Check(text, test)
+    return bounded(text, bound, (arm, figure), shown=f"{{:.2g}} (at most {bound:g})")
 
 
 _FIRST = {"client 1": 9.858, "client 2": 10.14, "client 3": 10.14, "mean": 10.05}
 THEOREM_1 = Entry(
-    name="fafed/theorem1",
-    title="Theorem 1: adaptive steps apart diverge",
-    arms=lambda _: (Computed(NAIVE, run_naive), Computed(FAFED, run_fafed)),
-    grids=(
-        Grid(
-            "x after Algorithm 1's first step", [*_FIRST],
-            {"from 10": [Cell(NAIVE, each, x, digits=3) for each, x in _FIRST.items()]},
-        ),
-    ),
-    checks=(
+    "fafed/theorem1", "Theorem 1: adaptive steps apart diverge",
+    lambda _: (Computed(NAIVE, run_naive), Computed(FAFED, run_fafed)),
+    grids=[
+        grid("x after Algorithm 1's first step", [*_FIRST], {"from 10": [*_FIRST.values()]}, lambda _, name: (NAIVE, name),
+             unit=1.0, digits=3)
+    ],
+    checks=[
         _at_most("Theorem 1: Algorithm 1 only leaves", NAIVE, "staying", 0),
         _at_most("... as far as its closed form", NAIVE, "off", 1e-8),
         _at_most("Theorem 2: FAFED only comes nearer", FAFED, "rises", 0),
         _at_most("... last distance from the optimum", FAFED, "last", 1e-15),
-    ),
-    charts=(Chart("iterations.svg", "Three clients with the optimum 0", "xbar", x="iteration", y="mean x"),),
-    note=note_of(__doc__),
-    seeds={"smoke": 1, "cpu": 1, "paper": 1},
+    ],
+    charts=[Chart("iterations.svg", "Three clients with the optimum 0", "xbar", x="iteration", y="mean x")],
+    note=note_of(__doc__), seeds=ONCE,
 )  # fmt: skip
-
-
-_CITED = ("FedAvg", "FedAdagrad", "FedYogi", "FedAdam", "FedAMS")
+_POWERS = {**dict.fromkeys(("FedAvg", "FedAdagrad", "FedYogi", "FedAdam", "FedAMS"), (4, 4)), FAFED: (3, 2)}
 TABLE_1 = Entry(
-    name="fafed/table1",
-    title="Table 1: samples and rounds, as powers of 1/eps",
-    grids=(
-        Grid(
-            "algorithm", ["samples", "rounds"],
-            {
-                name: [Cell(name, "samples", samples), Cell(name, "rounds", rounds)]
-                for name, samples, rounds in (*((each, 4, 4) for each in _CITED), (FAFED, 3, 2))
-            },
-        ),
-    ),
+    "fafed/table1", "Table 1: samples and rounds, as powers of 1/eps",
+    grids=[grid("algorithm", ["samples", "rounds"], _POWERS, lambda name, cost: (name, cost), unit=1.0)],
     needs="The table bounds how costs grow as eps falls to 0, by theorems, most of them of other papers. No run shows it: "
     "FAFED's steps of Theorem 2 are constant for the first 1728 q^3 N^2 iterations (7e8 with N = 20 and q = 10).",
 )  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from reproduce.entry import Entry
-from reproduce.fedbat.pilot import PILOT
+from reproduce.fedbat.federations import PILOT
 from reproduce.fedbat.table1 import FIGURE2, FIGURE3, TABLE1, TABLE2, TABLE3
 from reproduce.fedbat.table4 import TABLE4
 from reproduce.fedbat.tables5and6 import TABLE5, TABLE6

@@ -9,9 +9,9 @@ of 150 and 16 steps): Fashion-MNIST 1.3 h with 100 clients, 3.9 h with 30; CIFAR
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from itertools import chain
 
-from reproduce.entry import OURS_JPEG, Arm, Arms, Chart, Claim, Entry, Scale, grid, larger_lead, note_of, only
+from reproduce.entry import OURS_JPEG, Arm, Chart, Claim, Entry, Scale, grid, larger_lead, note_of, part
 from reproduce.fedbat.federations import DATA, METHODS, NOTE, PARTITIONS, ahead, arm, by_method, federated
 
 TABLE_1 = {
@@ -71,23 +71,14 @@ def at(method: str, partition: str = "Non-IID-2", data: str = "Fashion-MNIST") -
     return arm(data, 100, partition, method)
 
 
-def some(*methods: str) -> Arms:
-    """Return the arms of methods with 100 clients at Non-IID-2."""
-    ends = tuple(f"N=100, Non-IID-2: {method}" for method in methods)
-    return only(arms, lambda name: name.endswith(ends))
-
-
 def _variants(name: str, usual: str) -> Callable[[str, str], tuple[str, str]]:
     return lambda data, value: (at("FedBAT" if value == usual else f"{name}={value}", data=data), "accuracy")
 
 
 NEEDS = note_of(__doc__)
-SHARED: dict[str, Any] = {"needs": NEEDS, "shares": "fedbat/table1"}
 VARIED = f"100 clients, Non-IID-2; runs of Table 1 and their variants. FedBAT: rho = 6, phi = 0.5. {NOTE}"
 TABLE1 = Entry(
-    name="fedbat/table1",
-    title="Table 1: accuracy of the methods",
-    arms=arms,
+    "fedbat/table1", "Table 1: accuracy of the methods", arms,
     grids=[by_method(clients, rows) for clients, rows in TABLE_1.items()],
     claims=[
         ahead("FedBAT", ["EF-SignSGD"], "+0.5", partition="IID"),
@@ -108,42 +99,39 @@ TABLE1 = Entry(
         ahead("EF-SignSGD", ["SignSGD", "Stoc-SignSGD"], "+6.9, +2.6"),
         ahead("EF-SignSGD", ["Noisy-SignSGD", "ZeroFL"], "+0.5, +0.8"),
     ],
-    note=NOTE,
-    needs=NEEDS,
-    other_data="CIFAR-10 as JPEG (q75) in that column",
+    note=NOTE, needs=NEEDS, other_data="CIFAR-10 as JPEG (q75) in that column",
 )  # fmt: skip
-TABLE2 = Entry(
-    name="fedbat/table2",
-    title="Table 2: pace of the learned step sizes (rho)",
-    arms=some("FedBAT", "EF-SignSGD", *(f"rho={rho}" for rho in RHOS)),
+
+
+def _shows(*methods: str) -> Callable[[str], bool]:
+    """Return the function that accepts arms with 100 clients at Non-IID-2 of these methods."""
+    return lambda name: name.endswith(tuple(f"N=100, Non-IID-2: {method}" for method in methods))
+
+
+TABLE2 = part(
+    TABLE1, "fedbat/table2", "Table 2: pace of the learned step sizes (rho)",
+    _shows("FedBAT", "EF-SignSGD", *(f"rho={rho}" for rho in RHOS)),
     grids=[grid("data set", RHOS, RHO, _variants("rho", "6"), title=OURS_JPEG)],
     claims=[ahead("FedBAT", ["rho=0"], "+1.1"), ahead("rho=0", ["EF-SignSGD"], "+0.5")],
-    note=VARIED,
-    **SHARED,
-)
-TABLE3 = Entry(
-    name="fedbat/table3",
-    title="Table 3: share of full-precision steps (phi)",
-    arms=some("FedBAT", *(f"phi={phi}" for phi in PHIS)),
+    note=VARIED, needs=NEEDS,
+)  # fmt: skip
+TABLE3 = part(
+    TABLE1, "fedbat/table3", "Table 3: share of full-precision steps (phi)",
+    _shows("FedBAT", *(f"phi={phi}" for phi in PHIS)),
     grids=[grid("data set", PHIS, PHI, _variants("phi", "0.5"), title=OURS_JPEG)],
     claims=[ahead("FedBAT", ["phi=0.1"], "+0.4")],
-    note=VARIED,
-    **SHARED,
-)
+    note=VARIED, needs=NEEDS,
+)  # fmt: skip
 FIGURE2 = Entry(
-    name="fedbat/figure2",
-    title="Figure 2: accuracy by round, CIFAR-100",
+    "fedbat/figure2", "Figure 2: accuracy by round, CIFAR-100",
     needs="CIFAR-100 (not at hand), and as many hours as CIFAR-10 in `fedbat/table1`.",
-)
-FIGURE3 = Entry(
-    name="fedbat/figure3",
-    title="Figure 3: accuracy by round, 100 clients",
-    arms=only(arms, {at(method, each) for each in PARTITIONS for method in METHODS}.__contains__),
+)  # fmt: skip
+_DRAWN = {each: [at(method, each) for method in METHODS] for each in PARTITIONS}
+FIGURE3 = part(
+    TABLE1, "fedbat/figure3", "Figure 3: accuracy by round, 100 clients", lambda name: name in chain(*_DRAWN.values()),
     claims=[ahead("FedBAT", pair, "above", figure="mean") for pair in (METHODS[1:3], METHODS[3:5])],
     charts=[
-        Chart(f"{each.lower()}.svg", f"Fashion-MNIST, {each}", "accuracy", arms=[at(method, each) for method in METHODS])
-        for each in PARTITIONS
+        Chart(f"{each.lower()}.svg", f"Fashion-MNIST, {each}", "accuracy", arms=drawn) for each, drawn in _DRAWN.items()
     ],
-    note=f"Fashion-MNIST, runs of Table 1. The claim is about the mean accuracy over all rounds. {NOTE}",
-    **SHARED,
+    note=f"Fashion-MNIST, runs of Table 1. The claim is about the mean accuracy over all rounds. {NOTE}", needs=NEEDS,
 )  # fmt: skip

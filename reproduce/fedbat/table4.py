@@ -9,7 +9,7 @@ from edgefl.api.federation import load_federation
 from edgefl.models.zoo.catalog import build_model
 from edgefl.setup.model import submodel_of
 from edgefl.setup.training import tier_sizes
-from reproduce.entry import ArmRun, Cell, Check, Computed, Entry, Grid, Measurements, Results
+from reproduce.entry import ONCE, ArmRun, Check, Computed, Entry, Measurements, Results, grid
 
 MODELS: Mapping[str, tuple[str, Mapping[str, Any], int, int]] = {
     "CNN, 1x28x28": ("fedbat_cnn", {}, 390_890, 48_918),
@@ -37,25 +37,20 @@ def _count(_: ArmRun) -> Measurements:
 
 
 def _exact(results: Results) -> tuple[bool, str]:
-    wrong = [
-        row
-        for row, (*_, count, sent) in MODELS.items()
-        if (results.of("counts", f"{row}: parameters")[0], results.of("counts", f"{row}: bytes")[0])
-        != (count, sent)
-    ]
+    wrong = []
+    for row, (*_, count, sent) in MODELS.items():
+        parameters, size = (results.of("counts", f"{row}: {name}")[0] for name in ("parameters", "bytes"))
+        wrong += [row] if (parameters, size) != (count, sent) else []
     return not wrong, f"differ: {', '.join(wrong) or 'none'}"
 
 
-def _cell(row: str, figure: str) -> Cell:
-    return Cell("counts", f"{row}: {figure}", PAPER[figure], digits=3 if PAPER[figure] else 0)
-
-
 TABLE4 = Entry(
-    name="fedbat/table4",
-    title="Table 4: the models, and one bit for each parameter",
-    arms=lambda _: [Computed("counts", _count)],
-    grids=[Grid("model", list(PAPER), {row: [_cell(row, figure) for figure in PAPER] for row in MODELS})],
+    "fedbat/table4", "Table 4: the models, and one bit for each parameter", lambda _: [Computed("counts", _count)],
+    grids=[
+        grid("model", [*PAPER], dict.fromkeys(MODELS, tuple(PAPER.values())), lambda row, name: ("counts", f"{row}: {name}"),
+             unit=1.0, digits=(0, 0, 3, 3))
+    ],
     checks=[Check("a bit a parameter, a float a tensor", _exact)],
     note="FedBAT's updates without headers and batch norm's statistics. The paper counts 1 bit, without the step sizes.",
-    seeds={"smoke": 1, "cpu": 1, "paper": 1},
+    seeds=ONCE,
 )  # fmt: skip

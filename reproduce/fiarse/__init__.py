@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from reproduce.entry import Entry
+from reproduce.fiarse.federations import PILOT
 from reproduce.fiarse.figures import FIGURES
-from reproduce.fiarse.pilot import ENTRY
 from reproduce.fiarse.tables import TABLES
 
-ENTRIES: tuple[Entry, ...] = (ENTRY, *TABLES, *FIGURES)
+ENTRIES: tuple[Entry, ...] = (PILOT, *TABLES, *FIGURES)

@@ -1,17 +1,23 @@
-"""Tables 1, 4, 5, 6 and 7: submodels of all methods, of four and of five sizes, with 10 and 20 % participants."""
+"""Tables 1, 4, 5, 6 and 7: submodels of all methods, of four and of five sizes, with 10 and 20 % participants.
+
+The paper's size, 600 to 1,000 core-hours a seed (a step of ResNet-18 in FIARSE takes 0.44 s on a core): 500 hours on 2
+cores, 16 on 64; a GPU was not at hand to measure. CIFAR-100, not at hand, as much again. RoBERTa-base, pretrained.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from reproduce.entry import Arm, Cell, Claim, Contrast, Entry, Grid, Scale, larger_lead, lead, only
-from reproduce.fiarse.federations import FIVE, FOUR, TEXT_FIVE, TEXT_FOUR, TEXTS, Setup, arm
+from reproduce.entry import Arm, Claim, Contrast, Entry, Grid, Scale, grid, larger_lead, lead, note_of, part
+from reproduce.fiarse.federations import ABLATIONS, FIVE, FOUR, NOTE, TEXT_FIVE, TEXT_FOUR, TEXTS, Setup, arm
 
 # fmt: off
 BASELINES = ("HeteroFL", "FedRolex", "ScaleFL")
 FIVE_BASELINES = (*BASELINES, "FjORD")
+FOUR_METHODS, FIVE_METHODS = (*BASELINES, "FIARSE"), (*FIVE_BASELINES, "FIARSE")
 SIZES_4, SIZES_5 = ("1/64", "1/16", "1/4", "1"), ("0.04", "0.16", "0.36", "0.64", "1")
 TWENTY, CIFAR100 = ", 20 %", ", CIFAR-100"
 # CIFAR-10: Local, each size, Global; the same for CIFAR-100; AGNews: Local, Global
@@ -45,25 +51,13 @@ TABLE_7 = {
     "Pruning-greedy": "39.75 43.85 44.00 43.50 42.65 42.75  34.51 39.97 40.80 42.39 40.81 39.70",
     "FIARSE (layerwise)": "37.30 41.75 42.75 41.85 41.10 40.95  33.63 38.43 40.29 40.99 39.10 38.49",
 }
-NOTE = (
-    "Scale cpu, images: 12,000 samples of Fashion-MNIST over 60 clients, each with its own mix of classes (Dirichlet 0.3); "
-    "ResNet-8 behind a mean over 2 x 2 pixels (78,042 parameters), torch's initial values, static batch norm; 6 clients a "
-    "round (10 %), 50 rounds of 25 steps; sizes 1/16, 1/4 and 1, as 1/64 of this net is little. Texts: 12,000 headlines "
-    "over 60 clients, 40 rounds of 20 steps, a transformer of one block from Keras's initial values; no ScaleFL (edgefl "
-    "trains it by SGD alone) or FjORD (whose dropout needs no layer norm). Local: expected accuracy where test samples have "
-    "the clients' mixes of classes. Numbers: means over the last quarter of the rounds; learning rates: fiarse/pilot's."
-)
 CIFAR_10, CIFAR_100 = ("CIFAR-10 (ours at cpu: Fashion-MNIST)", "CIFAR-100 (ours at cpu: Fashion-MNIST)")
 """Titles of tables: the paper's data and ours. At scale paper ours are CIFAR-10 as JPEG."""
 OTHER_DATA = "Fashion-MNIST (scale paper: CIFAR-10 as JPEG), part of AG News"
-NEEDS = (
-    "The paper's size, 600 to 1,000 core-hours a seed (a step of ResNet-18 in FIARSE takes 0.44 s on a core): 500 hours on "
-    "2 cores, 16 on 64; a GPU was not at hand to measure. CIFAR-100, not at hand, as much again. RoBERTa-base, pretrained."
-)
-
+NEEDS = note_of(__doc__)
 
 def _arms(images: Setup, texts: Setup | None, baselines: Sequence[str]) -> list[Arm]:
-    methods = (*baselines, "FIARSE", "Pruning-greedy", "FIARSE (layerwise)")
+    methods = (*baselines, "FIARSE", *ABLATIONS)
     on_texts = [arm(f"{method}{TEXTS}", texts) for method in ("HeteroFL", "FedRolex", "FIARSE") if texts]
     return [*(arm(method, images) for method in methods), *on_texts]
 
@@ -71,7 +65,7 @@ def _arms(images: Setup, texts: Setup | None, baselines: Sequence[str]) -> list[
 def four_size_arms(scale: Scale) -> Sequence[Arm]:
     """Return the arms of Tables 1, 4 and 6 and of Figures 2, 3, 4 and 7, which share their runs."""
     twice = replace(FOUR[scale], per_round=2 * FOUR[scale].per_round)
-    more = [arm(method, twice, TWENTY) for method in (*BASELINES, "FIARSE")]
+    more = [arm(method, twice, TWENTY) for method in FOUR_METHODS]
     return [*_arms(FOUR[scale], TEXT_FOUR.get(scale), BASELINES), *more]
 
 
@@ -90,15 +84,11 @@ def claims(contrasts: Mapping[str, Sequence[Contrast]], *papers: str) -> list[Cl
     return [Claim(text, each, paper) for (text, each), paper in zip(contrasts.items(), papers, strict=True)]
 
 
-def entry(title: str, runs: str, methods: Sequence[str] = (), **fields: Any) -> Entry:
-    """Return the entry of a table or figure, which shows the runs of Table 1 or Table 5, or those of ``methods`` alone."""
+def shown(whole: Entry, title: str, methods: Sequence[str], **fields: Any) -> Entry:
+    """Return the entry of a table or figure, which shows the runs of some methods of Table 1 or Table 5."""
     name = title.partition(":")[0].lower().replace(" ", "")
-    arms = {"table1": four_size_arms, "table5": five_size_arms}[runs]
-    if name == runs:
-        fields["arms"] = arms
-    else:
-        fields |= {"arms": only(arms, lambda arm: arm in methods), "shares": f"fiarse/{runs}"}
-    return Entry(f"fiarse/{name}", title, needs=NEEDS, other_data=OTHER_DATA, **fields)
+    more = {"needs": NEEDS, "other_data": OTHER_DATA, **fields}
+    return part(whole, f"fiarse/{name}", title, lambda arm: arm in methods, **more)
 
 
 def _grids(table: Mapping[str, str], sizes: Sequence[str], end: str = "") -> Sequence[Grid]:
@@ -110,13 +100,10 @@ def _grids(table: Mapping[str, str], sizes: Sequence[str], end: str = "") -> Seq
         parts = {CIFAR_100: ("", [f"{kind} {size}" for kind in ("local", "global") for size in sizes])}
     made, start = [], 0
     for title, (ending, names) in parts.items():
-        rows = {}
-        for row, line in table.items():
-            numbers = line.split()[start : start + len(names)]
-            cells = zip(names, map(float, numbers), strict=False)
-            rows[row] = [Cell(row + ending, name.strip(), number, 100.0) for name, number in cells]
+        numbers = {row: [float(each) for each in line.split()[start:][: len(names)]] for row, line in table.items()}
         start += len(names)
-        made += [Grid("method", names, rows, title)] if all(rows.values()) else []
+        source = partial(lambda end, row, name: (row + end, name.strip()), ending)
+        made += [grid("method", names, numbers, source, title=title)] if all(numbers.values()) else []
     return made
 
 
@@ -139,8 +126,6 @@ _ABLATION: Mapping[str, Sequence[Contrast]] = {
     "FIARSE is ahead of layerwise": best("FIARSE", ["FIARSE (layerwise)"], "local", "global"),
     "it leads greedy most at the smallest": best("FIARSE", ["Pruning-greedy"], "global gap"),
 }
-_ABLATION_ARMS = ("FIARSE", "Pruning-greedy", "FIARSE (layerwise)")
-_TWENTY_ARMS = [method + end for method in (*BASELINES, "FIARSE") for end in ("", TWENTY)]
 _ABLATED = "Greedy: the mask of the round's start, the plain gradient. Layerwise: a threshold for each tensor. Runs of Table"
 _MOST = {"leads width slices most when smallest": best("FIARSE", BASELINES[:2], "local gap")}
 _TWENTY: Mapping[str, Sequence[Contrast]] = {
@@ -149,21 +134,29 @@ _TWENTY: Mapping[str, Sequence[Contrast]] = {
     "from 10 to 20 % FIARSE gains most, Local": [
         larger_lead(("FIARSE" + TWENTY, "FIARSE"), (each + TWENTY, each), "local") for each in BASELINES],
 }
+TABLE1 = Entry(
+    "fiarse/table1", "Table 1: four sizes, 10 % participants", four_size_arms, _grids(TABLE_1, SIZES_4),
+    [*_claims(BASELINES, "+8.16, +9.86, +4.94", "+7.70, +7.77, +6.38", "+5.64, +14.44, +18.52", "+5.32, +1.44",
+              "+2.44, +2.73", "+2.60, +2.42"), *claims(_MOST, "+4.60, +15.56")],
+    note=f"{NOTE} The runs are also those of Tables 4 and 6 and of Figures 2, 3, 4 and 7.",
+    needs=NEEDS, other_data=OTHER_DATA,
+)
+TABLE5 = Entry(
+    "fiarse/table5", "Table 5: five sizes, 10 % participants", five_size_arms, _grids(TABLE_5, SIZES_5),
+    _claims(FIVE_BASELINES, "+8.86, +8.43, +7.47, +7.75", "+7.75, +7.06, +9.19, +5.49", "+3.50, +11.40, +12.45, +17.20",
+            "+5.65, +2.95, +3.30", "+1.45, +1.97", "+2.28, +2.56"),
+    note="As Table 1, with twelve clients of each size. The runs are also those of Table 7 and Figures 5 and 6.",
+    needs=NEEDS, other_data=OTHER_DATA,
+)
 TABLES = (
-    entry("Table 1: four sizes, 10 % participants", "table1", grids=_grids(TABLE_1, SIZES_4), claims=[
-        *_claims(BASELINES, "+8.16, +9.86, +4.94", "+7.70, +7.77, +6.38", "+5.64, +14.44, +18.52", "+5.32, +1.44",
-                 "+2.44, +2.73", "+2.60, +2.42"), *claims(_MOST, "+4.60, +15.56"),
-    ], note=f"{NOTE} The runs are also those of Tables 4 and 6 and of Figures 2, 3, 4 and 7."),
-    entry("Table 4: four sizes, 20 % participants", "table1", _TWENTY_ARMS, claims=claims(
-        _TWENTY, "+9.72, +11.01, +7.60", "+8.69, +9.86, +9.34", "+1.56, +1.15, +2.66",
-    ), grids=_grids(TABLE_4, SIZES_4, TWENTY), note="Runs of Table 1; 12 of the 60 clients a round."),
-    entry("Table 5: five sizes, 10 % participants", "table5", grids=_grids(TABLE_5, SIZES_5), claims=_claims(
-        FIVE_BASELINES, "+8.86, +8.43, +7.47, +7.75", "+7.75, +7.06, +9.19, +5.49", "+3.50, +11.40, +12.45, +17.20",
-        "+5.65, +2.95, +3.30", "+1.45, +1.97", "+2.28, +2.56",
-    ), note="As Table 1, with twelve clients of each size. The runs are also those of Table 7 and Figures 5 and 6."),
-    entry("Table 6: ablation, four sizes", "table1", _ABLATION_ARMS, grids=_grids(TABLE_6, (*SIZES_4, "")), claims=claims(
-        _ABLATION, "+3.35, +3.39", "+4.93, +4.11", "+2.55"), note=f"{_ABLATED} 1."),
-    entry("Table 7: ablation, five sizes", "table5", _ABLATION_ARMS, grids=_grids(TABLE_7, (*SIZES_5, "")), claims=claims(
-        _ABLATION, "+3.19, +2.91", "+4.99, +4.12", "+3.68"), note=f"{_ABLATED} 5."),
+    TABLE1,
+    shown(TABLE1, "Table 4: four sizes, 20 % participants", [*FOUR_METHODS, *(each + TWENTY for each in FOUR_METHODS)],
+          claims=claims(_TWENTY, "+9.72, +11.01, +7.60", "+8.69, +9.86, +9.34", "+1.56, +1.15, +2.66"),
+          grids=_grids(TABLE_4, SIZES_4, TWENTY), note="Runs of Table 1; 12 of the 60 clients a round."),
+    TABLE5,
+    shown(TABLE1, "Table 6: ablation, four sizes", [*TABLE_6], grids=_grids(TABLE_6, (*SIZES_4, "")),
+          claims=claims(_ABLATION, "+3.35, +3.39", "+4.93, +4.11", "+2.55"), note=f"{_ABLATED} 1."),
+    shown(TABLE5, "Table 7: ablation, five sizes", [*TABLE_7], grids=_grids(TABLE_7, (*SIZES_5, "")),
+          claims=claims(_ABLATION, "+3.19, +2.91", "+4.99, +4.12", "+3.68"), note=f"{_ABLATED} 5."),
 )
 # fmt: on

@@ -70,9 +70,8 @@ class Users:
 
     def drawn_batches(self, who: Tensor, generator: torch.Generator) -> dict[str, Tensor]:
         """Draw three independent batches with replacement."""
-        return self.batches(
-            who, [torch.randint(SAMPLES, (len(who), BATCH), generator=generator) for _ in range(3)]
-        )
+        rows = [torch.randint(SAMPLES, (len(who), BATCH), generator=generator) for _ in range(3)]
+        return self.batches(who, rows)
 
 
 class LocalSteps:
@@ -82,16 +81,13 @@ class LocalSteps:
         module = nn.Sequential(OrderedDict(linear=nn.Linear(FEATURES, 2, bias=False)))
         options: dict[str, Any] = {"delta": 1e-3} if mode == HF else {}
         objective = Objective(module, TensorSpec((FEATURES,)), CROSS_ENTROPY)
-        self._algorithm = together(
-            per_fedavg(objective, mode=mode, alpha=ALPHA, batch=batch, **options), clients
-        )
+        one = per_fedavg(objective, mode=mode, alpha=ALPHA, batch=batch, **options)
+        self._algorithm = together(one, clients)
 
     def step(self, w: Tensor, batches: Mapping[str, Tensor], **hyper: float) -> Tensor:
         """Return ``w`` (clients, 2, features) after a step; ``hyper`` replaces the algorithm's scalars."""
-        scalars = {
-            f"hyper.{name}": torch.tensor(value, dtype=torch.float64)
-            for name, value in {**self._algorithm.hyper, **hyper}.items()
-        }
+        hyper = {**self._algorithm.hyper, **hyper}
+        scalars = {f"hyper.{name}": torch.tensor(value, dtype=torch.float64) for name, value in hyper.items()}
         stepped = self._algorithm.phases[0].function({f"state.weights.{NAME}": w, **batches, **scalars})
         return stepped[f"state.weights.{NAME}"]
 
@@ -158,11 +154,9 @@ def _run(work: ArmRun, mode: str) -> Measurements:
     users = Users.drawn(generator)
     w = 2 * torch.randn(2, FEATURES, generator=generator, dtype=torch.float64)
     exact = each_user(EXACT, users, w)
-    lines = {
-        "drift": [(beta, drift(mode, users, beta, generator)) for beta in (0.002, 0.001, 0.0005, 0.00025)]
-    }
+    betas, deltas = (0.002, 0.001, 0.0005, 0.00025), [2.0**-power for power in range(6)]
+    lines = {"drift": [(beta, drift(mode, users, beta, generator)) for beta in betas]}
     if mode == HF:
-        deltas = [2.0**-power for power in range(6)]
         lines["error"] = [(d, float((each_user(HF, users, w, delta=d) - exact).norm())) for d in deltas]
     lines["gradient"] = []
     for eps in ACCURACIES[work.scale]:
@@ -177,48 +171,46 @@ def _run(work: ArmRun, mode: str) -> Measurements:
     return Measurements(figures | {f"{name} slope": slope(line) for name, line in lines.items()}, lines)
 
 
-def _slopes(figure: str, low: float, high: float, modes: Sequence[str] = MODES) -> Any:
+def _slopes(text: str, figure: str, low: float, high: float, modes: Sequence[str] = MODES) -> Check:
+    """Return the check that a figure of each mode is between two bounds."""
+
     def test(results: Results) -> tuple[bool, str]:
         found = {mode: results.of(mode, figure) for mode in modes}
-        told = ", ".join(f"{mode} {values.mean():.2f}" for mode, values in found.items())
-        return all(((low <= values) & (values <= high)).all() for values in found.values()), told
+        within = all(((low <= values) & (values <= high)).all() for values in found.values())
+        return within, ", ".join(f"{mode} {values.mean():.2f}" for mode, values in found.items())
 
-    return test
+    return Check(text, test)
 
 
-def _only_fo(figure: str) -> Any:
+def _only_fo(text: str, figure: str) -> Check:
+    """Return the check that a figure is near 0 but for FO."""
+
     def test(results: Results) -> tuple[bool, str]:
         seeds = results.common_seeds(*MODES)
         fo, hf, exact = (results.of(mode, figure, seeds) for mode in (FO, HF, EXACT))
-        told = f"{fo.min():.0e}, HF {hf.max():.0e}, exact {exact.max():.0e}"
-        return bool((fo > 1000 * np.maximum(hf, exact)).all()), told
+        found = f"{fo.min():.0e}, HF {hf.max():.0e}, exact {exact.max():.0e}"
+        return bool((fo > 1000 * np.maximum(hf, exact)).all()), found
 
-    return test
+    return Check(text, test)
+
+
+def _arms(scale: Scale) -> Sequence[Computed]:
+    settings = {"accuracies": list(ACCURACIES[scale]), "steps to rest": STEPS_TO_REST[scale], **REPEATS}
+    return [Computed(mode, partial(_run, mode=mode), settings) for mode in MODES]
 
 
 THEORY = Entry(
-    name="per_fedavg/theory",
-    title="Lemma 4.3 to Theorem 4.5: bias, drift and stationarity",
-    arms=lambda scale: [
-        Computed(
-            mode,
-            partial(_run, mode=mode),
-            {"accuracies": list(ACCURACIES[scale]), "steps to rest": STEPS_TO_REST[scale], **REPEATS},
-        )
-        for mode in MODES
+    "per_fedavg/theory", "Lemma 4.3 to Theorem 4.5: bias, drift and stationarity", _arms,
+    checks=[
+        _slopes("HF's error is O(delta^2)", "error slope", 1.9, 2.1, (HF,)),
+        _only_fo("all samples leave only FO a bias", "bias"),
+        _only_fo("only FO rests where grad F is not 0", "at rest"),
+        _slopes("drift grows with beta^2", "drift slope", 1.9, 2.1),
+        _slopes("mean ||grad F||^2 falls with eps", "fall", 0.9, math.inf),
     ],
-    checks=(
-        Check("HF's error is O(delta^2)", _slopes("error slope", 1.9, 2.1, (HF,))),
-        Check("all samples leave only FO a bias", _only_fo("bias")),
-        Check("only FO rests where grad F is not 0", _only_fo("at rest")),
-        Check("drift grows with beta^2", _slopes("drift slope", 1.9, 2.1)),
-        Check("mean ||grad F||^2 falls with eps", _slopes("fall", 0.9, math.inf)),
-    ),
-    charts=(
+    charts=[
         Chart("gradient.svg", "Mean of ||grad F||^2", "gradient", x="1 / eps", log_y=True),
-        Chart(
-            "delta.svg", "HF: error of the difference quotient", "error", x="delta", log_y=True, arms=(HF,)
-        ),
-    ),
+        Chart("delta.svg", "HF: error of the difference quotient", "error", x="delta", log_y=True, arms=(HF,)),
+    ],
     note=note_of(__doc__),
-)
+)  # fmt: skip

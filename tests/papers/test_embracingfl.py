@@ -14,7 +14,6 @@ from reproduce.command import PUBLISHED
 from reproduce.embracingfl import (
     accounting,
     federations,
-    pilot,
     tables1and10,
     tables2and9,
     tables3to7,
@@ -74,8 +73,8 @@ def test_rounds_to_a_target_are_those_of_the_same_seed() -> None:
 
 
 @pytest.mark.slow
-def test_all_numbers_of_tables_1_and_10_and_the_averages_agree(tmp_path: Path) -> None:
-    counts = tables1and10.run(ArmRun(0, "smoke", tmp_path, lambda _: None))
+def test_all_numbers_of_tables_1_and_10_and_the_averages_agree() -> None:
+    counts = tables1and10.run(ArmRun(0, "smoke", lambda _: None))
 
     assert all(check.test(Results({"counts": {0: counts}}))[0] for check in tables1and10.ENTRY.checks)
     wrong = counts.figures | {"cnn, weak, activations": 63.0}
@@ -106,7 +105,7 @@ def test_the_quadratic_ends_at_its_floor() -> None:
 
 
 def test_the_learning_rates_are_those_of_the_pilot() -> None:
-    found = EntryResults(pilot.ENTRY, PUBLISHED, "cpu")
-    for choice in pilot.ENTRY.choices:
+    found = EntryResults(federations.PILOT, PUBLISHED, "cpu")
+    for choice in federations.PILOT.choices:
         if found.results.runs.keys() >= set(choice.candidates.values()):
             assert float(choice.of(found.results)) == federations.CHOSEN[choice.name]

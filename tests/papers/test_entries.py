@@ -84,7 +84,7 @@ def test_claims_cells_and_charts_refer_to_arms(name: str) -> None:
         return
     for claim in entry.claims:
         assert all(len(contrast(results)) == 5 for contrast in claim.parts), claim.text
-    cells = [cell for grid in entry.grids for row in grid.rows.values() for cell in row if cell]
+    cells = [cell for grid in entry.grids for cell in grid.cells]
     assert not cells or any(cell.arm in known for cell in cells)
     assert all(cell.arm in known or entry.needs for cell in cells), {c.arm for c in cells} - known
     assert all(set(chart.arms) <= known for chart in entry.charts)

@@ -12,10 +12,9 @@ import pytest
 from edgefl.api.federation import load_federation
 from edgefl.codecs.binarize import draw
 from reproduce.command import PUBLISHED
-from reproduce.entry import SCALES, ArmRun, Entry, Federated, Measurements, Results, Scale
+from reproduce.entry import ArmRun, Entry, Federated, Measurements, Results
 from reproduce.fedbat import ENTRIES, theory
-from reproduce.fedbat.federations import CHOSEN, DATA
-from reproduce.fedbat.pilot import PILOT
+from reproduce.fedbat.federations import CHOSEN, DATA, PILOT
 from reproduce.fedbat.table1 import TABLE1, TABLE2, TABLE3, at
 from reproduce.fedbat.table4 import TABLE4
 from reproduce.fedbat.tables5and6 import TABLE5, TABLE6
@@ -26,20 +25,10 @@ from tests.needs import require_data
 TABLES = [TABLE1, TABLE2, TABLE3, TABLE5, TABLE6]
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
-def test_arms_load_and_have_names_of_their_own(entry: Entry, scale: Scale) -> None:
-    arms = entry.arms(scale)
-    assert len({arm.name for arm in arms}) == len(arms)
-    for arm in arms:
-        if isinstance(arm, Federated):
-            load_federation(None, arm.settings)
-
-
 @pytest.mark.parametrize("entry", TABLES, ids=lambda entry: entry.name)
 def test_every_cell_of_data_at_hand_has_an_arm_at_scale_paper(entry: Entry) -> None:
     arms = {arm.name for arm in entry.arms("paper")}
-    cells = {cell.arm for grid in entry.grids for row in grid.rows.values() for cell in row if cell}
+    cells = {cell.arm for grid in entry.grids for cell in grid.cells}
     assert {each for each in cells if each.partition(",")[0] in DATA} <= arms
     assert {arm.name for arm in entry.arms("cpu")} <= arms
 
@@ -66,7 +55,7 @@ def test_scale_paper_is_the_papers_configuration() -> None:
 def _printed(entry: Entry, swapped: Mapping[str, str] | None = None) -> Results:
     """Return five runs of each cell with the paper's number. ``swapped``: arms in each other's place."""
     noise, runs = np.random.default_rng(0), {}
-    for cell in (cell for grid in entry.grids for row in grid.rows.values() for cell in row):
+    for cell in (cell for grid in entry.grids for cell in grid.cells):
         assert cell is not None and cell.paper is not None
         values = cell.paper / 100 + noise.normal(0, 1e-4, 5)
         name = (swapped or {}).get(cell.arm, cell.arm)
@@ -110,7 +99,7 @@ def test_step_sizes_are_those_that_the_pilot_chose() -> None:
 
 
 def _run(seed: int) -> ArmRun:
-    return ArmRun(seed, "smoke", Path(), lambda _: None)
+    return ArmRun(seed, "smoke", lambda _: None)
 
 
 def test_variances_are_the_theorems_terms(monkeypatch: pytest.MonkeyPatch) -> None:

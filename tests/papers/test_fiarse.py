@@ -11,9 +11,9 @@ import edgefl
 from edgefl.api.federation import load_federation
 from edgefl.lab.deployment import deployed_submodel
 from reproduce.command import PUBLISHED
-from reproduce.entry import SCALES, Federated, Measurements, NotRunError, Results, Scale
-from reproduce.fiarse import ENTRIES, pilot
-from reproduce.fiarse.federations import CHOSEN, Setup, arm
+from reproduce.entry import SCALES, Measurements, NotRunError, Results
+from reproduce.fiarse import ENTRIES
+from reproduce.fiarse.federations import CHOSEN, PILOT, Setup, arm
 from reproduce.fiarse.measures import SubmodelAccuracy, accuracies, label, reached
 from reproduce.fiarse.tables import TABLES
 from reproduce.runs import read_records, results_of
@@ -38,20 +38,10 @@ TINY = Setup(
 )
 
 
-@pytest.mark.parametrize("scale", SCALES)
-def test_arms_load_and_have_names_of_their_own(scale: Scale) -> None:
-    for entry in ENTRIES:
-        arms = entry.arms(scale)
-        assert len({each.name for each in arms}) == len(arms) > 0
-        for each in arms if not entry.shares else ():
-            assert isinstance(each, Federated)
-            load_federation(None, {**each.settings, "federation.seed": 1})
-
-
 def test_cells_and_figures_are_of_arms_that_exist() -> None:
     for entry in ENTRIES:
         names = {each.name for scale in SCALES for each in entry.arms(scale)}
-        shown = {cell.arm for grid in entry.grids for row in grid.rows.values() for cell in row if cell}
+        shown = {cell.arm for grid in entry.grids for cell in grid.cells}
         drawn = {arm for chart in entry.charts for arm in chart.arms}
         tried = {arm for choice in entry.choices for arm in choice.candidates.values()}
         lacking = {name for name in shown | drawn | tried if name not in names}
@@ -61,9 +51,9 @@ def test_cells_and_figures_are_of_arms_that_exist() -> None:
 
 
 def test_tables_have_the_settings_that_the_pilot_chose() -> None:
-    records = [each for each in read_records(pilot.ENTRY, PUBLISHED) if each.scale == "cpu"]
+    records = [each for each in read_records(PILOT, PUBLISHED) if each.scale == "cpu"]
     results = results_of(records)
-    for choice in pilot.ENTRY.choices:
+    for choice in PILOT.choices:
         if all(arm in results.runs for arm in choice.candidates.values()):
             assert choice.of(results) == str(CHOSEN[choice.name]), choice.name
 
@@ -135,4 +125,4 @@ def test_rounds_to_the_target_count_one_more_without_it() -> None:
 
 def test_a_pilot_without_runs_chooses_nothing() -> None:
     with pytest.raises(NotRunError):
-        pilot.ENTRY.choices[0].of(Results({}))
+        PILOT.choices[0].of(Results({}))

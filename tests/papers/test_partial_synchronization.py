@@ -10,8 +10,8 @@ from edgefl.data.partition import dirichlet
 from edgefl.models.zoo.resnet import resnet8, resnet18, resnet20
 from edgefl.submodels.width.submodel import Width
 from edgefl.wire.regions import BlockRegion, EntryRegion
-from reproduce.embracingfl.measures import averaged, half_cut, partial_sync, similarities, svcca, synchronised
-from tests.invariants.embracingfl.tiny import tiny
+from reproduce.embracingfl.measures import averaged, half_cut, partial_sync, similarities, synchronised
+from tests.invariants.embracingfl.tiny import svcca, tiny
 from tests.support.errors import ModelError
 from tests.support.regions import assert_inside
 

@@ -16,7 +16,7 @@ from edgefl.algorithms.baselines.sgd import sgd
 from edgefl.api.federation import load_federation
 from edgefl.contract.algorithm import Algorithm, Phase
 from edgefl.data.groups import groups
-from reproduce.batched_clients import rescheduled, together
+from reproduce.batched_clients import together
 from reproduce.entry import SCALES, Federated, Scale
 from reproduce.per_fedavg.table1 import TABLE1
 from reproduce.per_fedavg.theory import ALPHA, EXACT, FO, HF, Users, each_user
@@ -96,15 +96,6 @@ def test_together_is_one_by_one(make: Callable[..., Algorithm]) -> None:
     apart, at_once = points(algorithm, PROBLEM.clients), points(together(algorithm, 4), [ALL])
     assert torch.allclose(apart, at_once, rtol=0, atol=1e-13)
     assert (apart[-1] - START[X]).abs().max() > 1e-2
-
-
-def test_one_recording_serves_all_schedules() -> None:
-    plain, other = (
-        fafed(PROBLEM.objective, batch=1, steps=2, lr=lr, schedule=schedule)
-        for lr, schedule in ((0.05, "constant"), (0.2, "decaying"))
-    )
-    recorded = rescheduled(together(plain, 4), other)
-    assert torch.allclose(points(recorded, [ALL]), points(other, PROBLEM.clients), rtol=0, atol=1e-13)
 
 
 def test_a_pass_over_the_data_is_refused() -> None:

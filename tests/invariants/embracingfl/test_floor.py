@@ -17,8 +17,8 @@ from edgefl.contract.tensors import Tensors
 from edgefl.wire.tensors import Arrays
 from edgefl_server.aggregate.aggregator import Aggregator, layout_of
 from reproduce.embracingfl import theory
-from reproduce.embracingfl.measures import averaged, similarities, svcca, synchronised
-from tests.invariants.embracingfl.tiny import samples, tiny
+from reproduce.embracingfl.measures import averaged, similarities, synchronised
+from tests.invariants.embracingfl.tiny import samples, svcca, tiny
 from tests.support.errors import ConfigError, refuses
 
 CLIENTS, STEP, ROUNDS = 4, 0.5, 50
@@ -162,8 +162,8 @@ def test_i16_first_half_sync_equals_synchronised_layers_only() -> None:
     held_out, _ = samples(spec, 16, 7)
     models = [_apart(dict(spec.weights), seed) for seed in range(3)]
 
-    before = similarities(spec, models, held_out)
-    after = similarities(spec, averaged(models, synchronised(spec, "first_half")), held_out)
+    before = similarities(spec, models, held_out, spec.units)
+    after = similarities(spec, averaged(models, synchronised(spec, "first_half")), held_out, spec.units)
 
     assert spec.units == ("stem", "block1", "block2", "block3", "head")  # the half is cut behind block 1
     for unit in ("stem", "block1"):

@@ -19,6 +19,7 @@ from edgefl.models.zoo.resnet import resnet8, resnet20
 from edgefl.objective.derivatives import gradient
 from edgefl.objective.objective import Objective
 from edgefl.submodels.output_side.submodel import OutputSide
+from reproduce.embracingfl.measures import KEEP, directions, similarity
 from tests.support.reference import Feed
 
 
@@ -98,3 +99,8 @@ def chunkings(units: tuple[str, ...]) -> Iterator[list[tuple[str, ...]]]:
         for cuts in itertools.combinations(positions, number):
             ends = (0, *cuts, len(units))
             yield [units[start:stop] for start, stop in itertools.pairwise(ends)]
+
+
+def svcca(a: Tensor, b: Tensor, keep: int = KEEP) -> float:
+    """Return SVCCA of two layers' activations."""
+    return similarity(directions(a, keep), directions(b, keep))
