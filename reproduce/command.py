@@ -23,7 +23,10 @@ PUBLISHED = Path(__file__).resolve().parents[1] / "docs" / "results"
 
 def reproduce(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="like fafed/table2, a paper, or all")
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...", help="like fafed/table2, a paper, or all; `data` before them: fetch data"
+        ),
     ] = None,
     scale: Annotated[Literal["smoke", "cpu", "paper"], typer.Option(help="size of the runs")] = "smoke",
     seeds: Annotated[str, typer.Option(help="seeds, like 3,4,5; default: those of the entry")] = "",
@@ -36,7 +39,6 @@ def reproduce(
     ] = Path("reproductions"),
     jobs: Annotated[int, typer.Option(min=0, help="runs at a time; 0: one for each processor")] = 0,
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="where federations train")] = "cpu",
-    download: Annotated[bool, typer.Option("--download", help="fetch missing data first")] = False,
     minutes: Annotated[
         float, typer.Option(min=0, help="stop after this time, and resume next time; 0: never")
     ] = 0,
@@ -60,21 +62,26 @@ def reproduce(
     """
     from reproduce.catalog import ENTRIES, selected
     from reproduce.pages import FAILS, OVERVIEW, compare, overview, write_page
-    from reproduce.runs import run_entries
+    from reproduce.runs import fetch_data, run_entries
 
     if not names:
         rows: list[dict[str, object]] = [{"name": e.name, "title": e.title} for e in ENTRIES.values()]
         print_json(rows) if as_json else print_table("reproductions", rows)
+        return
+    if names[0] == "data":
+        chosen = selected(names[1:] or ["all"])
+        found_data = fetch_data(each for entry in chosen for each in entry.arms(scale))
+        print_json(found_data) if as_json else console.print("\n".join(found_data))
         return
     chosen = selected(names)
     ended = True
     if not pages:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            with _progress() as tell:
+            with _progress() as report:
                 ended = run_entries(
                     chosen, out, scale=scale, seeds=_numbers(seeds), arms=arm or (), jobs=jobs, device=device,
-                    minutes=minutes, download=download, tell=tell,
+                    minutes=minutes, report=report,
                 )  # fmt: skip
         except KeyboardInterrupt:
             errors.print("stopped; the same command resumes the runs")
@@ -113,8 +120,8 @@ def _progress() -> Iterator[Listener]:
     with Progress(*columns, console=errors) as bar:
         shown = bar.add_task("", total=None)
 
-        def tell(task: Task, tasks: int, news: str | Record) -> None:
+        def report(task: Task, tasks: int, news: str | Record) -> None:
             text = news if isinstance(news, str) else f"{news.cpu_seconds:.0f} s of processor time"
             bar.update(shown, total=tasks, advance=news is not text, description=f"{task.label}: {text}")
 
-        yield tell
+        yield report

@@ -142,8 +142,7 @@ def run_entries(
     jobs: int = 0,
     device: str = "cpu",
     minutes: float = 0.0,
-    download: bool = False,
-    tell: Listener = lambda *_: None,
+    report: Listener = lambda *_: None,
 ) -> bool:
     """Run the arms that have no record yet, and write each record as soon as its run has ended.
 
@@ -156,8 +155,7 @@ def run_entries(
         jobs: processes; 0: one for each core.
         device: where federations train, ``cpu`` or ``cuda``.
         minutes: time after which runs are stopped, to be resumed by the next call; 0: none.
-        download: fetch the data of all arms that no folder has, before the first run.
-        tell: function that is called with progress.
+        report: function that is called with progress.
 
     Returns:
         True if every run has ended, False if the time was over before.
@@ -166,18 +164,17 @@ def run_entries(
         ConfigError: no arm matches, or a run cannot be made (such as for lack of its data).
     """
     deadline = time.monotonic() + 60 * minutes if minutes else None
-    wanted = {
-        Task(entry=entry.runs, arm=each.name, scale=scale, seed=seed, device=device): each
+    every = (
+        Task(entry=entry.runs, arm=each.name, scale=scale, seed=seed, device=device)
         for entry in entries
         for seed in (range(entry.seeds[scale]) if seeds is None else seeds)
         for each in _selected(entry.arms(scale), arms)
-    }
+    )
+    wanted = list(dict.fromkeys(every))
     if not wanted and any(entry.arms(scale) for entry in entries):
         names = ", ".join(each.name for entry in entries for each in entry.arms(scale))
         text = f"expected names of arms, found {', '.join(arms)}; there are: {names}"
         raise ConfigError(text, arms=tuple(arms))
-    if download:
-        fetch_data(wanted.values())
     ended = {(r.entry, r.scale, r.arm, r.seed) for entry in entries for r in read_records(entry, out)}
     waiting = [task for task in wanted if (task.entry, scale, task.arm, task.seed) not in ended]
     done, failures = 0, []
@@ -188,27 +185,30 @@ def run_entries(
             shutil.rmtree(task.folder(out), ignore_errors=True)
         elif not isinstance(found, str):
             failures.append(f"{task.label}: {found}")
-        tell(task, len(waiting), found if isinstance(found, Record) else str(found))
+        report(task, len(waiting), found if isinstance(found, Record) else str(found))
     if failures:
         raise ConfigError(f"{len(failures)} of {len(waiting)} runs failed; the first one: {failures[0]}")
     return done == len(waiting)
 
 
-def fetch_data(arms: Iterable[Arm]) -> None:
-    """Download the data of federations that no folder has.
+def fetch_data(arms: Iterable[Arm]) -> list[str]:
+    """Download the data of federations that no folder has, and return the names of all.
 
     Raises:
-        ConfigError: data have no source, or the download failed.
+        ConfigError: some data cannot be downloaded; the others are.
     """
     from edgefl.api.federation import load_federation
     from edgefl.setup.data import open_data
 
-    by_data = {arm.settings["data.name"]: arm.settings for arm in arms if isinstance(arm, Federated)}
-    for settings in by_data.values():
+    names, missing = [], []
+    for settings in {a.settings["data.name"]: a.settings for a in arms if isinstance(a, Federated)}.values():
         try:
-            open_data(load_federation(None, {**settings, "data.download": True}))
+            names.append(open_data(load_federation(None, {**settings, "data.download": True})).name)
         except EdgeflError as error:
-            raise ConfigError(_remedy(error)) from error
+            missing.append(_remedy(error))
+    if missing:
+        raise ConfigError("; ".join(missing))
+    return names
 
 
 def _selected(arms: Sequence[Arm], names: Sequence[str]) -> Sequence[Arm]:
@@ -256,7 +256,7 @@ def _remedy(error: EdgeflError) -> str:
         return error.message
     return (
         "{dataset} was not found in {searched}; put its files there, or name their folder with EDGEFL_DATA "
-        "(docs/models/data.md lists the files); `--download` fetches all data but CIFAR-10 as JPEG"
+        "(docs/models/data.md lists the files); `python -m reproduce data` downloads all but CIFAR-10 as JPEG"
     ).format(**error.details)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,7 +90,7 @@ def capacity(submodel: Submodel) -> float:
     return tier(submodel).mem / full(submodel.spec).mem
 
 
-def average_capacity(capacities: Mapping[str, float], clients: Mapping[str, int]) -> float:
+def average_capacity(capacities: dict[str, float], clients: dict[str, int]) -> float:
     """Return C_avg of a mix of clients. The paper averages capacities rounded to two decimals (embracingfl.md 3.4).
 
     Args:

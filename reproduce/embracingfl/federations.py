@@ -11,7 +11,6 @@ paper's 0.4.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -24,16 +23,16 @@ from reproduce.entry import JPEG, ONCE, Choice, Contrast, Entry, Federated, Scal
 
 ALL_STRONG, EMBRACING, WIDTH = "all strong", "EmbracingFL", "width reduction"
 TIERS = ("strong", "moderate", "weak")
-WIDTHS: Mapping[str, float] = {"strong": 1.0, "moderate": 0.45, "weak": 0.2}
+WIDTHS: dict[str, float] = {"strong": 1.0, "moderate": 0.45, "weak": 0.2}
 """Channels that width reduction keeps (embracingfl.md 5)."""
 Table = dict[str, Any]
 Mix = tuple[int, int, int]
 """Strong, moderate and weak clients, in sixteenths of all."""
-CASES: Mapping[int, Mix] = {
+CASES: dict[int, Mix] = {
     1: (16, 0, 0), 2: (8, 8, 0), 3: (4, 12, 0), 4: (2, 14, 0), 5: (8, 0, 8),
     6: (4, 0, 12), 7: (2, 0, 14), 8: (4, 4, 8), 9: (2, 4, 10), 10: (2, 2, 12),
 }  # fmt: skip
-CHOSEN: Mapping[str, float] = {ALL_STRONG: 0.4, EMBRACING: 0.2, WIDTH: 0.2}
+CHOSEN: dict[str, float] = {ALL_STRONG: 0.4, EMBRACING: 0.2, WIDTH: 0.2}
 """Learning rates at the scales smoke and cpu, which :data:`PILOT` chooses."""
 HOURS, _PILOT_NOTE = notes_of(__doc__)
 
@@ -45,7 +44,7 @@ _CPU: Table = COMMON | {
     "data.train_samples": 30_000, "data.alpha": 0.5, "algorithm.steps": 10, "federation.rounds": 60, "round.fraction": 0.5,
     "model.name": f"{__name__}:pooled", "model.options": {"pool": 2},
 }  # fmt: skip
-IMAGES: Mapping[Scale, Table] = {
+IMAGES: dict[Scale, Table] = {
     "smoke": _CPU | {
         "algorithm.batch": 4, "algorithm.steps": 1, "data.train_samples": 640, "data.test_samples": 100,
         "federation.rounds": 2, "round.evaluate_every": 1, "model.options": {"pool": 4},
@@ -67,7 +66,7 @@ def pooled(*, model: str = "resnet8", pool: int = 2, bn: BnMode = "global", seed
     return ModelSpec(f"pooled {model}", module, TensorSpec((3, 32, 32)), 10)
 
 
-def tiers(scale: Scale, mix: Mix, submodels: Mapping[str, Table]) -> dict[str, Table]:
+def tiers(scale: Scale, mix: Mix, submodels: dict[str, Table]) -> dict[str, Table]:
     """Return the table of tiers; clients that are missing to 16 sixteenths hold samples, and never take part."""
     unit, shares = 8 if scale == "paper" else 2, zip((*TIERS, "absent"), (*mix, 16 - sum(mix)), strict=True)
     own = {tier: {"count": share * unit, "devices": [f"{tier}-*"]} for tier, share in shares if share}
@@ -88,7 +87,7 @@ def images(
         lr: Learning rate; default: the paper's, or the pilot's choice.
     """
     cuts = (4, 7) if scale == "paper" else (2, 3)
-    submodels: Mapping[str, Table] = {"moderate": {"cut": cuts[0]}, "weak": {"cut": cuts[1], "chunks": 2}}
+    submodels: dict[str, Table] = {"moderate": {"cut": cuts[0]}, "weak": {"cut": cuts[1], "chunks": 2}}
     if method == WIDTH:
         options = {tier: {"ratio": WIDTHS[tier], "rounding": "floor"} for tier in TIERS[1:]}
         submodels = {tier: {"kind": "width", "options": own} for tier, own in options.items()}

@@ -8,7 +8,6 @@ The accuracy on these decides, in the mean over the last tenth of the rounds. Ru
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any
@@ -25,7 +24,7 @@ from reproduce.entry import Claim, Entry, Federated, Scale, Settings, lead, tail
 from reproduce.fafed.models import CIFAR_CNN, FASHION_CNN, MNIST_CNN
 
 SGD = {"name": "sgd", "momentum": 0.0, "weight_decay": 0.0}
-METHODS: Mapping[str, Settings] = {
+METHODS: dict[str, Settings] = {
     "FedAvg": SGD, "SCAFFOLD": {"name": "scaffold"}, "STEM": {"name": "stem"},
     "FedAdam": SGD, "FedAMS": SGD, "FAFED": {"name": "fafed"},
 }  # fmt: skip
@@ -37,7 +36,7 @@ SERVER = {"server_lr": "lr", "beta1": "beta1", "beta2": "beta2"}
 TAU = 0.01
 """tau of FedAdam and FedAMS, as rho of FAFED (fafed.md 4.4)."""
 
-LEVELS: Mapping[str, tuple[str, int, int, int]] = {
+LEVELS: dict[str, tuple[str, int, int, int]] = {
     "low": ("similarity", 5, 20, 20),
     "medium": ("dirichlet_equal", 50, 10, 10),
     "high": ("paired", 100, 5, 4),
@@ -47,10 +46,10 @@ IMAGES = {
     "fashion_mnist": (FASHION_CNN, 3_000), "mnist": (MNIST_CNN, 3_000), "cifar10_jpeg": (CIFAR_CNN, 2_500),
 }  # fmt: skip
 """Model, and training samples of a client."""
-SIZES: Mapping[Scale, tuple[int, int]] = {"smoke": (2, 1), "cpu": (10, 10), "paper": (20, 30)}
+SIZES: dict[Scale, tuple[int, int]] = {"smoke": (2, 1), "cpu": (10, 10), "paper": (20, 30)}
 """Clients and epochs."""
 
-CHOSEN: Mapping[str, Mapping[str, tuple[float, float, float]]] = {
+CHOSEN: dict[str, dict[str, tuple[float, float, float]]] = {
     "FedAvg": {"lr": (0.1, 0.1, 0.1)},
     "SCAFFOLD": {"lr": (0.1, 0.1, 0.1)},
     "STEM": {"lr": (0.1, 0.1, 0.1), "alpha": (0.9, 0.9, 0.9)},
@@ -87,7 +86,7 @@ def image_settings(data: str, scale: Scale, level: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def with_method(settings: Mapping[str, Any], method: str, options: Settings) -> dict[str, Any]:
+def with_method(settings: dict[str, Any], method: str, options: Settings) -> dict[str, Any]:
     """Return shared settings with a method in them."""
     own = {name: value for name, value in options.items() if name not in SERVER}
     server = {SERVER[name]: value for name, value in options.items() if name in SERVER}

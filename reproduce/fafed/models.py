@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ class ConvActPool(nn.Module):
         return F.max_pool2d(ACTIVATIONS[self.activation](self.conv(x)), 2)
 
 
-Shape = tuple[str, int, int, Sequence[int], Sequence[int], Activation]
+Shape = tuple[str, int, int, tuple[int, ...], tuple[int, ...], Activation]
 """Name, kernel, padding, widths of the convolutions and of the hidden dense layers, activation."""
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping
 from itertools import pairwise, product
 from typing import Any
 
@@ -66,7 +65,7 @@ def objective() -> Objective:
     return Objective(nn.Sequential(OrderedDict(point=Point())), TensorSpec((1,)), Itself())
 
 
-def weights(x: float = 10.0) -> Mapping[str, Tensor]:
+def weights(x: float = 10.0) -> dict[str, Tensor]:
     """Return the common starting point."""
     return {NAME: torch.full((1,), x, dtype=torch.float64)}
 
@@ -118,7 +117,7 @@ def drift(beta: float, eta: float, steps: int) -> float:
     return eta / 3 * sum(1 / math.sqrt(1 - beta**k) for k in range(1, steps + 1))
 
 
-def _measured(path: Mapping[int, float], **figures: float) -> Measurements:
+def _measured(path: dict[int, float], **figures: float) -> Measurements:
     """Return figures, and a path as a curve."""
     return Measurements(figures, {"xbar": [(float(t), x) for t, x in path.items()]})
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from edgefl.api.federation import load_federation
@@ -11,7 +10,7 @@ from edgefl.setup.model import submodel_of
 from edgefl.setup.training import tier_sizes
 from reproduce.entry import ONCE, ArmRun, Check, Computed, Entry, Measurements, Results, grid
 
-MODELS: Mapping[str, tuple[str, Mapping[str, Any], int, int]] = {
+MODELS: dict[str, tuple[str, dict[str, Any], int, int]] = {
     "CNN, 1x28x28": ("fedbat_cnn", {}, 390_890, 48_918),
     "CNN, 3x32x32": ("fedbat_cnn", {"in_channels": 3, "size": 32}, 399_146, 49_950),
     "ResNet-10, 10 classes": ("resnet10", {}, 1_228_970, 153_774),

@@ -13,7 +13,6 @@ training samples, on which nobody trains: half of the rounds, 10 % participants,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import Any
@@ -29,7 +28,7 @@ _SGD: Settings = {"algorithm.name": "sgd", "algorithm.masked_loss": True}
 _TCBGD: Settings = {"algorithm.name": "tcbgd"}
 _GREEDY: Settings = {**_TCBGD, "algorithm.bias": False, "algorithm.remask": False}
 _ADAMW: Settings = {"algorithm.name": "adamw", "algorithm.beta1": 0.9, "algorithm.beta2": 0.95}
-METHODS: Mapping[str, tuple[str, Settings, Settings]] = {
+METHODS: dict[str, tuple[str, Settings, Settings]] = {
     "HeteroFL": ("width", {"scaler": True}, _SGD),
     "FedRolex": ("width", {"scaler": True, "rolling": True}, _SGD),
     "ScaleFL": ("early_exit", {}, {"algorithm.name": "multi_exit"}),
@@ -42,7 +41,7 @@ METHODS: Mapping[str, tuple[str, Settings, Settings]] = {
     "FIARSE, AGNews": ("importance", {"strategy": "shard"}, {**_TCBGD, "algorithm.adamw": True}),
 }
 """Kind of submodel, its options, settings of the algorithm. On texts FIARSE ranks embedding, blocks and head apart."""
-CHOSEN: Mapping[str, tuple[float, float]] = {
+CHOSEN: dict[str, tuple[float, float]] = {
     **dict.fromkeys(METHODS, (0.1, 0.0)),
     "HeteroFL, AGNews": (0.01, 0.0), "FedRolex, AGNews": (0.003, 1.0), "FIARSE, AGNews": (0.003, 0.0),
 }  # fmt: skip

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -31,12 +30,12 @@ MODES = (EXACT, HF, FO)
 NAME = "linear.weight"
 REPEATS = {"drift": 64, "gradient": 8}
 """Repetitions whose mean stands for the expectation."""
-ACCURACIES: Mapping[Scale, Sequence[float]] = {
+ACCURACIES: dict[Scale, tuple[float, ...]] = {
     "smoke": (0.04, 0.02),
     "cpu": (0.04, 0.02, 0.01, 0.005),
     "paper": (0.04, 0.02, 0.01, 0.005, 0.0025),
 }
-STEPS_TO_REST: Mapping[Scale, int] = {"smoke": 200, "cpu": 10_000, "paper": 10_000}
+STEPS_TO_REST: dict[Scale, int] = {"smoke": 200, "cpu": 10_000, "paper": 10_000}
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Users:
         wrong = torch.rand(USERS, SAMPLES, generator=generator) < 0.1
         return cls(x / x.norm(dim=-1, keepdim=True), (((x @ direction).squeeze(-1) > 0) ^ wrong).long())
 
-    def batches(self, who: Tensor, rows: Sequence[Tensor]) -> dict[str, Tensor]:
+    def batches(self, who: Tensor, rows: list[Tensor]) -> dict[str, Tensor]:
         """Return a batch for each of ``rows`` (clients, size), of clients that are the users ``who`` (clients,)."""
         at = who[:, None]
         chosen = ((stream, own) for stream, own in enumerate(rows))
@@ -84,14 +83,14 @@ class LocalSteps:
         one = per_fedavg(objective, mode=mode, alpha=ALPHA, batch=batch, **options)
         self._algorithm = together(one, clients)
 
-    def step(self, w: Tensor, batches: Mapping[str, Tensor], **hyper: float) -> Tensor:
+    def step(self, w: Tensor, batches: dict[str, Tensor], **hyper: float) -> Tensor:
         """Return ``w`` (clients, 2, features) after a step; ``hyper`` replaces the algorithm's scalars."""
         hyper = {**self._algorithm.hyper, **hyper}
         scalars = {f"hyper.{name}": torch.tensor(value, dtype=torch.float64) for name, value in hyper.items()}
         stepped = self._algorithm.phases[0].function({f"state.weights.{NAME}": w, **batches, **scalars})
         return stepped[f"state.weights.{NAME}"]
 
-    def direction(self, w: Tensor, batches: Mapping[str, Tensor], **hyper: float) -> Tensor:
+    def direction(self, w: Tensor, batches: dict[str, Tensor], **hyper: float) -> Tensor:
         """Return the direction G of a step."""
         return w - self.step(w, batches, lr=1.0, **hyper)
 
@@ -102,7 +101,7 @@ def each_user(mode: str, users: Users, w: Tensor, **hyper: float) -> Tensor:
     return LocalSteps(mode, USERS, SAMPLES).direction(w.expand(USERS, *w.shape), users.whole(who), **hyper)
 
 
-def slope(points: Sequence[tuple[float, float]]) -> float:
+def slope(points: list[tuple[float, float]]) -> float:
     """Return the least-squares exponent of y in x."""
     x, y = np.log(np.array(points, np.float64)).T
     return float(np.polyfit(x, y, 1)[0])
@@ -171,7 +170,7 @@ def _run(work: ArmRun, mode: str) -> Measurements:
     return Measurements(figures | {f"{name} slope": slope(line) for name, line in lines.items()}, lines)
 
 
-def _slopes(text: str, figure: str, low: float, high: float, modes: Sequence[str] = MODES) -> Check:
+def _slopes(text: str, figure: str, low: float, high: float, modes: tuple[str, ...] = MODES) -> Check:
     """Return the check that a figure of each mode is between two bounds."""
 
     def test(results: Results) -> tuple[bool, str]:
@@ -194,7 +193,7 @@ def _only_fo(text: str, figure: str) -> Check:
     return Check(text, test)
 
 
-def _arms(scale: Scale) -> Sequence[Computed]:
+def _arms(scale: Scale) -> list[Computed]:
     settings = {"accuracies": list(ACCURACIES[scale]), "steps to rest": STEPS_TO_REST[scale], **REPEATS}
     return [Computed(mode, partial(_run, mode=mode), settings) for mode in MODES]
 

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from edgefl.api.federation import load_federation
-from edgefl.errors import DivergedError
+from edgefl.errors import DataError, DivergedError
 from reproduce.__main__ import app
 from reproduce.catalog import ENTRIES, selected
 from reproduce.entry import (
@@ -255,14 +255,26 @@ def test_missing_data_are_named_with_a_remedy_of_this_command(
     monkeypatch.setattr("edgefl.data.datasets.places", lambda _: [tmp_path])
     with refuses(ConfigError, arm="tiny") as refused:
         run_arm(task("tiny"), Federated("tiny", {**TINY, "data.name": "mnist"}), tmp_path)
-    assert re.fullmatch(r"MNIST was not found in .*EDGEFL_DATA.*`--download`.*", str(refused.value))
+    assert re.fullmatch(
+        r"MNIST was not found in .*EDGEFL_DATA.*`python -m reproduce data`.*", str(refused.value)
+    )
 
 
-def test_a_download_is_asked_once_for_each_data_set(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_are_downloaded_once_and_what_cannot_be_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[Any] = []
-    monkeypatch.setattr("edgefl.setup.data.open_data", opened.append)
-    fetch_data([Federated("tiny", TINY), Federated("other", {**TINY, "algorithm.lr": 0.5}), ONE])
-    assert [(each.data.name, each.data.download) for each in opened] == [("digits", True)]
+
+    def open_data(federation: Any) -> Any:
+        opened.append(federation.data)
+        if federation.data.name == "mnist":
+            raise DataError("", dataset="MNIST", searched="no folder")
+        return federation.data
+
+    monkeypatch.setattr("edgefl.setup.data.open_data", open_data)
+    arms = [Federated("tiny", TINY), Federated("other", {**TINY, "algorithm.lr": 0.5}), ONE]
+    assert fetch_data(arms) == ["digits"] and all(each.download for each in opened)
+    with refuses(ConfigError):
+        fetch_data([Federated("lacking", {**TINY, "data.name": "mnist"}), *arms])
+    assert [each.name for each in opened] == ["digits", "mnist", "digits"]
 
 
 def test_a_stopped_run_is_resumed_by_the_same_command(tmp_path: Path) -> None:
