@@ -18,7 +18,7 @@ ifneq ($(strip $(EDGEFL_DATA)),)
 demo test test-all test-slow coverage bench: export EDGEFL_DATA := $(EDGEFL_DATA)
 endif
 
-.PHONY: setup demo agents page agents-web agents-cpp agents-java test test-all test-slow test-oldest test-newest test-device constraints coverage lint facts fuzz-modules bench wheel release docs check clean
+.PHONY: setup demo agents page agents-web agents-cpp agents-java deb test test-all test-slow test-oldest test-newest test-device constraints coverage lint facts fuzz-modules bench wheel release docs check clean
 
 setup: $(TESTS)
 
@@ -170,6 +170,14 @@ endif
 agents-cpp: $(CPP_RUNTIMES)
 	$(BIN)/cmake -S agents/cpp -B $(CPP) -G Ninja $(CPP_OPTIONS)
 	$(BIN)/cmake --build $(CPP)
+
+# build/deb/edgefl-agent_VERSION-REVISION_ARCH.deb, with this machine's architecture or ARCH=arm64.
+REVISION ?= 1
+DEB := build/deb/$(or $(ARCH),$(HOST_ARCH))
+deb: $(CPP_RUNTIMES)
+	$(BIN)/cmake -S agents/cpp -B $(DEB) -G Ninja $(CPP_OPTIONS) -DEDGEFL_DEB=ON -DEDGEFL_DEB_REVISION=$(REVISION)
+	$(BIN)/cmake --build $(DEB) --target edgefl-agent
+	$(BIN)/cpack --config $(DEB)/CPackConfig.cmake -B build/deb
 
 CROSS_PACKAGES := crossbuild-essential-arm64 $(addsuffix :arm64,libmosquitto-dev libssl-dev libsqlite3-dev libzstd-dev \
   zlib1g-dev libcurl4-openssl-dev libpng-dev libjpeg-dev libstdc++6)

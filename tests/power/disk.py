@@ -38,6 +38,23 @@ class Disk:
     synced: dict[str, _File | None] = field(default_factory=dict)
     waiting: list[tuple[str, _File | None, bool]] = field(default_factory=list)
     """Names (path, file, whether it is there) that were changed since their folder was synced."""
+    loaded: frozenset[str] = frozenset()
+    """Paths that were there before."""
+
+    def load(self, ops: Sequence[Op]) -> None:
+        """Read the files and folders below ``root`` that ``ops`` name and that were there before them."""
+        named = {path for op in ops for path in (op.path, op.target) if path}
+        named |= {
+            str(folder) for path in named for folder in Path(path).parents if self.root in folder.parents
+        }
+        for path in sorted(named):
+            place = Path(path)
+            if place.is_dir():
+                self.names[path] = None
+            elif place.is_file():
+                self.names[path] = _File(place.read_bytes())
+        self.synced = dict(self.names)
+        self.loaded = frozenset(self.names)
 
     def apply(self, op: Op) -> None:
         match op.kind:
@@ -55,6 +72,8 @@ class Disk:
                 moved = self._file(op.path)
                 self._name(op.path, moved, there=False)
                 self._name(op.target, moved)
+            case "link":
+                self._name(op.target, self._file(op.path))
             case "unlink" if op.path in self.names:
                 self._name(op.path, self.names[op.path], there=False)
 

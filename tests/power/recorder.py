@@ -15,23 +15,26 @@ import pytest
 
 from tests import needs
 
-Kind = Literal["create", "write", "truncate", "sync", "rename", "unlink", "mkdir", "mark"]
+Kind = Literal["create", "write", "truncate", "sync", "rename", "link", "unlink", "mkdir", "mark"]
 
 _CALLS = (
-    "open,openat,creat,write,pwrite64,ftruncate,fsync,fdatasync,rename,renameat,renameat2,unlink,unlinkat,"
-    "mkdir,mkdirat,sendto"
+    "open,openat,creat,write,pwrite64,lseek,ftruncate,fsync,fdatasync,rename,renameat,renameat2,link,linkat,unlink,unlinkat,"
+    "mkdir,mkdirat,rmdir,sendto"
 )
 _LINE = re.compile(r"^(?P<pid>\d+) +(?P<call>\w+)\((?P<rest>.*)$")
 _RESUMED = re.compile(r"^(?P<pid>\d+) +<\.\.\. (?P<call>\w+) resumed>(?P<rest>.*)$")
 _STRING = re.compile(r'"((?:\\x[0-9a-f]{2})*)"')
 _FILE = re.compile(r"^(\d+)<([^>]*)>")
+_NAME = re.compile(r'(?:(?:AT_FDCWD|\d+)<([^>]*)>, )?"((?:\\x[0-9a-f]{2})*)"')
 _RESULT = re.compile(r"\)\s+= (-?\d+)")
 _UNFINISHED = " <unfinished ...>"
+_LONGEST_S = 900
 
 
 @dataclass(frozen=True)
 class Op:
-    """One operation. ``path`` is absolute; ``target`` the new name of a renamed file; ``data`` also what a mark sent."""
+    """One operation. ``path`` is absolute; ``target`` the new name of a renamed or linked file; ``data`` also what a mark
+    sent."""
 
     kind: Kind
     path: str = ""
@@ -42,6 +45,13 @@ class Op:
 
 def record(module: str, arguments: Sequence[str], below: Path, log: Path) -> list[Op]:
     """Run ``python -m module arguments`` to its end. Skip the test if strace is missing, or may not trace."""
+    return record_command([sys.executable, "-m", module, *arguments], below, log)
+
+
+def record_command(
+    command: Sequence[str], below: Path, log: Path, *, changed_root: Path | None = None
+) -> list[Op]:
+    """Run ``command`` to its end. ``changed_root`` is the folder that its processes see as the root, if it is chroot."""
     algorithm = needs.require("strace")
     tracing = [
         algorithm,
@@ -57,15 +67,18 @@ def record(module: str, arguments: Sequence[str], below: Path, log: Path) -> lis
         "-o",
         str(log),
     ]
-    command = [sys.executable, "-m", module, *arguments]
-    ended = subprocess.run([*tracing, *command], capture_output=True, text=True, timeout=300, check=False)
+    ended = subprocess.run(
+        [*tracing, *command], capture_output=True, text=True, timeout=_LONGEST_S, check=False
+    )
     if "PTRACE" in ended.stderr or "ptrace" in ended.stderr:
         pytest.skip(f"strace may not trace here: {ended.stderr[-200:]}")
     assert ended.returncode == 0, ended.stderr
-    return [op for op in _parsed(log) if op.kind == "mark" or f"{op.path}/".startswith(f"{below}/")]
+    return [
+        op for op in _parsed(log, changed_root) if op.kind == "mark" or f"{op.path}/".startswith(f"{below}/")
+    ]
 
 
-def _parsed(log: Path) -> Iterator[Op]:
+def _parsed(log: Path, changed_root: Path | None) -> Iterator[Op]:
     begun: dict[str, str] = {}
     offsets: dict[tuple[str, str], int] = {}
     with log.open(encoding="utf-8", errors="replace") as lines:
@@ -84,7 +97,7 @@ def _parsed(log: Path) -> Iterator[Op]:
             else:
                 continue
             if (result := _RESULT.search(rest)) is not None and int(result[1]) >= 0:
-                yield from _ops(call, rest, offsets)
+                yield from _ops(call, rest, offsets, changed_root)
 
 
 def _mark(call: str, rest: str) -> Op | None:
@@ -103,14 +116,30 @@ def _path(text: str) -> str:
     return bytes.fromhex(text.replace("\\x", "")).decode() if text.startswith("\\x") else text
 
 
-def _ops(call: str, rest: str, offsets: dict[tuple[str, str], int]) -> Iterator[Op]:
-    named = [os.fsdecode(name) for name in _strings(rest)]
+def _names(rest: str, changed_root: Path | None) -> list[str]:
+    """Return the paths among a call's arguments: absolute, if the call names the folder of a relative one."""
+    paths = []
+    for folder, name in _NAME.findall(rest):
+        path = os.fsdecode(bytes.fromhex(name.replace("\\x", "")))
+        if path.startswith("/"):
+            path = f"{changed_root or ''}{os.path.normpath('/' + path.lstrip('/'))}"
+        elif folder:
+            path = os.path.normpath(f"{_path(folder)}/{path}")
+        paths.append(path)
+    return paths
+
+
+def _ops(
+    call: str, rest: str, offsets: dict[tuple[str, str], int], changed_root: Path | None
+) -> Iterator[Op]:
     file = _FILE.match(rest)
     held = (file[1], _path(file[2])) if file else ("", "")
     if call in _NAMING:
-        yield from _NAMING[call](rest, named, offsets)
+        yield from _NAMING[call](rest, _names(rest, changed_root), offsets)
     elif call in ("fsync", "fdatasync"):
         yield Op("sync", held[1])
+    elif call == "lseek":
+        offsets[held] = int(_RESULT.findall(rest)[-1])
     elif call == "ftruncate":
         yield Op("truncate", held[1], offset=int(rest.split(",", 2)[1].split(")", 1)[0]))
     elif call == "pwrite64":
@@ -135,6 +164,10 @@ def _renamed(_rest: str, named: list[str], _offsets: object) -> Iterator[Op]:
     yield Op("rename", named[0], target=named[1])
 
 
+def _linked(_rest: str, named: list[str], _offsets: object) -> Iterator[Op]:
+    yield Op("link", named[0], target=named[1])
+
+
 def _unlinked(_rest: str, named: list[str], _offsets: object) -> Iterator[Op]:
     yield Op("unlink", named[0])
 
@@ -147,6 +180,7 @@ _Naming = Callable[[str, list[str], dict[tuple[str, str], int]], Iterator[Op]]
 _NAMING: dict[str, _Naming] = {
     **dict.fromkeys(("open", "openat", "creat"), _opened),
     **dict.fromkeys(("rename", "renameat", "renameat2"), _renamed),
-    **dict.fromkeys(("unlink", "unlinkat"), _unlinked),
+    **dict.fromkeys(("link", "linkat"), _linked),
+    **dict.fromkeys(("unlink", "unlinkat", "rmdir"), _unlinked),
     **dict.fromkeys(("mkdir", "mkdirat"), _folder_made),
 }

@@ -1,7 +1,8 @@
-// What Linux says of power and heat.
+// What Linux says of power, heat and memory.
 #include <doctest/doctest.h>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <unistd.h>
 
 #include "agent/system.h"
@@ -55,4 +56,17 @@ TEST_CASE("the hottest zone counts, beside the temperature from which it slows d
   CHECK(system_conditions(system.root).thermal == "warm");
   system.says("thermal/thermal_zone0/temp", "80000");
   CHECK(system_conditions(system.root).thermal == "hot");
+}
+
+TEST_CASE("the smallest limit of a control group and those above it counts") {
+  const System system;
+  system.says("own", "0::/system.slice/agent.service");
+  CHECK(group_memory_limit(system.root, system.root + "/own") == std::numeric_limits<int64_t>::max());
+  system.says("system.slice/agent.service/memory.max", "max");
+  system.says("system.slice/memory.max", "4096000");
+  CHECK(group_memory_limit(system.root, system.root + "/own") == 4096000);
+  system.says("system.slice/agent.service/memory.max", "1024000");
+  CHECK(group_memory_limit(system.root, system.root + "/own") == 1024000);
+  system.says("memory.max", "512000");
+  CHECK(group_memory_limit(system.root, system.root + "/own") == 512000);
 }

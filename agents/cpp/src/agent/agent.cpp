@@ -6,23 +6,24 @@
 #include <thread>
 #include <unistd.h>
 
+#include "agent/system.h"
 #include "engine/memory.h"
 #include "wire/errors.h"
+#include "wire/files.h"
 #include "wire/printable.h"
 
 namespace edgefl {
 namespace {
 
-constexpr double kLookS = 0.25;     // deadlines and silence wake nobody
 constexpr double kRestS = 5.0;      // how long an engine waits for another round
 constexpr double kWorkerEndS = 30.0;
 constexpr double kGoodbyeS = 0.5, kLongGoodbyeS = 2.0;  // of the time to end in: to tell the server, and leave the broker
 constexpr size_t kMostText = 2000;
 
-// Bytes of memory that the machine has; those of this process where the system does not tell.
+// Bytes of memory that the machine has, or its control group; those of this process where the system does not tell.
 int64_t physical_memory() {
   const long page = sysconf(_SC_PAGESIZE), pages = sysconf(_SC_PHYS_PAGES);
-  return page > 0 && pages > 0 ? static_cast<int64_t>(page) * pages : resident_bytes();
+  return std::min(page > 0 && pages > 0 ? static_cast<int64_t>(page) * pages : resident_bytes(), group_memory_limit());
 }
 
 int64_t clock_us() { return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch()).count(); }
@@ -120,13 +121,6 @@ void Agent::start() {
   worker.join();
 }
 
-void Agent::run() {
-  start();
-  while (!stopping_ && !(config_.until_done && done_)) turn(kLookS);
-  stop();
-  end(kWorkerEndS);
-}
-
 void Agent::turn(double wait_s) {
   try {
     if (const auto event = session_->inbox().get(wait_s)) handle(*event);
@@ -154,6 +148,8 @@ void Agent::turn(double wait_s) {
     trouble("failed", error.what());
   }
 }
+
+double Agent::silent_s() const { return working_ ? scheduler_->silent_s() : 0; }
 
 void Agent::stop() {
   stopping_ = true;
@@ -232,12 +228,22 @@ void Agent::take(const std::string& topic, const Event& event) {
   } else if (topic == topics_.tasks()) {
     scheduler_->assign(trust_->open<Task>(topic, event.payload));
     listening_->begin();
+    drop_token();
   } else if (topic == topics_.acks()) {
     Ack ack = trust_->open<Ack>(topic, event.payload);
     if (!ack.nonce.empty()) return outbox_->deliver(std::move(ack));
     federation_status_->answered(ack);
     hello_sender_->answered(ack);
   }
+}
+
+// A task is the server's word that the token was accepted: there is no acknowledgement of a hello. The key that the token
+// brought has to be stored by then, else the next start would trust the first key that it sees.
+void Agent::drop_token() {
+  if (config_.token_file.empty() || !config_.token || token_dropped_ || !trust_->is_stored()) return;
+  token_dropped_ = true;
+  remove_secret(config_.token_file);
+  say("enrolled", "the server gave this device a task: the token in " + config_.token_file + " is used up and removed", {});
 }
 
 Round Agent::read_page(const Round& announced) {

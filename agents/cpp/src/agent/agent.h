@@ -1,6 +1,6 @@
 // The device agent: connects, says what it is, takes tasks, runs rounds, keeps its store.
 //
-// Threads: the session's network thread fills the inbox; the caller's reads it (`run`, or `turn` again and again); one worker
+// Threads: the session's network thread fills the inbox; the caller's reads it (`turn` again and again); one worker
 // runs the round; the outbox's sends updates.
 #pragma once
 
@@ -28,6 +28,7 @@ struct AgentConfig {
   int64_t memory_bytes = 0;  // that this device offers; 0: what it has
   std::vector<Bytes> server_keys;
   std::optional<Token> token;
+  std::string token_file;  // which is removed once the server has given this device a task; "": none is
   std::vector<std::string> mirrors;  // of its own
   bool other_mirrors = true;         // whether those that the server names may be asked
   bool until_done = false;
@@ -48,7 +49,8 @@ class Agent {
   bool done() const { return done_; }
   bool working() const { return working_; }
   bool connected() const { return session_->connected(); }
-  void run();                // start, turn until it is stopped, or done if it was asked to stop then; then end
+  bool finished() const { return stopping_ || (config_.until_done && done_); }
+  double silent_s() const;   // seconds since a round's thread last looked around; 0 without one
   void stop();               // any thread; `end` waits
   // Leaves in good order, within about so many seconds. Whether the round in hand was left; a step that takes longer goes on.
   bool end(double within_s);
@@ -69,6 +71,7 @@ class Agent {
   void settled(const PastRound& past, const Ack& ack);
   void trouble(const std::string& event, const std::string& text);
   void tell_dropped();
+  void drop_token();
   void say(const std::string& event, const std::string& text, const Details& details);
   template <typename Message>
   int publish(const std::string& topic, const Message& message, bool retain = false) {
@@ -80,7 +83,7 @@ class Agent {
   std::mutex reporting_;
   const Topics topics_;
   std::atomic<bool> stopping_{false}, done_{false}, working_{false};
-  bool started_ = false, ended_ = false, abandoned_ = false;
+  bool started_ = false, ended_ = false, abandoned_ = false, token_dropped_ = false;
   int64_t memory_bytes_;
   Owner owner_;
   std::unique_ptr<Engine> engine_;

@@ -1,8 +1,10 @@
 #include "agent/system.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <vector>
 
 namespace edgefl {
@@ -73,6 +75,20 @@ Conditions system_conditions(const std::string& root) {
   found.thermal = std::vector<std::string>{"", "cool", "warm", "hot"}[static_cast<size_t>(heat)];
   found.available = true;
   return found;
+}
+
+int64_t group_memory_limit(const std::string& groups, const std::string& own) {
+  int64_t limit = std::numeric_limits<int64_t>::max();
+  std::ifstream in(own);
+  for (std::string line; std::getline(in, line);) {
+    if (line.rfind("0::/", 0) != 0) continue;  // of version 2; systemd's units have no other limits
+    for (fs::path group = fs::path(groups) / line.substr(4);; group = group.parent_path()) {
+      const std::string word = word_in(group / "memory.max");
+      if (!word.empty() && word != "max") limit = std::min<int64_t>(limit, std::strtoll(word.c_str(), nullptr, 10));
+      if (group.string().size() <= groups.size() + 1) break;
+    }
+  }
+  return limit;
 }
 
 }  // namespace edgefl

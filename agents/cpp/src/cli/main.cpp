@@ -7,11 +7,16 @@
 
 #include "agent/events.h"
 #include "cli/options.h"
+#include "cli/service_manager.h"
 #include "engine/memory.h"
 #include "wire/errors.h"
 #include "wire/mqtt/address.h"
 
 namespace {
+
+constexpr double kLookS = 0.25;      // deadlines and silence wake nobody
+constexpr double kWorkerEndS = 30.0;
+constexpr double kGraceS = 60.0;     // beyond the longest step: to load graphs and data
 
 // As `edgefl` has them.
 int code_of(const std::exception& error) {
@@ -52,15 +57,26 @@ class EndsBySignal {
 
 void serve(const edgefl::CommandLine& line) {
   const bool as_json = line.as_json;
-  edgefl::Agent agent(line.config, [as_json](const std::string& event, const std::string& text, const edgefl::Details& details) {
+  edgefl::ServiceManager manager;
+  edgefl::Agent agent(line.config, [as_json, &manager](const std::string& event, const std::string& text, const edgefl::Details& details) {
     const std::string told = as_json ? edgefl::event_json(event, text, details) : edgefl::event_line(event, text);
     std::fprintf(stdout, "%s\n", told.c_str());
     std::fflush(stdout);
+    manager.send("STATUS=" + event + ": " + text.substr(0, text.find('\n')));
   });
   agent.owner().set_duty(line.duty);
   agent.owner().ask_system();
   const EndsBySignal ends_by_signal(agent);
-  agent.run();
+  agent.start();
+  manager.send("READY=1");
+  while (!agent.finished()) {
+    agent.turn(kLookS);
+    // A round's thread that hangs must not look alive because this one does.
+    if (agent.silent_s() < line.config.limits.max_step_s + kGraceS) manager.keep_alive();
+  }
+  manager.send("STOPPING=1");
+  agent.stop();
+  agent.end(kWorkerEndS);
   std::fflush(stdout);
   if (!agent.end(0)) _exit(0);  // a step that does not end: what it did is kept up to the last checkpoint
 }

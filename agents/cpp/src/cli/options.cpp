@@ -11,7 +11,7 @@ namespace edgefl {
 namespace {
 
 struct Words {
-  std::string id, data, broker = "localhost:1883", federation = "demo", store, bad_rows = "refuse", tier, memory, engine = "onnx", server_key, token;
+  std::string id, data, broker = "localhost:1883", federation = "demo", store, bad_rows = "refuse", tier, memory, engine = "onnx", server_key, token, token_file;
   std::string ca_file, cert_file, key_file, password_file, sandbox = "auto", policy, surroundings;
   std::vector<std::string> limits, mirrors;
   int threads = 0;
@@ -25,6 +25,8 @@ std::string environment(const char* name) {
 }
 
 void declare(CLI::App& app, Words& w) {
+  app.set_config("--config", "", "TOML file of options, by their long names without dashes; the command line has precedence");
+  app.allow_config_extras(CLI::config_extras_mode::error);
   app.add_option("--id", w.id, "name of this device; stable over restarts")->required();
   app.add_option("--data", w.data, "local data: .npz, .npy or idx files, or a folder of images by class")->required();
   app.add_option("--broker", w.broker, "host:port of the MQTT broker, or a URL: mqtts://user@host:8883")->envname("EDGEFL_BROKER")->capture_default_str();
@@ -40,6 +42,7 @@ void declare(CLI::App& app, Words& w) {
   app.add_option("--limit", w.limits, "a limit as key=value, e.g. fetch_window=4");
   app.add_option("--server-key", w.server_key, "listen to this key of the server only (hex; several with commas); default: the first seen");
   app.add_option("--token", w.token, "@FILE that holds a one-time token of `edgefl enroll token`");
+  app.add_option("--token-file", w.token_file, "file with such a token, or that is not there any more: removed once the server has given this device a task");
   app.add_option("--ca-file", w.ca_file, "certificate of the broker's authority (PEM); switches TLS on");
   app.add_option("--cert-file", w.cert_file, "client certificate (PEM), for mutual TLS");
   app.add_option("--key-file", w.key_file, "its key (PEM, without a password)");
@@ -83,6 +86,11 @@ std::optional<Token> token_of(const std::string& given) {
   return Token::parse(text[0] == '@' ? read_file(text.substr(1), 4096) : text);
 }
 
+std::optional<Token> token_in(const std::string& path) {
+  if (path.empty() || !file_exists(path)) return std::nullopt;
+  return Token::parse(read_file(path, 4096));
+}
+
 std::string store_of(const Words& w) {
   if (!w.store.empty()) return w.store;
   const std::string home = environment("HOME");
@@ -99,6 +107,12 @@ CommandLine read_command_line(int count, char** words) {
   declare(app, w);
   try {
     app.parse(count, words);
+  } catch (const CLI::FileError& error) {
+    throw ConfigError(std::string("--config: ") + error.what() + "; name a file that there is");
+  } catch (const CLI::ConfigError& error) {
+    const std::string text = error.what(), before = "INI was not able to parse ";
+    throw ConfigError(app.get_config_ptr()->as<std::string>() + ": expected lines `option = value`, with the options of `edgefl-agent --help`; found " +
+                      (text.rfind(before, 0) == 0 ? text.substr(before.size()) : text));
   } catch (const CLI::ParseError& error) {
     std::exit(error.get_exit_code() == 0 ? app.exit(error) : (app.exit(error), 2));
   }
@@ -117,7 +131,8 @@ CommandLine read_command_line(int count, char** words) {
   config.threads = w.threads > 0 ? w.threads : 1;
   config.until_done = w.until_done;
   config.server_keys = parse_keys(w.server_key);
-  config.token = token_of(w.token);
+  config.token_file = w.token_file;
+  config.token = w.token_file.empty() ? token_of(w.token) : token_in(w.token_file);
   config.mirrors = w.mirrors;
   for (const std::string& each : w.limits) config.limits.set(each);
   config.data = open_source(w.data, w.bad_rows == "skip" ? BadRows::skip : BadRows::refuse);

@@ -41,9 +41,9 @@ if(EDGEFL_EXECUTORCH)
   foreach(NAME executorch executorch_threadpool)
     list(APPEND ROOM_LIBRARIES "${EDGEFL_EXECUTORCH_ROOT}/lib/lib${NAME}${CMAKE_SHARED_LIBRARY_SUFFIX}")
   endforeach()
-  # As system headers: their warnings are not ours.
+  # As system headers: their warnings are not ours. Their logs name the file that calls them.
   set_source_files_properties(src/engine/executorch/program.cpp PROPERTIES
-    COMPILE_OPTIONS "-isystem;${EDGEFL_EXECUTORCH_ROOT}/include;-isystem;${EDGEFL_EXECUTORCH_ROOT}/include/executorch/runtime/core/portable_type/c10"
+    COMPILE_OPTIONS "-isystem;${EDGEFL_EXECUTORCH_ROOT}/include;-isystem;${EDGEFL_EXECUTORCH_ROOT}/include/executorch/runtime/core/portable_type/c10;-ffile-prefix-map=${PROJECT_SOURCE_DIR}/="
     COMPILE_DEFINITIONS "C10_USING_CUSTOM_GENERATED_MACROS;ET_EVENT_TRACER_ENABLED")
   list(APPEND ROOM_DEFINITIONS EDGEFL_HAS_EXECUTORCH "EDGEFL_EXECUTORCH_VERSION=\"${ET_VERSION}\"")
 else()
@@ -58,6 +58,10 @@ if(EDGEFL_ONNXRUNTIME)
     if(ORT_ROOT AND ORT_FOUND)
       list(GET ORT_FOUND 0 EDGEFL_ONNXRUNTIME_LIBRARY)
     endif()
+  endif()
+  set(EDGEFL_ONNXRUNTIME_WHEEL "${EDGEFL_ONNXRUNTIME_LIBRARY}")
+  if(EDGEFL_DEB)  # the package brings the library, and a path of this machine may be anybody's on another
+    set(EDGEFL_ONNXRUNTIME_LIBRARY "")
   endif()
   list(APPEND ROOM_DEFINITIONS EDGEFL_HAS_ONNXRUNTIME "EDGEFL_ONNXRUNTIME_LIBRARY=\"${EDGEFL_ONNXRUNTIME_LIBRARY}\"")
   if(EDGEFL_ONNXRUNTIME_INCLUDE)

@@ -35,6 +35,8 @@ std::vector<Bytes> ServerTrust::keys() const {
   return good;
 }
 
+bool ServerTrust::is_stored() const { return store_.fact(kTrust).has_value(); }
+
 void ServerTrust::check_bundle(const std::string& sha256, std::string_view signature, const std::string& format) const {
   const std::vector<Bytes> good = keys();
   if (!good.empty()) return check_bundle_signature(good, sha256, signature);

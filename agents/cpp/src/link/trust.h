@@ -47,6 +47,7 @@ class ServerTrust {
   }
 
   std::vector<Bytes> keys() const;  // those that are good now
+  bool is_stored() const;           // whether a key of the server is in the store, for the next start
   // BundleError for a bundle that is not signed by a known key, where one is known, and for an executable one where none is.
   void check_bundle(const std::string& sha256, std::string_view signature, const std::string& format) const;
 

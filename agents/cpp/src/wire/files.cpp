@@ -52,6 +52,11 @@ void write_secret(const std::string& path, std::string_view text) {
   sync_path(folder.empty() ? "." : folder.string());
 }
 
+void remove_secret(const std::string& path) {
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  if (unlink(path.c_str()) == 0) sync_path(folder.empty() ? "." : folder.string());
+}
+
 void make_folder(const std::string& path) {
   std::error_code error;
   std::filesystem::create_directories(path, error);

@@ -61,7 +61,10 @@ void RoundScheduler::declare() {
 
 bool RoundScheduler::is_idle() const { return !busy() && !store_.job() && !store_.has_outgoing(); }
 
+double RoundScheduler::silent_s() const { return monotonic_s() - asked_at_; }
+
 bool RoundScheduler::is_over() const {
+  asked_at_ = monotonic_s();
   if (stopping_) return true;
   const std::lock_guard<std::mutex> guard(lock_);
   if (reading_) return !announced_ || !announced_->is_open() || !announced_->pages || !(*announced_->pages == *reading_);
@@ -114,6 +117,7 @@ void RoundScheduler::begin() {
 
 void RoundScheduler::start(std::function<void()> work) {
   ended_ = false;
+  asked_at_ = monotonic_s();
   worker_ = std::thread([this, work = std::move(work)] {
     try {
       work();

@@ -46,6 +46,7 @@ class RoundScheduler {
   bool join(double timeout_s);  // whether no worker is left after so many seconds
 
   bool busy() const { return worker_.joinable(); }
+  double silent_s() const;  // seconds since the worker began or last asked `is_over`
   bool is_idle() const;
   bool is_over() const;   // whether the job in hand is of no use any more; any thread
   bool is_done() const;   // whether the run that this device was part of is over, and nothing of it waits here
@@ -87,6 +88,7 @@ class RoundScheduler {
 
   std::thread worker_;
   std::atomic<bool> ended_{false};
+  mutable std::atomic<double> asked_at_{0};
   std::deque<std::string> seen_open_;
   bool resumed_ = false;  // the process began with work of an earlier process that ended early
   std::set<std::string> begun_;

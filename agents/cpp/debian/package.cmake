@@ -1,0 +1,95 @@
+# The Debian package edgefl-agent, by CPack: `make deb`. The runtimes of graphs, which Debian 12 does not have, lie in folders
+# named by their releases: during an upgrade the old program finds the old ones until dpkg has replaced it.
+find_program(DPKG dpkg)
+find_program(SHLIBDEPS dpkg-shlibdeps)
+if(NOT DPKG OR NOT SHLIBDEPS)
+  message(FATAL_ERROR "dpkg-shlibdeps is not installed: apt install dpkg-dev")
+endif()
+string(REGEX MATCH "[0-9]+[.][0-9.]+$" ORT_VERSION "${EDGEFL_ONNXRUNTIME_WHEEL}")
+if(NOT ORT_VERSION OR NOT ET_VERSION)
+  message(FATAL_ERROR "There is no package onnxruntime or executorch: name their interpreter by -DEDGEFL_PYTHON")
+endif()
+set(ORT_FOLDER lib/edgefl/onnxruntime-${ORT_VERSION})
+set(ET_FOLDER lib/edgefl/executorch-${ET_VERSION})
+# At the link: a path that CMake writes into a linked program ends with a colon, by which it looks in the current folder, too.
+set_target_properties(edgefl-agent PROPERTIES BUILD_WITH_INSTALL_RPATH ON
+  INSTALL_RPATH "$ORIGIN/../${ORT_FOLDER}:$ORIGIN/../${ET_FOLDER}")
+
+set(DEBIAN ${CMAKE_CURRENT_LIST_DIR})
+set(LIBRARY PERMISSIONS OWNER_READ OWNER_WRITE GROUP_READ WORLD_READ COMPONENT agent)
+install(TARGETS edgefl-agent COMPONENT agent)
+install(FILES ${EDGEFL_ONNXRUNTIME_WHEEL} DESTINATION ${ORT_FOLDER} RENAME libonnxruntime.so.1 ${LIBRARY})
+foreach(NAME executorch executorch_threadpool executorch_kernels_optimized executorch_kernels_quantized executorch_backend_xnnpack)
+  install(FILES ${EDGEFL_EXECUTORCH_ROOT}/lib/lib${NAME}.so DESTINATION ${ET_FOLDER} ${LIBRARY})
+endforeach()
+# The wheels' libraries have symbols, and paths of their makers to look for others.
+install(CODE "
+  file(GLOB LIBRARIES \"\$ENV{DESTDIR}/usr/lib/edgefl/*/*.so*\")
+  foreach(LIBRARY IN LISTS LIBRARIES)
+    file(RPATH_SET FILE \"\${LIBRARY}\" NEW_RPATH \"\\\$ORIGIN\")
+    execute_process(COMMAND \"${CMAKE_STRIP}\" --strip-unneeded \"\${LIBRARY}\" COMMAND_ERROR_IS_FATAL ANY)
+  endforeach()" COMPONENT agent)
+
+install(FILES ${DEBIAN}/edgefl-agent.service DESTINATION /lib/systemd/system COMPONENT agent)
+install(FILES ${DEBIAN}/agent.toml DESTINATION /etc/edgefl COMPONENT agent)
+install(FILES ${DEBIAN}/lintian-overrides DESTINATION share/lintian/overrides RENAME edgefl-agent COMPONENT agent)
+
+# Documents: what Debian asks of each package, and the licences of the runtimes.
+set(DOC share/doc/edgefl-agent)
+find_package(Git REQUIRED)
+execute_process(COMMAND ${GIT_EXECUTABLE} -C ${CMAKE_SOURCE_DIR} log -1 --format=%cD OUTPUT_VARIABLE CHANGED OUTPUT_STRIP_TRAILING_WHITESPACE)
+set(EDGEFL_DEB_REVISION 1 CACHE STRING "Debian's revision: a number that grows with each build of one version")
+set(EDGEFL_DEB_MAINTAINER "edgefl contributors <edgefl@example.org>" CACHE STRING "Who answers for the package: a name and an address")
+file(WRITE ${CMAKE_BINARY_DIR}/changelog.Debian "edgefl-agent (${EDGEFL_VERSION}-${EDGEFL_DEB_REVISION}) unstable; urgency=medium
+
+  * Release ${EDGEFL_VERSION}: CHANGELOG.md of the project lists its changes.
+
+ -- ${EDGEFL_DEB_MAINTAINER}  ${CHANGED}
+")
+file(READ ${CMAKE_CURRENT_SOURCE_DIR}/../../LICENSE APACHE)
+file(GLOB ET_LICENSE ${EDGEFL_EXECUTORCH_ROOT}/../executorch-${ET_VERSION}.dist-info/licenses/LICENSE)
+get_filename_component(ORT_ROOT ${EDGEFL_ONNXRUNTIME_WHEEL}/../.. ABSOLUTE)
+set(COPYRIGHT "edgefl-agent\nCopyright: edgefl contributors\nLicence: Apache-2.0, /usr/share/common-licenses/Apache-2.0\n")
+foreach(PART "executorch ${ET_VERSION}=${ET_LICENSE}" "onnxruntime ${ORT_VERSION}, and its parts in ThirdPartyNotices.txt.gz=${ORT_ROOT}/LICENSE")
+  string(REGEX MATCH "^(.*)=(.*)$" _ "${PART}")
+  file(READ "${CMAKE_MATCH_2}" TEXT)
+  string(APPEND COPYRIGHT "\n\n${CMAKE_MATCH_1}\n\n${TEXT}")
+endforeach()
+file(WRITE ${CMAKE_BINARY_DIR}/copyright "${COPYRIGHT}")
+file(COPY ${ORT_ROOT}/ThirdPartyNotices.txt DESTINATION ${CMAKE_BINARY_DIR})
+execute_process(COMMAND gzip -9nf changelog.Debian ThirdPartyNotices.txt WORKING_DIRECTORY ${CMAKE_BINARY_DIR} COMMAND_ERROR_IS_FATAL ANY)
+install(FILES ${CMAKE_BINARY_DIR}/changelog.Debian.gz ${CMAKE_BINARY_DIR}/copyright ${CMAKE_BINARY_DIR}/ThirdPartyNotices.txt.gz DESTINATION ${DOC} COMPONENT agent)
+install(FILES ${CMAKE_CURRENT_SOURCE_DIR}/../../docs/agents/cpp.md DESTINATION ${DOC} RENAME README.md COMPONENT agent)
+
+set(CPACK_GENERATOR DEB)
+set(CPACK_PACKAGE_NAME edgefl-agent)
+set(CPACK_COMPONENTS_ALL agent)
+set(CPACK_DEB_COMPONENT_INSTALL ON)
+set(CPACK_COMPONENTS_GROUPING ALL_COMPONENTS_IN_ONE)
+set(CPACK_SET_DESTDIR ON)
+set(CPACK_INSTALL_PREFIX /usr)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE WORLD_READ WORLD_EXECUTE)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_DEBIAN_PACKAGE_NAME edgefl-agent)
+set(CPACK_DEBIAN_PACKAGE_VERSION ${EDGEFL_VERSION})
+set(CPACK_DEBIAN_PACKAGE_RELEASE ${EDGEFL_DEB_REVISION})
+if(CMAKE_SYSTEM_PROCESSOR STREQUAL aarch64)
+  set(CPACK_DEBIAN_PACKAGE_ARCHITECTURE arm64)
+else()
+  set(CPACK_DEBIAN_PACKAGE_ARCHITECTURE amd64)
+endif()
+set(CPACK_DEBIAN_PACKAGE_MAINTAINER ${EDGEFL_DEB_MAINTAINER})
+set(CPACK_DEBIAN_PACKAGE_SECTION science)
+set(CPACK_DEBIAN_PACKAGE_PRIORITY optional)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS_PRIVATE_DIRS ${EDGEFL_EXECUTORCH_ROOT}/lib)
+set(CPACK_DEBIAN_PACKAGE_DEPENDS adduser)
+set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "ca-certificates, libcurl4, systemd")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "device agent for federated learning with edgefl")
+set(CPACK_DEBIAN_PACKAGE_DESCRIPTION "The agent joins a federation over MQTT, trains the model that the
+ server sends on the data of this device, and returns updates. Rounds
+ that were begun are resumed after a restart.")
+set(CPACK_DEBIAN_PACKAGE_CONTROL_EXTRA ${DEBIAN}/postinst ${DEBIAN}/prerm ${DEBIAN}/postrm ${DEBIAN}/conffiles)
+set(CPACK_DEBIAN_PACKAGE_CONTROL_STRICT_PERMISSION ON)
+include(CPack)
