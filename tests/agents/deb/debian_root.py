@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests import needs
 from tests.support.commands import run_command
 from tests.wire.mqtt.events import PATIENCE_S
@@ -36,9 +38,9 @@ def require_root() -> None:
     for program in ("dpkg-deb", "mmdebstrap"):
         needs.require(program)
     if os.geteuid() != 0:
-        needs.skip("a root of Debian is made and entered by root only")
+        pytest.skip("a root of Debian is made and entered by root only")
     if "overlay" not in Path("/proc/filesystems").read_text():
-        needs.skip("this kernel has no overlay file system")
+        pytest.skip("this kernel has no overlay file system")
 
 
 def build_package(revision: int) -> Path:
@@ -72,7 +74,7 @@ def base_root() -> Path:
                 timeout=LONGEST_S,
             )
             if ran.returncode:
-                needs.skip(f"Debian cannot be fetched: {ran.stderr[-300:]}")
+                pytest.skip(f"Debian cannot be fetched: {ran.stderr[-300:]}")
             made.rename(folder)
     return folder
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -168,21 +166,3 @@ def test_lintian_finds_no_errors(package: Path) -> None:
         lintian, "--fail-on", "error", "--tag-display-limit", "0", "--allow-root", package, timeout=600
     )
     assert ran.returncode == 0, ran.stdout
-
-
-def test_power_cuts_during_an_upgrade(package: Path, tmp_path: Path) -> None:
-    """Three of the twenty cuts of ``python -m tests.agents.deb.power_cuts``."""
-    upgrade = debian_root.build_package(2)
-    ran = run_command(
-        sys.executable,
-        "-m",
-        "tests.agents.deb.power_cuts",
-        package,
-        upgrade,
-        "--cuts",
-        "3",
-        "--json",
-        timeout=3600,
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    assert len(json.loads(ran.stdout)["cuts"]) == 3
