@@ -193,6 +193,13 @@ $(RUNTIMES)/.installed: $(TESTS)
 	  $$($(BIN)/python -c '$(RELEASES)')
 	@touch $@
 
+# Both agents on an emulated arm64 board against a server here, as root: docs/arm64.md. BOARD="--stages rounds" changes what runs.
+BOARD ?=
+.PHONY: board
+board: $(TESTS)
+	$(MAKE) --no-print-directory agents-cpp ARCH=arm64
+	$(BIN)/python -m tools.board $(BOARD)
+
 # org.edgefl for Java and Kotlin: its jar and native library in build/agents/java, by javac and jar.
 agents-java: agents-cpp
 	$(BIN)/cmake --install $(CPP) --prefix build/agents/installed

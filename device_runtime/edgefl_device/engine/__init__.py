@@ -4,6 +4,8 @@ one.
 
 from __future__ import annotations
 
+import platform
+import struct
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +20,25 @@ ENGINES: tuple[str, ...] = FORMATS
 
 MOST_THREADS = 1024
 """More is a slip of the hand, and ends the process of a runtime that cannot start them."""
+
+OLDEST_GLIBC = (2, 28)
+"""Oldest glibc for which both runtimes, numpy and cryptography publish wheels."""
+
+
+def platform_problem() -> str:
+    """Return why no runtime is published for this Linux, or "" if one is, or the system is another one."""
+    if platform.system() != "Linux":
+        return ""
+    machine, bits = platform.machine(), 8 * struct.calcsize("P")
+    library, release = platform.libc_ver()
+    is_recent = library == "glibc" and tuple(map(int, release.split(".")[:2])) >= OLDEST_GLIBC
+    if machine in ("x86_64", "aarch64") and bits == 64 and is_recent:
+        return ""
+    return (
+        f"expected Linux with 64 bits on x86_64 or aarch64 and glibc {'.'.join(map(str, OLDEST_GLIBC))} or newer, found "
+        f"{machine} with {bits} bits and {f'{library} {release}' if library else 'no glibc'}; onnxruntime and executorch "
+        "publish no wheels for it, so install a system that has them"
+    )
 
 
 def open_engine(name: str, threads: int = 1, pages: Path | None = None, most_threads: int = 0) -> Engine:
@@ -43,9 +64,11 @@ def open_engine(name: str, threads: int = 1, pages: Path | None = None, most_thr
         try:
             from edgefl_device.engine.onnx import OnnxEngine
         except ImportError as error:
+            remedy = (
+                platform_problem() or "install it by `pip install onnxruntime`, or use `engine` executorch"
+            )
             raise ConfigError(
-                f"this engine needs the package onnxruntime, which cannot be used here ({error}): install it by "
-                "`pip install onnxruntime`, or use `engine` executorch",
+                f"this engine needs the package onnxruntime, which cannot be used here ({error}): {remedy}",
                 package="onnxruntime",
             ) from error
         return OnnxEngine(threads, pages, most_threads)

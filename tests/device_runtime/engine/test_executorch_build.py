@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import sys
 import threading
 from pathlib import Path
@@ -207,6 +208,31 @@ def test_without_onnxruntime_the_engine_says_what_to_install(monkeypatch: pytest
 
     with refuses(ConfigError, package="onnxruntime"):
         open_engine("onnx")
+
+
+@pytest.mark.parametrize(
+    ("machine", "libc", "found"),
+    [
+        ("armv7l", ("glibc", "2.36"), "found armv7l with 64 bits and glibc 2.36"),
+        ("aarch64", ("", ""), "found aarch64 with 64 bits and no glibc"),
+        ("x86_64", ("glibc", "2.27"), "found x86_64 with 64 bits and glibc 2.27"),
+    ],
+    ids=["32-bit ARM", "musl", "old glibc"],
+)
+def test_a_platform_without_wheels_is_named(
+    monkeypatch: pytest.MonkeyPatch, machine: str, libc: tuple[str, str], found: str
+) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    monkeypatch.setattr(platform, "libc_ver", lambda: libc)
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.delitem(sys.modules, "edgefl_device.engine.onnx", raising=False)
+    monkeypatch.delitem(sys.modules, "executorch", raising=False)
+    monkeypatch.setattr(sys, "path", [])
+
+    for refused in (lambda: open_engine("onnx"), build.find_wheel):
+        with pytest.raises(ConfigError, match=f"expected Linux with 64 bits .* 2.28 or newer, {found}"):
+            refused()
 
 
 def test_an_engine_that_does_not_exist_is_refused_by_name() -> None:

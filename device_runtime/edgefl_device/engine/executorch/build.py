@@ -25,6 +25,7 @@ from pathlib import Path
 from edgefl.errors import ConfigError
 from edgefl.system.distribution import install
 from edgefl.wire import folders
+from edgefl_device.engine import platform_problem
 
 LIBRARIES = (
     "executorch",
@@ -80,7 +81,8 @@ def find_wheel() -> ExecuTorchWheel:
     for root in roots:
         if (root / "lib" / f"lib{LIBRARIES[0]}{_suffix()}").exists():
             return ExecuTorchWheel(root, _installed_version())
-    raise ConfigError(f"this engine needs the package executorch, which is not installed: {_INSTALL}")
+    remedy = platform_problem() or _INSTALL
+    raise ConfigError(f"this engine needs the package executorch, which is not installed: {remedy}")
 
 
 def binding(wheel: ExecuTorchWheel, say: Callable[[str], None]) -> Path:
