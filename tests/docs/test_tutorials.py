@@ -122,6 +122,7 @@ def test_the_ten_lines_of_the_readme(tmp_path: Path) -> None:
         pytest.param("api/index.md", marks=pytest.mark.slow),
         pytest.param("models/losses.md", marks=pytest.mark.slow),
         pytest.param("fleets/statistics.md", marks=pytest.mark.slow),
+        pytest.param("install/embedding.md", marks=pytest.mark.slow),
         pytest.param("compiler.md", marks=pytest.mark.slow),
         pytest.param("compiler-inside.md", marks=pytest.mark.slow),
     ],
