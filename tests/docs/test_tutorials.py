@@ -154,6 +154,7 @@ def test_every_page_with_python_is_run_somewhere() -> None:
             "models/data.md",
             "models/losses.md",
             "fleets/statistics.md",
+            "install/embedding.md",
         ),
         *("tutorials/own-model.md", "tutorials/new-method.md", "tutorials/own-device.md"),
         *("tutorials/evaluate.md", "models/deploy.md"),

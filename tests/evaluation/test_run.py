@@ -18,7 +18,7 @@ from edgefl.api.progress import planned_rounds
 from edgefl.api.run import Run, evaluate
 from edgefl.config import Federation, parse
 from edgefl.config.text import dump
-from edgefl.simulator.results import scalars
+from edgefl.tracking.trackers import scalars
 from edgefl_server.dashboard.state.source import FolderSource
 from edgefl_server.dashboard.views import summary
 from edgefl_server.events import DeviceEvaluation
