@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+import threading
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
 from edgefl.lab.broker import free_port
+from edgefl.wire.mqtt.address import Address
 from tests import needs
 from tests.conftest import BrokerProcess
 
@@ -74,3 +78,54 @@ class RabbitMQ(BrokerProcess):
             self._process = None
 
     stop = kill
+
+
+class ScriptedBroker:
+    """Broker of one connection, which sends the retained message late, or hangs up at a subscription.
+
+    Args:
+        delays: seconds until the retained message is sent to each subscription in turn, whatever its filter is. At the
+            first subscription without a delay it hangs up.
+    """
+
+    def __init__(self, *delays: float) -> None:
+        self.published: list[bytes] = []
+        self._delays = list(delays)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = Address("127.0.0.1", self._listener.getsockname()[1])
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._listener.close()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        client = self._listener.accept()[0]
+        retained = b""
+        with client, client.makefile("rb") as packets, suppress(OSError):
+            while kind := packets.read(1):
+                length = packets.read(1)[0]
+                body = packets.read(length)
+                match kind[0] >> 4:
+                    case 1:
+                        client.sendall(b"\x20\x02\0\0")
+                    case 3:
+                        topic_end = 2 + int.from_bytes(body[:2])
+                        client.sendall(b"\x40\x02" + body[topic_end : topic_end + 2])
+                        self.published.append(body[topic_end + 2 :])
+                        retained = body[:topic_end] + body[topic_end + 2 :]
+                    case 8 if not self._delays:
+                        return
+                    case 8:
+                        client.sendall(b"\x90\x03" + body[:2] + b"\x01")
+                        message = b"\x31" + bytes([len(retained)]) + retained
+                        threading.Timer(self._delays.pop(0), self._send, (client, message)).start()
+
+    @staticmethod
+    def _send(client: socket.socket, message: bytes) -> None:
+        with suppress(OSError):
+            client.sendall(message)

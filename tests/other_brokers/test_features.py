@@ -24,7 +24,7 @@ from edgefl_server.profiling.reports import by_tier
 from tests.conftest import BrokerProcess, SessionFactory
 from tests.e2e.inside import edgefl, refused
 from tests.e2e.runs import TINY
-from tests.other_brokers.brokers import Aedes, RabbitMQ
+from tests.other_brokers.brokers import Aedes, RabbitMQ, ScriptedBroker
 from tests.pairs import slow
 from tests.secure import SecureBroker
 from tests.server.fleet import RunningServer, plan_for
@@ -265,6 +265,20 @@ def test_an_access_list_is_no_missing_feature(tmp_path: Path, user: str) -> None
     topics = Topics("orchard")
     with SecureBroker(tmp_path) as broker:
         check_features(broker.user(user), "5", "checks", topics.probe, topics.update_filters[0])
+
+
+@pytest.mark.parametrize(
+    ("delays", "clears"),
+    [((), False), ((0.01,), False), ((0.02, 2.3), True), ((2.1,), True)],
+    ids=["hangs up at once", "hangs up at the filter", "slow", "too slow to judge"],
+)
+def test_a_bad_link_is_no_missing_feature(delays: tuple[float, ...], clears: bool) -> None:
+    topics = Topics("orchard")
+    with ScriptedBroker(*delays) as broker:
+        check_features(broker.address, "3.1.1", "checks", topics.probe, topics.update_filters[0])
+
+    assert len(broker.published[0]) == 16
+    assert broker.published[1:] == ([b""] if clears else [])
 
 
 @pytest.mark.slow
