@@ -234,7 +234,7 @@ def prepare(
     whole = with_absolute_paths(completed(with_agents(read, counts) if counts else read))
     check_installed(format for tier in whole.tiers for format in whole.formats_of(tier))
     folder = Path(out).resolve()
-    check_tracking(whole, folder)
+    check_tracking(whole, None if fresh else folder)
     dataset = open_data(whole)
     updates = update_sizes(whole, dataset)
     devices = device_names(whole)

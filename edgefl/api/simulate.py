@@ -270,7 +270,7 @@ def prepare_simulation(
     folder = Path(out).resolve()
     if resume and fresh:
         raise ConfigError("`resume` continues a simulation and `fresh` discards it: give one of them")
-    check_tracking(whole, folder)
+    check_tracking(whole, None if fresh else folder)
     elsewhere = whole.simulation.ray not in ("", LOCAL)
     if whole.simulation.device == "cuda" and not elsewhere and not torch.cuda.is_available():
         raise ConfigError(

@@ -30,9 +30,23 @@ def load(path: Path | None, overrides: Mapping[str, object] | None = None) -> Fe
             expected value.
     """
     tables = _read(path) if path else {}
+    if path and path.name in _OF_FOLDERS:
+        _move_trackers(tables)
     for key, value in (overrides or {}).items():
         _assign(tables, key, value)
     return parse(tables, source=str(path) if path else "the built-in defaults")
+
+
+_OF_FOLDERS = ("run.toml", "config.toml")
+"""Files that runs and simulations write into their folders. Those of earlier releases are read."""
+
+
+def _move_trackers(tables: dict[str, Any]) -> None:
+    """Move the trackers of an earlier release from the table ``simulation`` to ``tracking``."""
+    simulation, tracking = tables.get("simulation"), tables.get("tracking", {})
+    if isinstance(simulation, dict) and isinstance(tracking, dict):
+        earlier = {key: simulation.pop(key) for key in ("tensorboard", "mlflow") if simulation.get(key)}
+        tables["tracking"] = earlier | tracking
 
 
 def checked(path: str | Path) -> Federation:

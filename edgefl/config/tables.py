@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from importlib.util import find_spec
 from typing import Any, Literal
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -409,9 +409,10 @@ class TrackingTable(ConfigTable):
     @field_validator("mlflow")
     @classmethod
     def _check_url(cls, uri: str) -> str:
-        if uri and uri != "databricks" and not urlsplit(uri).scheme:
+        if uri and uri != "databricks" and not ("://" in uri and urlsplit(uri).scheme):
             raise ValueError("expected a URL such as http://127.0.0.1:5000 or sqlite:///mlflow.db")
-        if "@" in urlsplit(uri).netloc:
+        keys = {key.lower() for key in parse_qs(urlsplit(uri).query, keep_blank_values=True)}
+        if "@" in urlsplit(uri).netloc or keys & {"user", "username", "password", "token"}:
             raise ValueError(
                 "an address without user and password: this file is passed on, MLFLOW_TRACKING_USERNAME and "
                 "MLFLOW_TRACKING_PASSWORD are not"

@@ -103,8 +103,12 @@ class MlflowRun:
         now, rest = int(1000 * time.time()), dict(values)
         rest[_MARK] = rest.pop(_MARK, 0.0)
         metrics = [Metric(_FORBIDDEN.sub("_", name), value, now, number) for name, value in rest.items()]
-        for first in range(0, len(metrics), _METRICS_AT_A_TIME):
-            self._client.log_batch(self._run, metrics=metrics[first : first + _METRICS_AT_A_TIME])
+        try:
+            for first in range(0, len(metrics), _METRICS_AT_A_TIME):
+                self._client.log_batch(self._run, metrics=metrics[first : first + _METRICS_AT_A_TIME])
+        except Exception:
+            self._is_connected = False  # the server may have the round: only its answer was lost
+            raise
         self.last = number
 
     def record_file(self, file: TrackedFile) -> None:
@@ -121,11 +125,14 @@ class MlflowRun:
         self._client.set_terminated(self._run, "FINISHED" if finished else "KILLED")
 
 
-def check_server(federation: Federation, folder: Path) -> None:
-    """Raise ConfigError if the MLflow of ``federation`` does not answer, unless ``folder`` has a run there already."""
+def check_server(federation: Federation, folder: Path | None) -> None:
+    """Raise ConfigError if the MLflow of ``federation`` does not answer, unless ``folder`` has a run there already.
+
+    ``folder`` is None for a new run.
+    """
     uri = federation.tracking.mlflow
     with _explained(uri):
-        if not _known_run(folder, uri):
+        if folder is None or not _known_run(folder, uri):
             MlflowClient(uri).get_experiment_by_name(federation.federation.name)
 
 

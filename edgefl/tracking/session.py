@@ -36,10 +36,11 @@ _FINISH_S = 600.0
 _LOOK_S = 0.1
 
 
-def check_tracking(federation: Federation, folder: Path) -> None:
+def check_tracking(federation: Federation, folder: Path | None) -> None:
     """Raise ConfigError if a tracker that the table ``tracking`` requests cannot be used. Nothing is recorded.
 
     An MLflow server is asked whether it answers, unless a run in ``folder`` was tracked there before.
+    ``folder`` is None for a new run, also one that discards another.
     """
     federation.tracking.check_packages()
     if federation.tracking.mlflow:
@@ -90,14 +91,16 @@ class TrackerThread:
         while self._problems:
             yield self._problems.popleft()
 
-    def close(self, *, finished: bool) -> None:
-        """Record what is left, and end the thread. Waits for seconds at most, or minutes for uploads of a ``finished``
-        run. A run that was stopped records no more files; the process that resumes it does.
+    def request_end(self, *, finished: bool) -> None:
+        """Make the thread record what is left, and end. A run that was stopped records no more files; the process that
+        resumes it does.
         """
         self._is_finished, self._is_closing = finished, True
         self._wake.set()
         self._limit_s = min(self._limit_s, _FINISH_S if finished else _STOP_S)
-        began = time.monotonic()
+
+    def wait(self, began: float) -> None:
+        """Wait for the end, that was requested at ``began``: for seconds, or minutes for uploads of a finished run."""
         while self._thread.is_alive():
             if time.monotonic() > began + self._limit_s:  # hurry() may lower the limit meanwhile
                 self._problems.append(
@@ -107,7 +110,7 @@ class TrackerThread:
             self._thread.join(_LOOK_S)
 
     def hurry(self) -> None:
-        """Make :meth:`close` wait no longer than for a run that is stopped. May be called from a signal handler."""
+        """Make :meth:`wait` end no later than for a run that is stopped. May be called from a signal handler."""
         self._limit_s = _STOP_S
 
     def _run(self) -> None:
@@ -256,8 +259,11 @@ class Tracking:
 
     def close(self, *, finished: bool) -> None:
         """Record what is left, and end all trackers. ``finished``: True if the run is over."""
+        began = time.monotonic()
         for thread in self._threads:
-            thread.close(finished=finished)
+            thread.request_end(finished=finished)
+        for thread in self._threads:
+            thread.wait(began)
 
     def __enter__(self) -> Self:
         return self

@@ -154,7 +154,7 @@ class TensorboardFiles:
         self.place, self.last = str(folder / TENSORBOARD_FOLDER), 0
         for path in (folder / TENSORBOARD_FOLDER).glob("events.out.tfevents.*"):
             path.unlink()
-        self._writer = SummaryWriter(self.place)
+        self._writer = SummaryWriter(self.place, flush_secs=1)  # flush() alone leaves events in its queue
         config = dump(without_broker(federation)).splitlines()
         self._writer.add_text("config", "".join(f"    {line}\n" for line in config))
         self._writer.flush()

@@ -73,6 +73,16 @@ def test_files_of_the_time_before_the_table_tracking_are_read(federation: Federa
     (tmp_path / "old.toml").write_text(text)
     assert load(tmp_path / "old.toml") == federation
 
+    (tmp_path / CONFIG_NAME).write_text(
+        text.replace('tensorboard = false\nmlflow = ""', 'tensorboard = true\nmlflow = "sqlite:///x"')
+    )
+    assert edgefl.load_run(tmp_path).federation.tracking == TrackingTable(
+        tensorboard=True, mlflow="sqlite:///x"
+    )
+    (tmp_path / CONFIG_NAME).rename(tmp_path / "old.toml")
+    with pytest.raises(ConfigError, match=r"simulation\.mlflow: it is called 'tracking\.mlflow' now"):
+        load(tmp_path / "old.toml")
+
 
 def test_a_second_server_in_the_same_folder_is_refused(federation: Federation, tmp_path: Path) -> None:
     lock = FolderLock(tmp_path, "serve.lock")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +16,12 @@ import edgefl
 from edgefl.config import Federation, parse
 from edgefl.data.dataset import write_client
 from edgefl.data.datasets import digits
-from edgefl.errors import ConfigError
 from edgefl.tracking.session import Tracking, check_tracking
+from edgefl.tracking.trackers import TensorboardFiles
 from edgefl_server.events import Event, RoundClosed, Warned
 from edgefl_server.storage.audit import HISTORY_NAME, HistoryWriter
 from tests.conftest import BrokerProcess
+from tests.support.errors import ConfigError, refuses
 from tests.support.events import round_closed
 from tests.support.tracking import artifacts_of, metrics_of, run_of, scalars_of, texts_of
 
@@ -134,6 +136,70 @@ def test_a_tracked_run_starts_again_while_mlflow_is_away(tmp_path: Path, federat
         tracking.notify()
 
     assert "takes no rounds now" in next(tracking.problems())
+
+
+def test_a_round_whose_answer_is_lost_is_not_sent_again(
+    tmp_path: Path, federation: str, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
+
+    from edgefl.tracking.mlflow_run import MlflowRun
+
+    run, send = MlflowRun.open(tmp_path, tracked(federation, store), {}), MlflowClient.log_batch
+
+    def send_and_fail(*args: Any, **named: Any) -> None:
+        send(*args, **named)
+        raise MlflowException("connection reset")
+
+    monkeypatch.setattr(MlflowClient, "log_batch", send_and_fail)
+    with pytest.raises(MlflowException):
+        run.record(1, {"loss": 0.5})
+    monkeypatch.setattr(MlflowClient, "log_batch", send)
+    run.record(1, {"loss": 0.5})
+
+    assert metrics_of(store, federation, "loss") == [(1, 0.5)]
+
+
+def test_an_earlier_run_is_not_discarded_for_an_unusable_mlflow(tmp_path: Path, federation: str) -> None:
+    known = tmp_path / "mlflow.json"
+    known.write_text('{"uri":"http://127.0.0.1:9/","run":"0123"}')
+    (tmp_path / "run.toml").touch()
+    (tmp_path / "config.toml").touch()
+    chosen = tracked(federation, "http://127.0.0.1:9/", tensorboard=False)
+    for call in (edgefl.run, edgefl.simulate):
+        with pytest.raises(ConfigError, match=r"tracking\.mlflow"):
+            call(chosen, tmp_path, fresh=True)
+    assert known.exists()
+
+
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "http://host?user=me",
+        "postgresql://host/db?sslmode=require&Password=x",
+        "http://host/?token=",
+        "mailto:me",
+        "C:x",
+    ],
+)
+def test_an_unusable_mlflow_url_is_refused(federation: str, uri: str) -> None:
+    with refuses(ConfigError, keys=["tracking.mlflow"]):
+        tracked(federation, uri)
+    for good in ("databricks", "databricks://profile", "sqlite:///x.db", "http://host/?a=user"):
+        assert tracked(federation, good).tracking.mlflow == good
+
+
+def test_event_files_are_fresh_after_each_round(tmp_path: Path, federation: str) -> None:
+    files = TensorboardFiles(tmp_path, tracked(federation, ""))
+    files.record(1, {"loss": 0.5})
+    deadline = time.monotonic() + 20
+    while "loss" not in scalars_of(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    fresh = scalars_of(tmp_path)
+    files.end(finished=True)
+
+    assert fresh["loss"] == [(1, 0.5)]
 
 
 def test_an_unusable_mlflow_is_an_error_before_anything_is_compiled(tmp_path: Path, federation: str) -> None:

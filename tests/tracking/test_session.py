@@ -123,6 +123,22 @@ def test_a_tracker_that_hangs_is_left(
     assert "takes more than" in "".join(tracking.problems())
 
 
+def test_trackers_that_hang_are_left_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_STOP_S", 0.5)
+    trackers = [RecordingTracker() for _ in range(4)]
+    for each in trackers:
+        each.gate.clear()
+    tracking = Tracking(trackers, tmp_path / HISTORY_NAME, RoundClosed)
+    close_round(tracking, tmp_path, 1)
+    began = time.monotonic()
+    tracking.close(finished=False)
+    lasted_s = time.monotonic() - began
+    for each in trackers:
+        each.gate.set()
+
+    assert len([*tracking.problems()]) == 4 and lasted_s < 1.5
+
+
 def test_a_stop_ends_the_wait_for_an_upload(
     tracker: RecordingTracker, tracking: Tracking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
