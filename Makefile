@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := $(VENV)/.demo
 TESTS := $(VENV)/.tests
+# File of releases that the environment of tests is held to; none by default.
+CONSTRAINTS :=
 ENVIRONMENT := $(PYTHON) tools/environment.py
 # Test processes side by side: some wait for brokers. One shows prints and stops in a debugger.
 WORKERS ?= 3
@@ -27,8 +29,8 @@ $(DEMO): pyproject.toml tools/environment.py
 	@$(ENVIRONMENT) $(VENV) --torch --bytecode --editable ".[server,images]"
 	@touch $@
 
-$(TESTS): pyproject.toml conformance/pyproject.toml tools/environment.py
-	@$(ENVIRONMENT) $(VENV) --torch $(CONSTRAINED) --editable ".[dev]" ./conformance
+$(TESTS): pyproject.toml conformance/pyproject.toml tools/environment.py $(CONSTRAINTS)
+	@$(ENVIRONMENT) $(VENV) --torch $(addprefix --constraint ,$(CONSTRAINTS)) --editable ".[dev]" ./conformance
 	@touch $(DEMO) $@
 
 demo: $(DEMO)
@@ -72,9 +74,9 @@ test-all: $(TESTS)
 
 # The default tests with the oldest packages that pyproject.toml allows, and with the newest ones when `make constraints` ran.
 test-oldest:
-	$(MAKE) test VENV=build/oldest CONSTRAINED="--constraint constraints/oldest.txt"
+	$(MAKE) test VENV=build/oldest CONSTRAINTS=constraints/oldest.txt
 test-newest:
-	$(MAKE) test VENV=build/newest CONSTRAINED="--constraint constraints/newest.txt"
+	$(MAKE) test VENV=build/newest CONSTRAINTS=constraints/newest.txt
 
 # Tests of the device's side in an environment without torch, for another interpreter: make test-device PYTHON=python3.13
 DEVICE := build/test-device
@@ -153,9 +155,9 @@ $(RELEASE)/.installed: pyproject.toml
 	@touch $@
 
 # The C++ agent in build/agents/cpp: the command edgefl-agent and libedgefl. Debian's packages are in agents/cpp/README.md; the
-# runtimes of graphs are those of the environment's wheels. ARCH=arm64 builds it on Debian for that architecture into
-# build/agents/cpp-arm64, with the runtimes of the same releases' wheels.
-ARCH ?=
+# runtimes of graphs are those of the environment's wheels. ARCH=arm64 on the command line builds it on Debian for that
+# architecture into build/agents/cpp-arm64, with the runtimes of the same releases' wheels. ARCH of the environment is not ours.
+ARCH :=
 HOST_ARCH := $(shell dpkg --print-architecture 2>/dev/null)
 CROSS := $(filter-out $(HOST_ARCH),$(ARCH))
 CPP := build/agents/cpp$(addprefix -,$(CROSS))
@@ -179,8 +181,9 @@ deb: $(CPP_RUNTIMES)
 	$(BIN)/cmake --build $(DEB) --target edgefl-agent
 	$(BIN)/cpack --config $(DEB)/CPackConfig.cmake -B build/deb
 
-CROSS_PACKAGES := crossbuild-essential-arm64 $(addsuffix :arm64,libmosquitto-dev libssl-dev libsqlite3-dev libzstd-dev \
-  zlib1g-dev libcurl4-openssl-dev libpng-dev libjpeg-dev libstdc++6)
+CROSS_PACKAGES := ninja-build pkg-config nlohmann-json3-dev libcli11-dev libmsgpack-cxx-dev crossbuild-essential-arm64 \
+  $(addsuffix :arm64,libmosquitto-dev libssl-dev libsqlite3-dev libzstd-dev zlib1g-dev libcurl4-openssl-dev libpng-dev \
+  libjpeg-dev libstdc++6)
 RELEASES = from importlib.metadata import version; print(*(f"{name}=={version(name)}" for name in ("onnxruntime", "executorch")))
 $(RUNTIMES)/.installed: $(TESTS)
 	@[ "$(CROSS)" = arm64 ] || { echo "ARCH=$(CROSS): expected arm64, or nothing for this machine's own architecture"; exit 2; }

@@ -31,13 +31,14 @@ install(CODE "
   endforeach()" COMPONENT agent)
 
 install(FILES ${DEBIAN}/edgefl-agent.service DESTINATION /lib/systemd/system COMPONENT agent)
-install(FILES ${DEBIAN}/agent.toml DESTINATION /etc/edgefl COMPONENT agent)
+install(FILES ${DEBIAN}/agent.toml DESTINATION /etc/edgefl PERMISSIONS OWNER_READ OWNER_WRITE GROUP_READ COMPONENT agent)
 install(FILES ${DEBIAN}/lintian-overrides DESTINATION share/lintian/overrides RENAME edgefl-agent COMPONENT agent)
 
-# Documents: what Debian asks of each package, and the licences of the runtimes.
+# Documents: what Debian asks of each package, and the licences of the runtimes and of the libraries that are headers alone.
 set(DOC share/doc/edgefl-agent)
 find_package(Git REQUIRED)
-execute_process(COMMAND ${GIT_EXECUTABLE} -C ${CMAKE_SOURCE_DIR} log -1 --format=%cD OUTPUT_VARIABLE CHANGED OUTPUT_STRIP_TRAILING_WHITESPACE)
+execute_process(COMMAND ${GIT_EXECUTABLE} -C ${CMAKE_SOURCE_DIR} log -1 --format=%cD OUTPUT_VARIABLE CHANGED OUTPUT_STRIP_TRAILING_WHITESPACE
+  COMMAND_ERROR_IS_FATAL ANY)
 set(EDGEFL_DEB_REVISION 1 CACHE STRING "Debian's revision: a number that grows with each build of one version")
 set(EDGEFL_DEB_MAINTAINER "edgefl contributors <edgefl@example.org>" CACHE STRING "Who answers for the package: a name and an address")
 file(WRITE ${CMAKE_BINARY_DIR}/changelog.Debian "edgefl-agent (${EDGEFL_VERSION}-${EDGEFL_DEB_REVISION}) unstable; urgency=medium
@@ -46,7 +47,6 @@ file(WRITE ${CMAKE_BINARY_DIR}/changelog.Debian "edgefl-agent (${EDGEFL_VERSION}
 
  -- ${EDGEFL_DEB_MAINTAINER}  ${CHANGED}
 ")
-file(READ ${CMAKE_CURRENT_SOURCE_DIR}/../../LICENSE APACHE)
 file(GLOB ET_LICENSE ${EDGEFL_EXECUTORCH_ROOT}/../executorch-${ET_VERSION}.dist-info/licenses/LICENSE)
 get_filename_component(ORT_ROOT ${EDGEFL_ONNXRUNTIME_WHEEL}/../.. ABSOLUTE)
 set(COPYRIGHT "edgefl-agent\nCopyright: edgefl contributors\nLicence: Apache-2.0, /usr/share/common-licenses/Apache-2.0\n")
@@ -54,6 +54,15 @@ foreach(PART "executorch ${ET_VERSION}=${ET_LICENSE}" "onnxruntime ${ORT_VERSION
   string(REGEX MATCH "^(.*)=(.*)$" _ "${PART}")
   file(READ "${CMAKE_MATCH_2}" TEXT)
   string(APPEND COPYRIGHT "\n\n${CMAKE_MATCH_1}\n\n${TEXT}")
+endforeach()
+foreach(PACKAGE nlohmann-json3-dev libcli11-dev libmsgpack-cxx-dev)
+  set(NOTICE /usr/share/doc/${PACKAGE}/copyright)
+  if(EXISTS ${NOTICE})
+    file(READ ${NOTICE} TEXT)
+    string(APPEND COPYRIGHT "\n\nHeaders of ${PACKAGE}, compiled into the agent\n\n${TEXT}")
+  else()
+    message(WARNING "expected the licence of ${PACKAGE} in ${NOTICE}, found no file; the package lacks this notice: install Debian's ${PACKAGE}")
+  endif()
 endforeach()
 file(WRITE ${CMAKE_BINARY_DIR}/copyright "${COPYRIGHT}")
 file(COPY ${ORT_ROOT}/ThirdPartyNotices.txt DESTINATION ${CMAKE_BINARY_DIR})

@@ -19,6 +19,7 @@ from tests.device_runtime import tiny
 from tests.device_runtime.agent.scripted import ScriptedServer, write_data
 from tests.device_runtime.tiny import World
 from tests.support.commands import run_command
+from tests.wire.mqtt.events import PATIENCE_S
 
 NOBODY = "127.0.0.1:9"
 
@@ -38,6 +39,7 @@ def data(tmp_path: Path) -> Path:
         (["--server-key", "abc"], 2, "64 hexadecimal digits"),
         (["--token", "efl1.secret"], 2, "--token is a secret"),
         (["--token", "@/nowhere"], 2, "/nowhere cannot be read"),
+        (["--token-file", "/nowhere", "--token", "@/nobody"], 2, "/nobody cannot be read"),
         (["--engine", "tflite"], 2, "tflite"),
         (["--policy", "rules.toml"], 2, "--policy is an option of `edgefl device`"),
         (["--broker", "user:secret@localhost"], 2, "EDGEFL_BROKER_PASSWORD"),
@@ -134,6 +136,26 @@ def test_an_agent_without_a_disk_says_so_and_trains_once_there_is_room(
     assert update.nonce == "n1"
     assert accepted["details"]["round"] == 1
     assert agent.stop() == 0
+
+
+def test_an_agent_that_waits_for_room_feeds_its_watchdog(
+    server: ScriptedServer, start: StartAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(PATIENCE_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        monkeypatch.setenv("WATCHDOG_USEC", "1000000")
+        agent = start("--limit", "retry_pause_s=1000")
+        server.hello()
+        resource.prlimit(agent.process.pid, resource.RLIMIT_FSIZE, (1 << 12, resource.RLIM_INFINITY))
+        server.open(World(tiny.make_bundle()))
+        agent.event("store")
+        while not manager.recv(4096).startswith(b"STATUS=store"):
+            pass
+
+        assert [manager.recv(4096) for _ in range(3)] == [b"WATCHDOG=1"] * 3
+        assert agent.stop() == 0
 
 
 def test_a_killed_agent_sends_what_it_had_computed(server: ScriptedServer, start: StartAgent) -> None:

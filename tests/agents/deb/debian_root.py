@@ -150,7 +150,7 @@ def read_unit(text: str) -> dict[str, dict[str, list[str]]]:
 
 
 SANDBOX = """
-mount --make-rprivate / && mount --rbind "$0" "$0" && mount --bind "$0/var/lib/edgefl" "$0/var/lib/edgefl" &&
+mount --make-rprivate / && mount --rbind "$0" "$0" && mount --bind "$0/var/lib/edgefl-agent" "$0/var/lib/edgefl-agent" &&
 mount -t tmpfs tmpfs "$0/tmp" && mount -o remount,bind,ro "$0" && exec chroot "$@"
 """
 """The mounts of ProtectSystem=strict, StateDirectory= and PrivateTmp=, in a mount namespace of their own."""
@@ -181,7 +181,7 @@ class Service:
         path.chmod(0o777)
         self.notes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.events: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        variables = [*unit.get("Environment", ()), "HOME=/var/lib/edgefl", "NOTIFY_SOCKET=/run/notify"]
+        variables = [*unit.get("Environment", ()), "HOME=/var/lib/edgefl-agent", "NOTIFY_SOCKET=/run/notify"]
         variables += ["WATCHDOG_USEC=2000000", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
         self.process = subprocess.Popen(
             [
@@ -263,7 +263,7 @@ def configure(root: Path, **options: object) -> None:
 
 def put_for_agent(root: Path, name: str, data: bytes) -> None:
     """Write a file into the agent's state folder that its user may read."""
-    path = root / "var" / "lib" / "edgefl" / name
+    path = root / "var" / "lib" / "edgefl-agent" / name
     path.write_bytes(data)
     path.chmod(0o600)
     owner = path.parent.stat()

@@ -71,7 +71,9 @@ def _layers(upper: Path, base: Path) -> str:
 def _install_for_cuts(root: Path, package: Path) -> None:
     debian_root.install(root, package)
     debian_root.put_for_agent(root, "data.npz", _tiny_data())
-    debian_root.configure(root, id="pi-1", broker="127.0.0.1:1", data="/var/lib/edgefl/data.npz", json=True)
+    debian_root.configure(
+        root, id="pi-1", broker="127.0.0.1:1", data="/var/lib/edgefl-agent/data.npz", json=True
+    )
 
 
 def _tiny_data() -> bytes:

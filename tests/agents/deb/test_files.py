@@ -18,14 +18,34 @@ def test_the_unit_confines_and_watches_the_agent() -> None:
     service = {name: values[-1] for name, values in unit["Service"].items()}
 
     assert service["Type"] == "notify"
-    assert service["User"] == "edgefl"
+    assert service["User"] == "edgefl-agent"
     assert service["ProtectSystem"] == "strict"
     assert service["NoNewPrivileges"] == "yes"
     assert service["CapabilityBoundingSet"] == ""
-    assert service["StateDirectory"] == "edgefl"
+    assert service["StateDirectory"] == "edgefl-agent"
     assert service["Restart"] == "on-failure"
     assert {"MemoryMax", "WatchdogSec", "RestartSec"} <= service.keys()
     assert unit["Unit"]["StartLimitIntervalSec"] == ["0"]
+
+
+def test_a_purge_removes_nothing_of_another_unit() -> None:
+    """A server or a Python device on the same machine keeps its key and its run."""
+    script = (FILES / "postrm").read_text()
+    removed = [path for line in re.findall(r"rm -rf (.+)", script) for path in line.split()]
+    own = read_unit((FILES / "edgefl-agent.service").read_text())["Service"]
+    units = sorted((ROOT / "examples" / "fleet").glob("*.service"))
+
+    assert f"/var/lib/{own['StateDirectory'][-1]}" in removed
+    assert len(units) == 2
+    for unit in units:
+        text = unit.read_text()
+        service = read_unit(text)["Service"]
+        used = set(re.findall(r"(?<=[ =])/[\w./-]+", text))
+        used |= {f"/var/lib/{name}" for name in service["StateDirectory"]}
+        used |= {f"/var/cache/{name}" for name in service.get("CacheDirectory", ())}
+        assert service["User"] != own["User"]
+        lost = {path for path in used for each in removed if path == each or path.startswith(f"{each}/")}
+        assert lost == set(), unit.name
 
 
 @pytest.mark.parametrize("commented", [False, True])

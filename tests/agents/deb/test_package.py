@@ -36,7 +36,7 @@ min_devices = 1
 [tiers.whole]
 """
 )
-STORE = "var/lib/edgefl/store/store.sqlite3"
+STORE = "var/lib/edgefl-agent/store/store.sqlite3"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,6 +78,7 @@ def checkpoint_step(root: Path) -> int:
 def test_a_round_an_upgrade_in_a_round_and_a_purge(
     package: Path, mosquitto: BrokerProcess, tmp_path: Path
 ) -> None:
+    upgrade = debian_root.build_package(2)
     key, devices, data = tmp_path / "server.key", tmp_path / "devices.sqlite", tmp_path / "data.npz"
     run_command(*EDGEFL, "key", "new", key, check=True)
     named = ("--list", devices, "--federation", FEDERATION, "--sign-key", key)
@@ -94,7 +95,10 @@ def test_a_round_an_upgrade_in_a_round_and_a_purge(
         (condition,) = debian_root.read_unit((root / debian_root.UNIT).read_text())["Service"][
             "ExecCondition"
         ]
-        assert run_command("chroot", root, "sh", "-c", condition).returncode == 1, "nothing is configured"
+        as_agent = ("--userspec=edgefl-agent:edgefl-agent", root, "sh", "-c", condition)
+        assert run_command("chroot", *as_agent).returncode == 1, "nothing is configured"
+        as_other = ("--userspec=nobody:nogroup", root, "cat", "/etc/edgefl/agent.toml")
+        assert run_command("chroot", *as_other).returncode == 1, "a broker's password may be in it"
 
         debian_root.put_for_agent(root, "token", token.encode())
         debian_root.put_for_agent(root, "data.npz", data.read_bytes())
@@ -103,25 +107,24 @@ def test_a_round_an_upgrade_in_a_round_and_a_purge(
             id="pi-1",
             federation=FEDERATION,
             broker=str(mosquitto.address),
-            data="/var/lib/edgefl/data.npz",
+            data="/var/lib/edgefl-agent/data.npz",
             json=True,
             duty=0.02,
             limit=["checkpoint_steps=1"],
         )
-        within(root, "sh", "-c", condition)
+        run_command("chroot", *as_agent, check=True)
 
         with serving(tmp_path, str(mosquitto.address), key, devices):
             agent = Service(root)
             agent.wait_note("READY=1")
             agent.wait_note("WATCHDOG=1")
             agent.wait_event("enrolled")
-            assert not (root / "var/lib/edgefl/token").exists()
+            assert not (root / "var/lib/edgefl-agent/token").exists()
             agent.wait_event("round")
             deadline = time.monotonic() + PATIENCE_S
             while checkpoint_step(root) < 2 and time.monotonic() < deadline:
                 time.sleep(0.05)
 
-            upgrade = debian_root.build_package(2)
             shutil.copy(upgrade, root / "tmp" / upgrade.name)
             asked.write_text("")
             within(root, "dpkg", "-i", f"/tmp/{upgrade.name}")
@@ -131,10 +134,15 @@ def test_a_round_an_upgrade_in_a_round_and_a_purge(
             step = checkpoint_step(root)
             assert 0 < step < STEPS, f"the upgrade was to end within the round, at step {step}"
             assert agent.stop() == 0
-            assert checkpoint_step(root) >= step
+            step = checkpoint_step(root)
+            assert 0 < step < STEPS
 
             agent = Service(root)
             agent.wait_note("READY=1")
+            deadline = time.monotonic() + PATIENCE_S
+            while (first := checkpoint_step(root)) == step and time.monotonic() < deadline:
+                time.sleep(0.02)
+            assert first > step, "a round that is not resumed stores its first steps anew"
             text = agent.wait_event("accepted")["text"]
             assert text.startswith("round 1")
             assert agent.stop() == 0

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstring>
 #include <thread>
 #include <unistd.h>
 
@@ -122,6 +123,8 @@ void Agent::start() {
 }
 
 void Agent::turn(double wait_s) {
+  // The pause after trouble is spread over turns, as the caller feeds a watchdog between them.
+  if (const double left_s = resume_at_ - monotonic_s(); left_s > 0 && !stopping_) return pause(std::min(left_s, wait_s));
   try {
     if (const auto event = session_->inbox().get(wait_s)) handle(*event);
     if (scheduler_->collect()) {
@@ -139,7 +142,6 @@ void Agent::turn(double wait_s) {
       rest_at_ = 0;
     }
     tell_dropped();
-    working_ = scheduler_->busy();
     done_ = scheduler_->is_done();
     trouble_.clear();
   } catch (const StoreError& error) {  // a full disk: what it was for comes again
@@ -147,9 +149,10 @@ void Agent::turn(double wait_s) {
   } catch (const std::exception& error) {  // no memory, for example
     trouble("failed", error.what());
   }
+  working_ = scheduler_->busy();
 }
 
-double Agent::silent_s() const { return working_ ? scheduler_->silent_s() : 0; }
+double Agent::silent_s() const { return scheduler_->silent_s(); }
 
 void Agent::stop() {
   stopping_ = true;
@@ -242,8 +245,9 @@ void Agent::take(const std::string& topic, const Event& event) {
 void Agent::drop_token() {
   if (config_.token_file.empty() || !config_.token || token_dropped_ || !trust_->is_stored()) return;
   token_dropped_ = true;
-  remove_secret(config_.token_file);
-  say("enrolled", "the server gave this device a task: the token in " + config_.token_file + " is used up and removed", {});
+  const int error = remove_secret(config_.token_file);
+  const std::string end = error == 0 ? " and removed" : ", but cannot be removed (" + std::string(std::strerror(error)) + "): delete the file";
+  say("enrolled", "the server gave this device a task: the token in " + config_.token_file + " is used up" + end, {});
 }
 
 Round Agent::read_page(const Round& announced) {
@@ -264,7 +268,11 @@ void Agent::settled(const PastRound& past, const Ack& ack) {
 void Agent::trouble(const std::string& event, const std::string& text) {  // said once for as long as it stays so
   if (text != trouble_) say(event, text, {});
   trouble_ = text;
-  for (const double until = monotonic_s() + config_.limits.retry_pause_s; monotonic_s() < until && !stopping_;) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  resume_at_ = monotonic_s() + config_.limits.retry_pause_s;
+}
+
+void Agent::pause(double seconds) const {
+  for (const double until = monotonic_s() + seconds; monotonic_s() < until && !stopping_;) std::this_thread::sleep_for(std::chrono::milliseconds(20));
 }
 
 void Agent::tell_dropped() {  // now and then: how many messages were dropped unread, or refused without a word

@@ -44,13 +44,13 @@ class Agent {
   ~Agent();
 
   void start();
-  void turn(double wait_s);  // one event, and what follows from it
+  void turn(double wait_s);  // one event, and what follows from it; after trouble, a slice of the pause
   // Of the last turn, for any thread: whether the training is over and nothing waits here, and whether a round is in hand.
   bool done() const { return done_; }
   bool working() const { return working_; }
   bool connected() const { return session_->connected(); }
   bool finished() const { return stopping_ || (config_.until_done && done_); }
-  double silent_s() const;   // seconds since a round's thread last looked around; 0 without one
+  double silent_s() const;   // seconds since a round's thread last looked around; 0 without one; on the thread of `turn`
   void stop();               // any thread; `end` waits
   // Leaves in good order, within about so many seconds. Whether the round in hand was left; a step that takes longer goes on.
   bool end(double within_s);
@@ -70,6 +70,7 @@ class Agent {
   Round read_page(const Round& announced);
   void settled(const PastRound& past, const Ack& ack);
   void trouble(const std::string& event, const std::string& text);
+  void pause(double seconds) const;
   void tell_dropped();
   void drop_token();
   void say(const std::string& event, const std::string& text, const Details& details);
@@ -103,7 +104,7 @@ class Agent {
   NoticeLimiter refusals_;
   std::atomic<int64_t> online_at_{0};
   std::pair<int64_t, int64_t> limited_told_{0, 0};
-  double tell_dropped_at_ = 0, rest_at_ = 0;
+  double tell_dropped_at_ = 0, rest_at_ = 0, resume_at_ = 0;
   std::string trouble_;
 };
 

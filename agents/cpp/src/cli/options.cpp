@@ -42,7 +42,7 @@ void declare(CLI::App& app, Words& w) {
   app.add_option("--limit", w.limits, "a limit as key=value, e.g. fetch_window=4");
   app.add_option("--server-key", w.server_key, "listen to this key of the server only (hex; several with commas); default: the first seen");
   app.add_option("--token", w.token, "@FILE that holds a one-time token of `edgefl enroll token`");
-  app.add_option("--token-file", w.token_file, "file with such a token, or that is not there any more: removed once the server has given this device a task");
+  app.add_option("--token-file", w.token_file, "file with such a token, removed once the server has given this device a task; without it, --token or EDGEFL_TOKEN");
   app.add_option("--ca-file", w.ca_file, "certificate of the broker's authority (PEM); switches TLS on");
   app.add_option("--cert-file", w.cert_file, "client certificate (PEM), for mutual TLS");
   app.add_option("--key-file", w.key_file, "its key (PEM, without a password)");
@@ -86,11 +86,6 @@ std::optional<Token> token_of(const std::string& given) {
   return Token::parse(text[0] == '@' ? read_file(text.substr(1), 4096) : text);
 }
 
-std::optional<Token> token_in(const std::string& path) {
-  if (path.empty() || !file_exists(path)) return std::nullopt;
-  return Token::parse(read_file(path, 4096));
-}
-
 std::string store_of(const Words& w) {
   if (!w.store.empty()) return w.store;
   const std::string home = environment("HOME");
@@ -131,8 +126,9 @@ CommandLine read_command_line(int count, char** words) {
   config.threads = w.threads > 0 ? w.threads : 1;
   config.until_done = w.until_done;
   config.server_keys = parse_keys(w.server_key);
-  config.token_file = w.token_file;
-  config.token = w.token_file.empty() ? token_of(w.token) : token_in(w.token_file);
+  // A packaged configuration names a file that need not exist. Only a token that was read from it makes the agent remove it.
+  if (!w.token_file.empty() && file_exists(w.token_file)) config.token_file = w.token_file;
+  config.token = config.token_file.empty() ? token_of(w.token) : Token::parse(read_file(config.token_file, 4096));
   config.mirrors = w.mirrors;
   for (const std::string& each : w.limits) config.limits.set(each);
   config.data = open_source(w.data, w.bad_rows == "skip" ? BadRows::skip : BadRows::refuse);

@@ -52,9 +52,11 @@ void write_secret(const std::string& path, std::string_view text) {
   sync_path(folder.empty() ? "." : folder.string());
 }
 
-void remove_secret(const std::string& path) {
+int remove_secret(const std::string& path) {
   const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  if (unlink(path.c_str()) == 0) sync_path(folder.empty() ? "." : folder.string());
+  if (unlink(path.c_str()) != 0) return errno == ENOENT ? 0 : errno;
+  sync_path(folder.empty() ? "." : folder.string());
+  return 0;
 }
 
 void make_folder(const std::string& path) {

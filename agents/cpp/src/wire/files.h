@@ -13,8 +13,8 @@ bool file_exists(const std::string& path);
 std::string read_file(const std::string& path, size_t most);
 // For its owner alone, whole or not at all, and on the disk when this returns; StoreError if it cannot be written.
 void write_secret(const std::string& path, std::string_view text);
-// Gone from the disk when this returns, unless the folder may not be written.
-void remove_secret(const std::string& path);
+// 0 if the file is gone from the disk when this returns, else the errno of the failure.
+int remove_secret(const std::string& path);
 // With those above it; StoreError if it cannot be made.
 void make_folder(const std::string& path);
 

@@ -61,7 +61,7 @@ void RoundScheduler::declare() {
 
 bool RoundScheduler::is_idle() const { return !busy() && !store_.job() && !store_.has_outgoing(); }
 
-double RoundScheduler::silent_s() const { return monotonic_s() - asked_at_; }
+double RoundScheduler::silent_s() const { return busy() && !ended_ ? monotonic_s() - asked_at_ : 0; }
 
 bool RoundScheduler::is_over() const {
   asked_at_ = monotonic_s();

@@ -46,7 +46,7 @@ class RoundScheduler {
   bool join(double timeout_s);  // whether no worker is left after so many seconds
 
   bool busy() const { return worker_.joinable(); }
-  double silent_s() const;  // seconds since the worker began or last asked `is_over`
+  double silent_s() const;  // seconds since a running worker began or last asked `is_over`; 0 without one
   bool is_idle() const;
   bool is_over() const;   // whether the job in hand is of no use any more; any thread
   bool is_done() const;   // whether the run that this device was part of is over, and nothing of it waits here
