@@ -100,8 +100,7 @@ class _NotSent:
 
 
 def _fork(tasks: Sequence[Task[Result]], begin: Callable[[], None], others: Sequence[Connection]) -> _Worker:
-    if sys.platform != "linux":
-        raise NotImplementedError("forks are for Linux: see processes_for")
+    assert sys.platform == "linux"  # elsewhere processes_for() allows one process
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     process = context.Process(target=_work, args=(tasks, there, begin, [here, *others]), daemon=True)

@@ -7,6 +7,7 @@ kernel removes its mounts and kills what it started, also after SIGKILL.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import logging
 import os
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.board.root import (
+    CLONE,
     BoardError,
     BoardRoot,
     build_wheels,
@@ -34,7 +36,6 @@ from tools.board.root import (
     unregister_emulator,
 )
 
-CLONE = Path(__file__).resolve().parents[2]
 BOARD = CLONE / "build" / "board"
 CPP = CLONE / "build" / "agents" / "cpp-arm64"
 INSIDE = "EDGEFL_BOARD_INSIDE"
@@ -236,8 +237,9 @@ def isolate(arguments: Sequence[str]) -> int:
         "-m",
         "tools.board",
     ]
-    signal.signal(signal.SIGTERM, _interrupt)
-    with tempfile.TemporaryDirectory(prefix="edgefl-board-", dir="/var/tmp") as folder:
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    with _only_run(), tempfile.TemporaryDirectory(prefix="edgefl-board-", dir="/var/tmp") as folder:
         environment = {**os.environ, INSIDE: folder}
         process = subprocess.Popen([*command, *arguments], cwd=CLONE, env=environment, start_new_session=True)
         try:
@@ -249,6 +251,20 @@ def isolate(arguments: Sequence[str]) -> int:
             process.kill()  # unshare's child dies with it, and the kernel ends what that started
             process.wait()
             unregister_emulator()
+
+
+@contextmanager
+def _only_run() -> Iterator[None]:
+    """Hold the lock of the board's folder. Raises BoardError if another run holds it."""
+    BOARD.mkdir(parents=True, exist_ok=True)
+    with (BOARD / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BoardError(
+                f"expected one run of make board, found another that uses {BOARD}; wait for it, or stop it"
+            ) from None
+        yield
 
 
 def _interrupt(*_: object) -> None:

@@ -12,6 +12,8 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -50,6 +52,9 @@ PINNED = ("numpy", "onnxruntime", "pillow", "numba")
 """Packages of the release that this machine has: results are compared between the two."""
 MORE = ("numba",)
 """Package that the server's sums need beside a device's packages."""
+EXTRAS = ("device", "images")
+"""Extras of edgefl that the root gets."""
+CLONE = Path(__file__).resolve().parents[2]
 PLATFORMS = (
     f"manylinux2014_{MACHINE}",
     *(f"manylinux_2_{minor}_{MACHINE}" for minor in (17, 24, 26, 27, 28, 31, 34, 35, 36)),
@@ -197,9 +202,9 @@ class BoardRoot:
 
 
 def register_emulator() -> bool:
-    """Have the kernel start qemu for programs of arm64. Return True if it is our entry, which :func:`unregister` removes.
+    """Have the kernel start qemu for programs of arm64. Return True if the entry is ours.
 
-    The kernel opens qemu now (flag F), so the root needs no copy of it.
+    The kernel opens qemu now (flag F), so the root needs no copy of it. :func:`unregister_emulator` removes the entry.
     """
     if not (BINFMT / "register").exists():
         run(["mount", "-t", "binfmt_misc", "binfmt_misc", BINFMT])
@@ -221,8 +226,17 @@ def _runs_arm64(entry: str) -> bool:
 
 def unregister_emulator() -> None:
     """Remove our entry, if there is one."""
-    if (BINFMT / ENTRY).exists():
-        (BINFMT / ENTRY).write_text("-1")
+    entry = BINFMT / ENTRY
+    if not entry.exists() and not (BINFMT / "register").exists():
+        with tempfile.TemporaryDirectory() as folder:  # the run mounted it for itself alone
+            run(["mount", "-t", "binfmt_misc", "binfmt_misc", folder])
+            try:
+                if Path(folder, ENTRY).exists():
+                    Path(folder, ENTRY).write_text("-1")
+            finally:
+                run(["umount", folder])
+    elif entry.exists():
+        entry.write_text("-1")
 
 
 def requirements() -> list[str]:
@@ -243,14 +257,16 @@ def open_root(board: Path, folder: Path) -> tuple[BoardRoot, bool]:
     """
     root = BoardRoot(folder, board / "shared")
     root.shared.mkdir(parents=True, exist_ok=True)
-    key = json.dumps([LAYOUT, SUITE, PACKAGES, requirements(), MORE, executorch()])
+    project = tomllib.loads((CLONE / "pyproject.toml").read_text())["project"]
+    needs = [project["dependencies"], *(project["optional-dependencies"][extra] for extra in EXTRAS)]
+    key = json.dumps([LAYOUT, SUITE, PACKAGES, requirements(), MORE, executorch(), needs])
     cache = board / f"root-{hashlib.sha256(key.encode()).hexdigest()[:12]}.tar"
     if cache.exists():
         folder.mkdir()
         run(["tar", "--extract", "--file", cache, "--directory", folder])
         root.mount()
         return root, True
-    for old in board.glob("root-*.tar"):
+    for old in board.glob("root-*"):
         old.unlink()
     _unpack(folder)
     root.mount()
@@ -299,12 +315,12 @@ def _install(root: BoardRoot) -> None:
     choice = [word for tag in PLATFORMS for word in ("--platform", tag)]
     choice += ["--python-version", PYTHON, "--only-binary=:all:", "--quiet", "--dest", str(wheels)]
     pip = [sys.executable, "-m", "pip", "download", *choice]
-    run([*pip, f"{wheel}[device,images]", *requirements(), *MORE])
+    run([*pip, f"{wheel}[{','.join(EXTRAS)}]", *requirements(), *MORE])
     run([*pip, "--no-deps", executorch()])
     _LOG.info("  install them by the board's pip, emulated (30 s)")
     root.run("/usr/bin/python3", "-m", "venv", "--without-pip", "/opt/edgefl")
     install = [*pip_in(root), "--find-links", str(wheels)]
-    root.run(*install, f"{wheel}[device,images]", *requirements(), *MORE)
+    root.run(*install, f"{wheel}[{','.join(EXTRAS)}]", *requirements(), *MORE)
     root.run(*install, "--no-deps", executorch())
 
 
@@ -317,11 +333,10 @@ def pip_in(root: BoardRoot) -> list[str]:
 
 def build_wheels(into: Path) -> list[Path]:
     """Build the wheels of edgefl and of the conformance kit from this clone, edgefl's first."""
-    clone = Path(__file__).resolve().parents[2]
     shutil.rmtree(into, ignore_errors=True)
     # With the setuptools that is here if it is new enough: an environment for each build takes longer than the build.
     recent = int(version("setuptools").partition(".")[0]) >= _SETUPTOOLS
-    for source in (clone, clone / "conformance"):
+    for source in (CLONE, CLONE / "conformance"):
         run(
             [
                 sys.executable,
@@ -333,6 +348,6 @@ def build_wheels(into: Path) -> list[Path]:
                 into,
                 source,
             ],
-            cwd=clone,
+            cwd=CLONE,
         )
     return sorted(into.glob("*.whl"), key=lambda path: "conformance" in path.name)
