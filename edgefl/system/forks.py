@@ -100,7 +100,8 @@ class _NotSent:
 
 
 def _fork(tasks: Sequence[Task[Result]], begin: Callable[[], None], others: Sequence[Connection]) -> _Worker:
-    assert sys.platform == "linux"  # elsewhere processes_for() allows one process
+    if sys.platform != "linux":
+        raise AssertionError("expected Linux: elsewhere processes_for() allows one process")
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe()
     process = context.Process(target=_work, args=(tasks, there, begin, [here, *others]), daemon=True)
