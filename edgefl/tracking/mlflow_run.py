@@ -83,7 +83,7 @@ class MlflowRun:
                 opened.connect()
             except MlflowException as error:
                 if isinstance(error, RestException) or error.error_code == _LACKING:
-                    raise  # an answer, and no silence
+                    raise  # the server answered: a retry would not help
             return opened
 
     def connect(self) -> None:

@@ -27,13 +27,13 @@ from edgefl.tracking.trackers import (
 from edgefl_server.events import Event, Finished, RoundClosed, Started, Warned
 from edgefl_server.storage.audit import HISTORY_NAME
 
-_AGAIN_S = 60.0
+_RETRY_S = 60.0
 """Seconds until a failed tracker is tried again, so that its thread does not wait for it all the time."""
 _STOP_S = 20.0
 """Longest wait for a tracker when a run is stopped."""
 _FINISH_S = 600.0
 """Longest wait for a tracker at the end of a run, for uploads."""
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 def check_tracking(federation: Federation, folder: Path | None) -> None:
@@ -107,7 +107,7 @@ class TrackerThread:
                     f"{self._tracker.place} takes more than {self._limit_s:.0f} s: the rest is left out"
                 )
                 return
-            self._thread.join(_LOOK_S)
+            self._thread.join(_POLL_S)
 
     def hurry(self) -> None:
         """Make :meth:`wait` end no later than for a run that is stopped. May be called from a signal handler."""
@@ -135,7 +135,7 @@ class TrackerThread:
                 "this folder, sends them"
             )
             return
-        with suppress(Exception):  # it has all rounds, and only looks unfinished
+        with suppress(Exception):  # all rounds are recorded; the run only stays marked as unfinished
             self._tracker.end(finished=self._is_finished)
 
     def _record_rounds(self) -> bool:
@@ -148,14 +148,12 @@ class TrackerThread:
                 if row.round > self._tracker.last:
                     self._tracker.record(row.round, scalars(row))
                 self._position = end
-        except (
-            Exception
-        ) as error:  # of somebody else's package, whatever it is: the run does not depend on it
+        except Exception as error:  # of any type, from the tracker's package: the run does not depend on it
             if not self._retry_at:
                 self._problems.append(
                     f"{self._tracker.place} takes no rounds now: {first_line(error)}; they are sent when it does"
                 )
-            self._retry_at = time.monotonic() + _AGAIN_S
+            self._retry_at = time.monotonic() + _RETRY_S
             return False
         self._retry_at = 0.0
         return True

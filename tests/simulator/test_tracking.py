@@ -55,7 +55,7 @@ def test_mlflow_has_every_round_and_the_configuration(tmp_path: Path, store: str
 
 
 @pytest.mark.slow
-def test_a_server_is_told_over_http_and_our_output_stays_ours(tmp_path: Path) -> None:
+def test_rounds_go_to_a_server_over_http_without_its_output(tmp_path: Path) -> None:
     """What travels, of MLflow's REST API 2.0: https://mlflow.org/docs/latest/api_reference/rest-api.html."""
     with MlflowServer() as served:
         file = tmp_path / "federation.toml"

@@ -1,4 +1,4 @@
-"""What TensorBoard and MLflow hold, read by their own clients, and a small MLflow server."""
+"""Contents of TensorBoard and MLflow, read by their own clients, and a small MLflow server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make board`: what its comparison accepts, and what it says of a machine that lacks something."""
+"""Tests of `make board`: its comparison of values, and its errors on a machine that lacks something."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_rounds_go_on_while_a_tracker_is_slow(
 def test_a_failed_tracker_gets_all_rounds_once_it_is_back(
     tracker: RecordingTracker, tracking: Tracking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "_AGAIN_S", 0.02)
+    monkeypatch.setattr(session, "_RETRY_S", 0.02)
     tracker.fault = OSError("connection refused")
     close_round(tracking, tmp_path, 1)
     wait_for(lambda: bool([*tracking.problems()]))
