@@ -52,12 +52,12 @@ SIZES: dict[Scale, tuple[int, int]] = {"smoke": (2, 1), "cpu": (10, 10), "paper"
 CHOSEN: dict[str, dict[str, tuple[float, float, float]]] = {
     "FedAvg": {"lr": (0.1, 0.1, 0.1)},
     "SCAFFOLD": {"lr": (0.1, 0.1, 0.1)},
-    "STEM": {"lr": (0.1, 0.1, 0.1), "alpha": (0.9, 0.1, 0.9)},
+    "STEM": {"lr": (0.1, 0.1, 0.1), "alpha": (0.9, 0.1, 0.1)},
     "FedAdam": {"lr": (0.1, 0.1, 0.1), "server_lr": (0.0316, 0.0316, 0.0316),
-                "beta1": (0.9, 0.9, 0.1), "beta2": (0.1, 0.1, 0.9)},
+                "beta1": (0.9, 0.9, 0.9), "beta2": (0.1, 0.1, 0.1)},
     "FedAMS": {"lr": (0.1, 0.1, 0.1), "server_lr": (0.0316, 0.0316, 0.0316),
                "beta1": (0.1, 0.1, 0.1), "beta2": (0.9, 0.9, 0.9)},
-    "FAFED": {"lr": (0.01, 0.01, 0.01), "alpha": (0.9, 0.9, 0.9), "beta": (0.9, 0.1, 0.9)},
+    "FAFED": {"lr": (0.01, 0.01, 0.02), "alpha": (0.9, 0.9, 0.9), "beta": (0.9, 0.1, 0.1)},
 }  # fmt: skip
 """Settings of each method at low, medium and high heterogeneity: the choice of :data:`PILOT`."""
 
