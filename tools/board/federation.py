@@ -74,6 +74,7 @@ class BoardDevice:
         options: Further options.
         events: Events of all its processes.
         resumed: Step of the checkpoint that the killed process left; -1 before.
+        continued: Step of the first checkpoint that the next process stored; -1 before.
     """
 
     name: str
@@ -83,6 +84,7 @@ class BoardDevice:
     options: Sequence[str] = ()
     events: list[dict[str, Any]] = field(default_factory=list)
     resumed: int = -1
+    continued: int = -1
     code: int | None = None
     last_lines: str = ""
 
@@ -93,16 +95,15 @@ class BoardDevice:
                 log.open("a") as errors,
                 subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as process,
             ):
-                watch = threading.Thread(target=self._kill, args=(process, store), daemon=True)
-                if self.resumed < 0:
-                    watch.start()
+                watched = self._kill if self.resumed < 0 else self._note_next
+                watch = threading.Thread(target=watched, args=(process, store), daemon=True)
+                watch.start()
                 assert process.stdout is not None
                 for line in process.stdout:
                     with suppress(ValueError):
                         self.events.append(json.loads(line))
                 process.wait()
-            if watch.ident is not None:
-                watch.join()
+            watch.join()
             if process.returncode != -signal.SIGKILL:
                 self.code = process.returncode
                 self.last_lines = "\n".join(log.read_text().splitlines()[-_MOST_LINES:])
@@ -118,11 +119,21 @@ class BoardDevice:
                 return
             time.sleep(0.005)
 
+    def _note_next(self, process: subprocess.Popen[str], store: Path) -> None:
+        """Note the step of the first checkpoint that the process stores. A round begun anew has an earlier one."""
+        while process.poll() is None:
+            if (step := _checkpoint(store)) not in (-1, self.resumed):
+                self.continued = step
+                return
+            time.sleep(0.005)
+
     def problems(self) -> list[str]:
         """Return what went wrong with the device."""
         names = [str(event["event"]) for event in self.events]
         found = [] if self.code == 0 else [f"exit code {self.code}: {self.last_lines}"]
         found += [] if self.resumed > 0 else ["it was not killed at a checkpoint"]
+        if self.continued <= self.resumed:
+            found.append(f"killed at step {self.resumed}, it began the round anew: next was {self.continued}")
         found += (
             []
             if names.count("accepted") >= ROUNDS
@@ -238,6 +249,7 @@ def train(root: BoardRoot, folder: Path, devices: Sequence[BoardDevice]) -> dict
             {key: each[key] for key in ("round", "outcome", "reports", "weights_sha256")} for each in rounds
         ],
         "resumed_at_step": {device.name: device.resumed for device in devices},
+        "next_checkpoint": {device.name: device.continued for device in devices},
         "not_confined": sorted(not_confined),
         "personalized": personal,
     }

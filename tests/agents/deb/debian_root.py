@@ -1,7 +1,11 @@
-"""Roots of Debian to install in, and the package's unit run in one as a service manager runs it."""
+"""Roots of Debian to install in, and the package's unit run in one as a service manager runs it.
+
+``EDGEFL_DEB_ARCH=arm64`` has everything happen in a root of that architecture, whose programs qemu runs.
+"""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import json
@@ -24,6 +28,7 @@ import pytest
 from tests import needs
 from tests.support.commands import run_command
 from tests.wire.mqtt.events import PATIENCE_S
+from tools.board.root import register_emulator, unregister_emulator
 
 ROOT = Path(__file__).parents[3]
 FILES = ROOT / "agents" / "cpp" / "debian"
@@ -41,35 +46,51 @@ def require_root() -> None:
         pytest.skip("a root of Debian is made and entered by root only")
     if "overlay" not in Path("/proc/filesystems").read_text():
         pytest.skip("this kernel has no overlay file system")
+    if is_emulated():
+        needs.require("qemu-aarch64-static")
+        if register_emulator():
+            atexit.register(unregister_emulator)
 
 
 def build_package(revision: int) -> Path:
-    """Return the package of this checkout for this machine, with a Debian revision. EDGEFL_DEB_PACKAGES names a folder with
-    packages that are used as they are."""
+    """Return the package of this checkout with a Debian revision. EDGEFL_DEB_PACKAGES names a folder with packages that are
+    used as they are."""
     folder = Path(os.environ.get("EDGEFL_DEB_PACKAGES", BUILT))
     if "EDGEFL_DEB_PACKAGES" not in os.environ:
-        run_command("make", "-C", ROOT, "deb", f"REVISION={revision}", timeout=LONGEST_S).check_returncode()
+        command = ["make", "-C", ROOT, "deb", f"REVISION={revision}"]
+        command += [f"ARCH={architecture()}"] * is_emulated()
+        run_command(*command, timeout=LONGEST_S).check_returncode()
     (package,) = folder.glob(f"edgefl-agent_*-{revision}_{architecture()}.deb")
     return package
 
 
 def architecture() -> str:
-    return subprocess.run(
-        ["dpkg", "--print-architecture"], capture_output=True, text=True, check=True
-    ).stdout.strip()
+    """Return the architecture of packages and roots in Debian's words: EDGEFL_DEB_ARCH, or this machine's."""
+    return os.environ.get("EDGEFL_DEB_ARCH", "") or _own_architecture()
+
+
+def is_emulated() -> bool:
+    """Return True if roots are of another architecture than this machine."""
+    return architecture() != _own_architecture()
+
+
+def _own_architecture() -> str:
+    return run_command("dpkg", "--print-architecture", check=True).stdout.strip()
 
 
 def base_root() -> Path:
     """Return a folder with a minimal Debian 12, which later calls find again: nothing may be written to it."""
     BUILT.mkdir(parents=True, exist_ok=True)
-    folder = BUILT / "bookworm"
+    folder = BUILT / f"bookworm-{architecture()}"
     with (BUILT / "bookworm.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.exists():
-            made = BUILT / "bookworm.partial"
+            made = BUILT / f"bookworm-{architecture()}.partial"
             shutil.rmtree(made, ignore_errors=True)
             ran = run_command(
-                *("mmdebstrap", "--variant=minbase", "--include=adduser,ca-certificates", "bookworm", made),
+                *("unshare", "--mount"),  # what it mounts ends with it, also if it is killed
+                *("mmdebstrap", f"--architectures={architecture()}", "--variant=minbase"),
+                *("--include=adduser,ca-certificates", "bookworm", made),
                 "http://deb.debian.org/debian",
                 timeout=LONGEST_S,
             )
@@ -166,7 +187,8 @@ class Service:
     """The package's unit as a process: its command line, user and environment, its file system and the refusal of memory
     that is written and run, and a socket for its notifications.
 
-    What else systemd's sandbox would add is missing: filters of system calls, no devices.
+    What else systemd's sandbox would add is missing: filters of system calls, no devices. An emulator compiles code, so an
+    emulated agent may write and run memory.
     """
 
     def __init__(self, root: Path) -> None:
@@ -185,19 +207,8 @@ class Service:
         variables += ["WATCHDOG_USEC=2000000", "PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
         self.process = subprocess.Popen(
             [
-                *(
-                    sys.executable,
-                    "-c",
-                    DENY_WRITE_EXECUTE,
-                    "unshare",
-                    "--mount",
-                    "sh",
-                    "-c",
-                    SANDBOX,
-                    root,
-                    f"--userspec={user}:{user}",
-                    root,
-                ),
+                *(() if is_emulated() else (sys.executable, "-c", DENY_WRITE_EXECUTE)),
+                *("unshare", "--mount", "sh", "-c", SANDBOX, root, f"--userspec={user}:{user}", root),
                 *("env", "-i", *variables, *command.split()),
             ],
             stdout=subprocess.PIPE,
