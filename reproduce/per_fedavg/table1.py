@@ -1,8 +1,11 @@
 """Table 1 of Per-FedAvg, and what comes from its runs: Table 2, Figure 1 and appendix I (per_fedavg.md 3 and 4).
 
-The paper's configuration: 50 users, 10 in each round, 1000 rounds, beta 0.001, batches of 40; 14 test images of a class on
-CIFAR-10. The paper does not state the scale of the pixels (here [0, 1]), the step of HF's difference (here 1e-2 / ||g||) and
-the test batch (here 40 training samples). `majority`: accuracy of always answering a user's commonest class.
+The paper's configuration: 50 users, 10 in each round, 1000 rounds, beta 0.001, batches D and D' of 40. It does not state the
+scale of the pixels (here [0, 1]), the initial values (here Keras's), the step of HF's difference (here 1e-2 / ||g||), FedAvg's
+batch and D'' (here 40), and the users' test images (here 14 of a class in half A, on MNIST 32). Its text has users take the step
+on test data; here it is on 40 training samples. Our accuracies are higher than the paper's on its own data, MNIST, too; the
+cause is not known. `majority`: accuracy of always answering a user's commonest class. With one class in half B it rises by 10
+points, and the accuracies by less.
 """
 
 from __future__ import annotations
@@ -40,7 +43,6 @@ TABLE_1: dict[str, tuple[float, float, float]] = {
 MNIST_10, MNIST_4, CIFAR_10, CIFAR_4, LARGER, SINGLE = TABLE_1
 _NAMES = ("MNIST, tau 10", "MNIST, tau 4", "CIFAR, tau 10", "CIFAR, tau 4", "CIFAR, alpha 0.01", "one class")
 SHORT = dict(zip(TABLE_1, _NAMES, strict=True))
-MATCHED = {MNIST_4: "MNIST", LARGER: "CIFAR-10"}
 AFTER, BEFORE, MAJORITY = "after", "before", "majority"
 HALVES = ("half A", "half B")
 STEPS = (0, 1, 2, 5, 10)
@@ -74,7 +76,7 @@ def arms(scale: Scale) -> list[Federated]:
         Federated(arm(row, method), settings(row, method, scale), measured)
         for row in TABLE_1
         for method in ALGORITHMS
-        if "tau" not in method or row in MATCHED
+        if "tau" not in method or row == CIFAR_4
     ]
 
 
@@ -149,17 +151,15 @@ TABLE1 = Entry(
     seeds={"smoke": 1, "cpu": 5, "paper": 5},
 )  # fmt: skip
 FIGURE1 = entry.part(
-    TABLE1, "per_fedavg/figure1", "Figure 1: accuracy by gradients and by rounds",
-    lambda name: name.startswith(tuple(f"{row}: " for row in MATCHED)),
+    TABLE1, "per_fedavg/figure1", "Figure 1: accuracy at equal gradients, CIFAR-10, tau = 4",
+    lambda name: name.startswith(f"{CIFAR_4}: "),
     claims=[
-        Claim(f"HF above FedAvg of 4 tau, {data}", lead(arm(row, HF), arm(row, "FedAvg 4tau"), AFTER), "above at equal time")
-        for row, data in MATCHED.items()
+        Claim("HF above FedAvg of 4 tau", lead(arm(CIFAR_4, HF), arm(CIFAR_4, "FedAvg 4tau"), AFTER), "above at equal time")
     ],
-    charts=[
-        Chart(f"{name}.svg", f"{row}: without a step", "accuracy", arms=[arm(row, each) for each in ALGORITHMS])
-        for name, row in (("mnist", MNIST_4), ("cifar", LARGER))
-    ],
-    note="Runs of Table 1. Time is counted in gradients: a step of HF takes four, of FO two, of FedAvg one.",
+    charts=[Chart("figure1.svg", "Accuracy without a step", "accuracy", arms=[arm(CIFAR_4, each) for each in ALGORITHMS])],
+    note="Runs of Table 1. The paper's time is counted in gradients here: a step of HF takes four, of FO two, of FedAvg one, so "
+    "FedAvg with 4 tau steps has HF's. The claim is about accuracy after a step, at the end; the chart is without one.",
+    other_data="CIFAR-10 as JPEG (q75)",
 )  # fmt: skip
 _ACCURACY = {FO: [34.04], "FedAvg + ARUBA": [36.74], HF: [43.73]}
 APPENDIX_I = entry.part(

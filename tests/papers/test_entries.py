@@ -286,7 +286,7 @@ def test_a_stopped_run_is_resumed_by_the_same_command(tmp_path: Path) -> None:
             "reproduce",
             "per_fedavg/table1",
             "--arm",
-            "MNIST, tau=4, alpha=0.01: FedAvg 2tau",
+            "MNIST, tau=4, alpha=0.01: FO",
         ),
         *("--seeds", "5", "--jobs", "1", "--out", str(tmp_path)),
     ]
