@@ -7,7 +7,6 @@ kernel removes its mounts and kills what it started, also after SIGKILL.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import logging
 import os
@@ -24,19 +23,20 @@ from pathlib import Path
 from typing import Any
 
 from tools.board.root import (
+    BOARD,
     CLONE,
     BoardError,
     BoardRoot,
     build_wheels,
     check_machine,
     elf_machine,
+    only_run,
     open_root,
     pip_in,
     register_emulator,
     unregister_emulator,
 )
 
-BOARD = CLONE / "build" / "board"
 CPP = CLONE / "build" / "agents" / "cpp-arm64"
 INSIDE = "EDGEFL_BOARD_INSIDE"
 """Variable of the process inside: the folder of this run's root."""
@@ -239,7 +239,7 @@ def isolate(arguments: Sequence[str]) -> int:
     ]
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
-    with _only_run(), tempfile.TemporaryDirectory(prefix="edgefl-board-", dir="/var/tmp") as folder:
+    with only_run(), tempfile.TemporaryDirectory(prefix="edgefl-board-", dir="/var/tmp") as folder:
         environment = {**os.environ, INSIDE: folder}
         process = subprocess.Popen([*command, *arguments], cwd=CLONE, env=environment, start_new_session=True)
         try:
@@ -251,20 +251,6 @@ def isolate(arguments: Sequence[str]) -> int:
             process.kill()  # unshare's child dies with it, and the kernel ends what that started
             process.wait()
             unregister_emulator()
-
-
-@contextmanager
-def _only_run() -> Iterator[None]:
-    """Hold the lock of the board's folder. Raises BoardError if another run holds it."""
-    BOARD.mkdir(parents=True, exist_ok=True)
-    with (BOARD / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BoardError(
-                f"expected one run of make board, found another that uses {BOARD}; wait for it, or stop it"
-            ) from None
-        yield
 
 
 def _interrupt(*_: object) -> None:

@@ -28,7 +28,8 @@ from tools.board.root import BoardError, BoardRoot, run
 FEDERATION, ROUNDS, SAMPLES = "board", 3, 60
 EDGEFL = (sys.executable, "-m", "edgefl")
 WAIT_S, LOOK_S = 1500.0, 0.5
-AGENT_OPTIONS = {"limit": "checkpoint_steps=2"}
+CHECKPOINT_STEPS = 2
+AGENT_OPTIONS = {"limit": f"checkpoint_steps={CHECKPOINT_STEPS}"}
 _MOST_LINES = 12
 CONFIG = f"""
 [federation]
@@ -65,7 +66,7 @@ chunks = 1
 
 @dataclass
 class BoardDevice:
-    """A device on the board, killed once at its first checkpoint of a round and started again.
+    """A device on the board, killed once at its second checkpoint of a round and started again.
 
     Attributes:
         name: Its name, ``KIND-ENGINE``.
@@ -110,9 +111,12 @@ class BoardDevice:
                 return
 
     def _kill(self, process: subprocess.Popen[str], store: Path) -> None:
-        """Kill the process once its store has a checkpoint, and note the step of what it left."""
+        """Kill the process once it has stored a second checkpoint, and note the step of what it left.
+
+        A round that is begun anew stores the first one again.
+        """
         while process.poll() is None:
-            if _checkpoint(store) >= 0:
+            if _checkpoint(store) > CHECKPOINT_STEPS:
                 process.kill()
                 process.wait()
                 self.resumed = _checkpoint(store)
@@ -120,7 +124,7 @@ class BoardDevice:
             time.sleep(0.005)
 
     def _note_next(self, process: subprocess.Popen[str], store: Path) -> None:
-        """Note the step of the first checkpoint that the process stores. A round begun anew has an earlier one."""
+        """Note the step of the first checkpoint that the process stores."""
         while process.poll() is None:
             if (step := _checkpoint(store)) not in (-1, self.resumed):
                 self.continued = step
@@ -131,8 +135,9 @@ class BoardDevice:
         """Return what went wrong with the device."""
         names = [str(event["event"]) for event in self.events]
         found = [] if self.code == 0 else [f"exit code {self.code}: {self.last_lines}"]
-        found += [] if self.resumed > 0 else ["it was not killed at a checkpoint"]
-        if self.continued <= self.resumed:
+        if self.resumed < 0:
+            found.append("it was not killed at a checkpoint")
+        elif self.continued <= self.resumed:
             found.append(f"killed at step {self.resumed}, it began the round anew: next was {self.continued}")
         found += (
             []

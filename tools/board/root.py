@@ -5,6 +5,7 @@ Commands run in private namespaces (:mod:`tools.board.__main__`), so the kernel 
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -14,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -55,6 +57,8 @@ MORE = ("numba",)
 EXTRAS = ("device", "images")
 """Extras of edgefl that the root gets."""
 CLONE = Path(__file__).resolve().parents[2]
+BOARD = CLONE / "build" / "board"
+"""Folder of what is kept between runs."""
 PLATFORMS = (
     f"manylinux2014_{MACHINE}",
     *(f"manylinux_2_{minor}_{MACHINE}" for minor in (17, 24, 26, 27, 28, 31, 34, 35, 36)),
@@ -199,6 +203,20 @@ class BoardRoot:
         inside = self.folder / self.shared.relative_to("/")
         inside.mkdir(parents=True, exist_ok=True)
         run(["mount", "--bind", self.shared, inside])
+
+
+@contextmanager
+def only_run() -> Iterator[None]:
+    """Hold the lock of the emulated board and its entry of binfmt_misc. Raises BoardError if another run holds it."""
+    BOARD.mkdir(parents=True, exist_ok=True)
+    with (BOARD / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BoardError(
+                f"expected one run with an emulated board, found another that uses {BOARD}; wait for it, or stop it"
+            ) from None
+        yield
 
 
 def register_emulator() -> bool:

@@ -1,6 +1,6 @@
 """Roots of Debian to install in, and the package's unit run in one as a service manager runs it.
 
-``EDGEFL_DEB_ARCH=arm64`` has everything happen in a root of that architecture, whose programs qemu runs.
+With ``EDGEFL_DEB_ARCH=arm64`` roots and packages are of that architecture, whose programs qemu runs.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ import pytest
 from tests import needs
 from tests.support.commands import run_command
 from tests.wire.mqtt.events import PATIENCE_S
-from tools.board.root import register_emulator, unregister_emulator
+from tools.board.root import only_run, register_emulator, unregister_emulator
 
 ROOT = Path(__file__).parents[3]
 FILES = ROOT / "agents" / "cpp" / "debian"
@@ -48,8 +49,17 @@ def require_root() -> None:
         pytest.skip("this kernel has no overlay file system")
     if is_emulated():
         needs.require("qemu-aarch64-static")
-        if register_emulator():
-            atexit.register(unregister_emulator)
+        emulate()
+
+
+@cache
+def emulate() -> None:
+    """Have the kernel run programs of arm64 until this process ends. BoardError if an emulated board runs already."""
+    until_exit = contextlib.ExitStack()
+    atexit.register(until_exit.close)
+    until_exit.enter_context(only_run())
+    if register_emulator():
+        until_exit.callback(unregister_emulator)
 
 
 def build_package(revision: int) -> Path:
@@ -58,7 +68,8 @@ def build_package(revision: int) -> Path:
     folder = Path(os.environ.get("EDGEFL_DEB_PACKAGES", BUILT))
     if "EDGEFL_DEB_PACKAGES" not in os.environ:
         command = ["make", "-C", ROOT, "deb", f"REVISION={revision}"]
-        command += [f"ARCH={architecture()}"] * is_emulated()
+        if is_emulated():
+            command.append(f"ARCH={architecture()}")
         run_command(*command, timeout=LONGEST_S).check_returncode()
     (package,) = folder.glob(f"edgefl-agent_*-{revision}_{architecture()}.deb")
     return package

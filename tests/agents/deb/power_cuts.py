@@ -36,6 +36,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     results = []
+    if debian_root.is_emulated():
+        debian_root.emulate()
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="edgefl-cuts-"))).resolve()
         with debian_root.over(debian_root.base_root(), folder / "old") as root:
