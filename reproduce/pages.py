@@ -111,10 +111,13 @@ class EntryResults:
         return Counter(each.answer for each in self.verdicts)
 
     def summary(self, counts: Counter[str], length: int = 200) -> str:
-        """Return the number of claims by answer, or else of the checks that hold, in at most about ``length`` characters."""
-        texts = [f"{counts[answer]} {answer}" for answer in ANSWERS if counts[answer]]
-        if len(", ".join(texts)) > length:
-            texts = [f"{counts[answer]} {answer[:7]}." for answer in ANSWERS if counts[answer]]
+        """Return the number of claims by answer, or else of the checks that hold, in at most ``length`` characters."""
+        given, texts = [answer for answer in ANSWERS if counts[answer]], list[str]()
+        for letters in (12, 8, 4):
+            short = [answer if len(answer) <= max(letters, 8) else f"{answer[:letters]}." for answer in given]
+            texts = [f"{counts[answer]} {word}" for answer, word in zip(given, short, strict=True)]
+            if len(", ".join(texts)) <= length:
+                break
         states = [row["state"] for row in self.checks() if row["state"] != "not run"]
         if states and (not texts or length > 100 or FAILS in states):
             texts.append(f"{states.count('holds')} of {len(states)} checks hold")
@@ -165,7 +168,7 @@ def page(found: EntryResults, pictures: Sequence[str] = ()) -> str:
         parts += [f"**{each.title}**" if each.title else "", table(each, found.results)]
     parts.append(_table([row for each in entry.choices for row in _tried(each, found.results)]))
     if entry.claims:
-        about = "differences with 95 % intervals; p of the paired t-test after Holm's correction"
+        about = "differences, each with its own 95 % interval; p of the paired t-test after Holm's correction"
         parts += [f"Claims: {about} (level {LEVEL}).", _table(found.claims())]
     parts += [_table(found.checks()), "\n".join(f"![{name}]({name})" for name in pictures)]
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -239,12 +242,13 @@ def overview(entries: Sequence[Entry], out: Path) -> str:
     for runs in dict.fromkeys(entry.runs for entry in entries):
         found = [EntryResults(entry, out) for entry in entries if entry.runs == runs]
         first, counts = found[0], sum((each.answers for each in found), Counter[str]())
+        seeds = sorted(set(Counter(record.arm for record in first.records).values())) or [0]
         rows.append(
             {
                 "paper": PAPERS[runs.partition("/")[0]],
                 "table": ", ".join(f"[{_label(each.entry.name)}]({each.entry.name}.md)" for each in found),
                 "scale": first.scale or "-",
-                "seeds": len(first.seeds),
+                "seeds": "-".join(dict.fromkeys((str(seeds[0]), str(seeds[-1])))),  # of its arms
                 "verdicts": first.summary(counts, 40),
                 "hours": f"{first.hours:.1f}" if first.records else "-",
             }

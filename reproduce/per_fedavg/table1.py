@@ -1,11 +1,11 @@
 """Table 1 of Per-FedAvg, and what comes from its runs: Table 2, Figure 1 and appendix I (per_fedavg.md 3 and 4).
 
-The paper's configuration: 50 users, 10 in each round, 1000 rounds, beta 0.001, batches D and D' of 40. It does not state the
-scale of the pixels (here [0, 1]), the initial values (here Keras's), the step of HF's difference (here 1e-2 / ||g||), FedAvg's
-batch and D'' (here 40), and the users' test images (here 14 of a class in half A, on MNIST 32). Its text has users take the step
-on test data; here it is on 40 training samples. Our accuracies are higher than the paper's on its own data, MNIST, too; the
-cause is not known. `majority`: accuracy of always answering a user's commonest class. With one class in half B it rises by 10
-points, and the accuracies by less.
+The paper's configuration: 50 users, 10 in each round, 1000 rounds, beta 0.001, batches D and D' of 40. It does not
+state the scale of the pixels (here [0, 1]), the initial values (here Keras's), the step of HF's difference (here 1e-2 /
+||g||), FedAvg's batch and D'' (here 40), and the test images (here 14 of a class for users of half A, on MNIST 32). Its
+text has users take the step on test data; here it is on 40 training samples. Our accuracies are above the paper's on
+its own data, MNIST, too; the cause is not known. `majority`: accuracy of always answering a user's commonest class.
+With one class in half B it rises by 10 points, and the accuracies by less.
 """
 
 from __future__ import annotations
@@ -157,8 +157,8 @@ FIGURE1 = entry.part(
         Claim("HF above FedAvg of 4 tau", lead(arm(CIFAR_4, HF), arm(CIFAR_4, "FedAvg 4tau"), AFTER), "above at equal time")
     ],
     charts=[Chart("figure1.svg", "Accuracy without a step", "accuracy", arms=[arm(CIFAR_4, each) for each in ALGORITHMS])],
-    note="Runs of Table 1. The paper's time is counted in gradients here: a step of HF takes four, of FO two, of FedAvg one, so "
-    "FedAvg with 4 tau steps has HF's. The claim is about accuracy after a step, at the end; the chart is without one.",
+    note="Runs of Table 1. The paper's time is counted in gradients here: a step of HF takes four, of FO two, of FedAvg "
+    "one. FedAvg with 4 tau steps has HF's. The claim is about accuracy after a step, at the end; the chart is without one.",
     other_data="CIFAR-10 as JPEG (q75)",
 )  # fmt: skip
 _ACCURACY = {FO: [34.04], "FedAvg + ARUBA": [36.74], HF: [43.73]}
