@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import subprocess
 import tarfile
 import tomllib
@@ -130,3 +131,10 @@ def test_only_the_publishing_job_gets_a_token_of_the_package_index() -> None:
     assert {"run": "make release"} in jobs["build"]["steps"]
     assert [name for name, job in jobs.items() if "id-token" in job["permissions"]] == ["publish"]
     assert jobs["publish"]["environment"]["name"] == "pypi"
+
+
+def test_actions_of_the_workflow_are_pinned_by_commit() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/publish.yml").read_text())["jobs"]
+
+    actions = [step["uses"] for job in jobs.values() for step in job["steps"] if "uses" in step]
+    assert [action for action in actions if not re.search(r"@[0-9a-f]{40}$", action)] == []
