@@ -7,7 +7,7 @@
         title="Table 2: learned step sizes",
         arms=arms,                                                  # scale -> arms
         grids=(grid("rho", ["accuracy"], {"0": [87.9], "6": [89.0]}, lambda rho, _: (f"rho={rho}", "accuracy")),),
-        claims=(Claim("learned step sizes are better", lead("rho=6", "rho=0", "accuracy"), paper="+1.1"),),
+        claims=(Claim("learned step sizes are better", Lead("rho=6", "rho=0", "accuracy"), paper="+1.1"),),
     )
 """
 
@@ -157,16 +157,27 @@ Contrast = Callable[[Results], Array]
 """Function that returns a number for each seed: float64 (seeds,). A claim is about its mean over all seeds."""
 
 
-def lead(better: str, worse: str, figure: str, *, other_figure: str = "") -> Contrast:
-    """Return the contrast "``better`` minus ``worse``" of a figure, seed by seed."""
+@dataclass(frozen=True)
+class Lead:
+    """The contrast "``better`` minus ``worse``" of a figure, seed by seed. ``other_figure``: of ``worse``, if another."""
 
-    def differences(results: Results) -> Array:
-        seeds = results.common_seeds(better, worse)
-        high, low = results.of(better, figure, seeds), results.of(worse, other_figure or figure, seeds)
-        difference: Array = high - low
+    better: str
+    worse: str
+    figure: str
+    other_figure: str = ""
+
+    def __call__(self, results: Results) -> Array:
+        """Return the differences, float64 (seeds,)."""
+        seeds = results.common_seeds(self.better, self.worse)
+        high = results.of(self.better, self.figure, seeds)
+        difference: Array = high - results.of(self.worse, self.other_figure or self.figure, seeds)
         return difference
 
-    return differences
+    @property
+    def words(self) -> list[str]:
+        """Names of its arms and figures, split at commas: "FAFED", "low"."""
+        names = (self.better, self.worse, self.figure, self.other_figure)
+        return [word for name in names for word in name.split(", ") if word]
 
 
 def larger_lead(one: tuple[str, str], other: tuple[str, str], figure: str) -> Contrast:

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats  # type: ignore[import-untyped]
 
 from edgefl.wire.tensors import Array
-from reproduce.entry import Claim, Entry, NotRunError, Results
+from reproduce.entry import Claim, Contrast, Entry, Lead, NotRunError, Results
 
 Answer = Literal["reproduced", "contradicted", "inconclusive", "not run"]
 ANSWERS: tuple[Answer, ...] = ("reproduced", "contradicted", "inconclusive", "not run")
@@ -90,7 +90,7 @@ def holm(p: Sequence[float], claims: int = 0) -> list[float]:
 
 
 def interval_text(claim: Claim, contrasts: Sequence[Array]) -> str:
-    """Return mean and 95 % interval of the mean of each contrast, as text; of many only the farthest from the claim."""
+    """Return mean and 95 % interval of the mean of each contrast; of many only those of the farthest from the claim."""
 
     def one(values: Array) -> str:
         mean = f"{claim.unit * values.mean():+.{claim.digits}f}"
@@ -104,7 +104,18 @@ def interval_text(claim: Claim, contrasts: Sequence[Array]) -> str:
         return shown
     means = [float(values.mean()) for values in contrasts]
     at, kind = (np.argmin(means), "least") if claim.margin is None else (np.argmax(np.abs(means)), "farthest")
-    return f"{kind} of {len(contrasts)}: {one(contrasts[int(at)])}"
+    shown = f"{kind} of {len(contrasts)}: {one(contrasts[int(at)])}"
+    named = f"{_own_name(claim.parts, int(at))}, {shown}".removeprefix(", ")
+    return named if len(named) <= _CELL else shown
+
+
+def _own_name(contrasts: Sequence[Contrast], at: int) -> str:
+    """Return what tells a contrast from the others: the words of its arms and figures that not all have."""
+    words = [each.words for each in contrasts if isinstance(each, Lead)]
+    if len(words) < len(contrasts):
+        return ""
+    shared = set.intersection(*map(set, words))
+    return ", ".join(dict.fromkeys(word for word in words[at] if word not in shared))
 
 
 def prediction(values: Array, runs: int = 1, cells: int = 1) -> tuple[float, float]:

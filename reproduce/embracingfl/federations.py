@@ -19,7 +19,7 @@ from edgefl.contract.tensors import TensorSpec
 from edgefl.models.layers.norms import BnMode
 from edgefl.models.spec import ModelSpec, sequential
 from edgefl.models.zoo.resnet import resnet8, resnet20
-from reproduce.entry import JPEG, ONCE, Choice, Contrast, Entry, Federated, Scale, lead, notes_of
+from reproduce.entry import JPEG, ONCE, Choice, Contrast, Entry, Federated, Lead, Scale, notes_of
 
 ALL_STRONG, EMBRACING, WIDTH = "all strong", "EmbracingFL", "width reduction"
 TIERS = ("strong", "moderate", "weak")
@@ -101,7 +101,7 @@ def images(
 
 def ahead(better: str, worse: str) -> Contrast:
     """Return the contrast between two arms' best accuracies, which the paper reports."""
-    return lead(better, worse, "best")
+    return Lead(better, worse, "best")
 
 
 RATES = (0.1, 0.2, 0.4)

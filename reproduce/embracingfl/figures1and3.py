@@ -18,7 +18,7 @@ from edgefl.data.partition import dirichlet
 from reproduce import entry
 from reproduce.embracingfl.federations import pooled
 from reproduce.embracingfl.measures import Scheme, partial_sync, similarities, synchronised
-from reproduce.entry import Arm, ArmRun, Claim, Entry, Measurements, Results, Scale, lead
+from reproduce.entry import Arm, ArmRun, Claim, Entry, Lead, Measurements, Results, Scale
 
 # fmt: off
 SCHEMES: dict[str, Scheme] = {
@@ -73,10 +73,10 @@ ENTRY = Entry(
     grids=[entry.grid("averaged", list(LAYERS), dict.fromkeys(SCHEMES, [None] * 5), lambda row, name: (row, name), unit=1,
                       title=entry.OURS_JPEG)],
     claims=[
-        Claim("nothing: Conv 3 is above Conv 19", lead(NOTHING, NOTHING, "Conv 3", other_figure="Conv 19"), unit=1),
-        Claim("output-side half above channels, all", [lead(OUTPUT, CHANNELS, name) for name in LAYERS], unit=1),
+        Claim("nothing: Conv 3 is above Conv 19", Lead(NOTHING, NOTHING, "Conv 3", other_figure="Conv 19"), unit=1),
+        Claim("output-side half above channels, all", [Lead(OUTPUT, CHANNELS, name) for name in LAYERS], unit=1),
         Claim("output-side above input-side, 15 and 19",
-              [lead(OUTPUT, INPUT, name) for name in ("Conv 15", "Conv 19")], unit=1),
+              [Lead(OUTPUT, INPUT, name) for name in ("Conv 15", "Conv 19")], unit=1),
     ],
     checks=[entry.Check("input-side half: Conv 3 and 7 are 1", _are_equal)],
     charts=[entry.Chart(f"{name[5:]}.svg", f"{name}: SVCCA", name, "local step") for name in LAYERS],

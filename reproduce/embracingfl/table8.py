@@ -13,7 +13,7 @@ from itertools import product
 
 from benchmarks.device_table import EMBRACING, TIERS, WIDTH, TableSettings, measure
 from edgefl.wire.bundle.formats import FORMATS
-from reproduce.entry import ArmRun, Claim, Computed, Entry, Grid, Measurements, Scale, grid, lead, note_of
+from reproduce.entry import ArmRun, Claim, Computed, Entry, Grid, Lead, Measurements, Scale, grid, note_of
 
 # fmt: off
 COLUMNS = (EMBRACING, "I/O", WIDTH)
@@ -46,7 +46,7 @@ def arms(scale: Scale) -> list[Computed]:
 
 def share(text: str, paper: str, *pairs: tuple[str, str], margin: float | None = None) -> Claim:
     """Return the claim that the first share of each pair is larger on every engine, or equal within ``margin``."""
-    contrasts = [lead(at, at, f"{a}, share", other_figure=f"{b}, share") for at in FORMATS for a, b in pairs]
+    contrasts = [Lead(at, at, f"{a}, share", other_figure=f"{b}, share") for at in FORMATS for a, b in pairs]
     return Claim(text, contrasts, paper, margin=margin, unit=1)
 
 

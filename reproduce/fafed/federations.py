@@ -23,7 +23,7 @@ from edgefl.setup.training import algorithm_of
 from edgefl.submodels.output_side.submodel import OutputSide
 from edgefl.wire import tensors
 from reproduce import entry
-from reproduce.entry import Claim, Entry, Federated, Scale, Settings, lead, tail
+from reproduce.entry import Claim, Entry, Federated, Lead, Scale, Settings, tail
 from reproduce.fafed.models import CIFAR_CNN, FASHION_CNN, MNIST_CNN
 
 SGD = {"name": "sgd", "momentum": 0.0, "weight_decay": 0.0}
@@ -99,7 +99,7 @@ def with_method(settings: dict[str, Any], method: str, options: Settings) -> dic
 
 def below(text: str, arm: str, others: list[str], figure: str = "objective", paper: str = "lowest") -> Claim:
     """Return the claim that a figure of ``arm`` is below that of each of ``others``."""
-    return Claim(text, [lead(other, arm, figure) for other in others], paper=paper, unit=1.0, digits=4)
+    return Claim(text, [Lead(other, arm, figure) for other in others], paper=paper, unit=1.0, digits=4)
 
 
 def training_loss(simulation: Simulation) -> entry.Measurements:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from reproduce.entry import JPEG, OURS_JPEG, Chart, Claim, Entry, Federated, Scale, grid, lead, notes_of
+from reproduce.entry import JPEG, OURS_JPEG, Chart, Claim, Entry, Federated, Lead, Scale, grid, notes_of
 from reproduce.fafed import federations
 from reproduce.fafed.federations import CHOSEN, LEVELS, METHODS, OTHERS, below
 
@@ -59,7 +59,7 @@ TABLE = Entry(
     "fafed/table2", "Table 2: test accuracy on Fashion-MNIST", partial(arms, "fashion_mnist"),
     grids=[grid("algorithm", [*LEVELS], TABLE_2, lambda row, at: (f"{row}, {at}", "accuracy"), unit=1.0, digits=4)],
     claims=[
-        Claim(f"{at}: FAFED is the most accurate", [lead(f"FAFED, {at}", other, "accuracy") for other in names(at)], ahead)
+        Claim(f"{at}: FAFED is the most accurate", [Lead(f"FAFED, {at}", other, "accuracy") for other in names(at)], ahead)
         for at, ahead in AHEAD.items()
     ],
     note=NOTE,

@@ -18,7 +18,7 @@ import numpy as np
 
 from edgefl.api.simulate import Simulation
 from reproduce import entry
-from reproduce.entry import Claim, Entry, Federated, Grid, Measurements, Scale, Settings, lead
+from reproduce.entry import Claim, Entry, Federated, Grid, Lead, Measurements, Scale, Settings
 
 DATA: Mapping[str, tuple[str, str, int, Mapping[int, int]]] = {
     "Fashion-MNIST": ("fashion_mnist", "fedbat_cnn", 100, {30: 320, 100: 100, 200: 50}),
@@ -119,7 +119,7 @@ def ahead(
     relation = "ahead of" if margin is None else f"within {100 * margin:g} pt of"
     text = f"{better} {relation if figure == 'accuracy' else 'by round above'} {', '.join(others)}"
     text = text.replace("-SignSGD", "") + (f", {partition}" if partition != "Non-IID-2" else "")
-    return Claim(text, [lead(one, other, figure) for other in rest], paper=paper, margin=margin)
+    return Claim(text, [Lead(one, other, figure) for other in rest], paper=paper, margin=margin)
 
 
 def pilot_arms(scale: Scale) -> list[Federated]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from reproduce.entry import Chart, Claim, Entry, grid, lead, note_of
+from reproduce.entry import Chart, Claim, Entry, Lead, grid, note_of
 from reproduce.fiarse import tables
 from reproduce.fiarse.federations import PARTIAL, arm
 from reproduce.fiarse.measures import LAGS
@@ -27,8 +27,8 @@ def _curves(whole: Entry, title: str, methods: Sequence[str], sizes: Sequence[st
     charts = [Chart(f"{at}.svg", f"Global accuracy, size {size}", f"global {size}", arms=methods)
               for at, size in enumerate(sizes)]
     others = methods[:-1]
-    below = [lead(other, "FIARSE", "rounds below 1") for other in others]
-    sooner = [lead(other, early, "rounds 1") for early in ("FIARSE", "FedRolex") for other in others if other != "FedRolex"]
+    below = [Lead(other, "FIARSE", "rounds below 1") for other in others]
+    sooner = [Lead(other, early, "rounds 1") for early in ("FIARSE", "FedRolex") for other in others if other != "FedRolex"]
     return shown(whole, title, methods, charts=charts, note=note, claims=[
         Claim("below size 1 FIARSE is the first at 70 %", below, unit=1.0, digits=1),
         Claim("at size 1 FIARSE, FedRolex are sooner", sooner, unit=1.0, digits=1),
@@ -39,8 +39,8 @@ def _moves(sizes: Sequence[str], judged: Sequence[str]) -> tuple[list[Chart], li
     drawn = {f"moved{lag}": [f"moved {lag} {size}" for size in sizes] for lag in LAGS}
     drawn["explored"] = ["ever trained", *(f"explored {size}" for size in sizes)]
     names = [[f"moved {lag} {size}" for size in judged] for lag in LAGS]
-    settled = [lead("FIARSE", "FIARSE", f"first {name}", other_figure=name) for each in names for name in each]
-    earlier = [lead("FIARSE", "FIARSE", small, other_figure=large) for each in names for small, large in pairwise(each)]
+    settled = [Lead("FIARSE", "FIARSE", f"first {name}", other_figure=name) for each in names for name in each]
+    earlier = [Lead("FIARSE", "FIARSE", small, other_figure=large) for each in names for small, large in pairwise(each)]
     charts = [Chart(f"{name}.svg", name, "", y="share", arms=("FIARSE",), lines=each) for name, each in drawn.items()]
     return charts, [Claim("a size's mask moves less at the end", settled), Claim("larger sizes' masks move less", earlier)]
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from reproduce.entry import Arm, Claim, Contrast, Entry, Grid, Scale, grid, larger_lead, lead, note_of, part
+from reproduce.entry import Arm, Claim, Contrast, Entry, Grid, Lead, Scale, grid, larger_lead, note_of, part
 from reproduce.fiarse.federations import ABLATIONS, FIVE, FOUR, NOTE, TEXT_FIVE, TEXT_FOUR, TEXTS, Setup, arm
 
 # fmt: off
@@ -76,7 +76,7 @@ def five_size_arms(scale: Scale) -> Sequence[Arm]:
 
 def best(method: str, others: Sequence[str], *figures: str, end: str = "") -> Sequence[Contrast]:
     """Return the contrasts by how much ``method`` is ahead of each other one in each figure; ``end`` ends all names."""
-    return [lead(method + end, other + end, figure) for figure in figures for other in others]
+    return [Lead(method + end, other + end, figure) for figure in figures for other in others]
 
 
 def claims(contrasts: Mapping[str, Sequence[Contrast]], *papers: str) -> list[Claim]:
@@ -109,7 +109,7 @@ def _grids(table: Mapping[str, str], sizes: Sequence[str], end: str = "") -> Seq
 
 def _claims(others: Sequence[str], *papers: str) -> list[Claim]:
     static = [other for other in others if other != "FedRolex"]
-    weakest = [lead(other, "FedRolex", "local smallest") for other in (*static, "FIARSE")]
+    weakest: Sequence[Contrast] = [Lead(other, "FedRolex", "local smallest") for other in (*static, "FIARSE")]
     contrasts = {
         "images: FIARSE has the best Local": best("FIARSE", others, "local"),
         "images: FIARSE has the best Global": best("FIARSE", others, "global"),

@@ -19,7 +19,7 @@ from edgefl.analysis.personal.report import EvaluationSetting
 from edgefl.api.simulate import Simulation
 from edgefl.data.groups import groups
 from reproduce import entry
-from reproduce.entry import OURS_JPEG, Chart, Claim, Entry, Federated, Measurements, Scale, grid, lead
+from reproduce.entry import OURS_JPEG, Chart, Claim, Entry, Federated, Lead, Measurements, Scale, grid
 
 FEDAVG, FO, HF = "FedAvg", "FO", "HF"
 ALGORITHMS: dict[str, entry.Settings] = {
@@ -98,7 +98,7 @@ def measured(simulation: Simulation) -> Measurements:
 def claim(text: str, better: tuple[str, str], worse: tuple[str, str]) -> Claim:
     """Return the claim that a method is more accurate in a row than one in another."""
     high, low = (TABLE_1[row][[*COLUMNS.values()].index(method)] for row, method in (better, worse))
-    return Claim(text, lead(arm(*better), arm(*worse), AFTER), paper=f"{high - low:+.2f}")
+    return Claim(text, Lead(arm(*better), arm(*worse), AFTER), paper=f"{high - low:+.2f}")
 
 
 def _pairs() -> list[Claim]:
@@ -154,7 +154,7 @@ FIGURE1 = entry.part(
     TABLE1, "per_fedavg/figure1", "Figure 1: accuracy at equal gradients, CIFAR-10, tau = 4",
     lambda name: name.startswith(f"{CIFAR_4}: "),
     claims=[
-        Claim("HF above FedAvg of 4 tau", lead(arm(CIFAR_4, HF), arm(CIFAR_4, "FedAvg 4tau"), AFTER), "above at equal time")
+        Claim("HF above FedAvg of 4 tau", Lead(arm(CIFAR_4, HF), arm(CIFAR_4, "FedAvg 4tau"), AFTER), "above at equal time")
     ],
     charts=[Chart("figure1.svg", "Accuracy without a step", "accuracy", arms=[arm(CIFAR_4, each) for each in ALGORITHMS])],
     note="Runs of Table 1. The paper's time is counted in gradients here: a step of HF takes four, of FO two, of FedAvg "

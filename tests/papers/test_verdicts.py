@@ -15,11 +15,11 @@ from reproduce.entry import (
     Claim,
     Entry,
     Federated,
+    Lead,
     Measurements,
     NotRunError,
     Results,
     larger_lead,
-    lead,
 )
 from reproduce.runs import Record, Task, results_of, run_arm
 from reproduce.verdicts import Answer, holm, one_sided, prediction, verdicts
@@ -38,8 +38,8 @@ def answers(claims: Sequence[Claim], found: Results, fewest: int = 3) -> list[An
     return [verdict.answer for verdict in verdicts(entry, found, fewest)]
 
 
-AHEAD = Claim("a is ahead of b", lead("a", "b", "x"))
-BEHIND = Claim("b is ahead of a", lead("b", "a", "x"))
+AHEAD = Claim("a is ahead of b", Lead("a", "b", "x"))
+BEHIND = Claim("b is ahead of a", Lead("b", "a", "x"))
 
 
 def test_a_clear_difference_is_reproduced_and_its_opposite_contradicted() -> None:
@@ -61,16 +61,31 @@ def test_a_clear_difference_is_reproduced_and_its_opposite_contradicted() -> Non
     ],
 )
 def test_equal_within_a_margin_needs_the_whole_interval(b: list[float], answer: Answer) -> None:
-    assert answers([Claim("equal", lead("a", "b", "x"), margin=0.01)], results(a=[0.5] * 3, b=b)) == [answer]
+    assert answers([Claim("equal", Lead("a", "b", "x"), margin=0.01)], results(a=[0.5] * 3, b=b)) == [answer]
 
 
 def test_the_best_of_all_is_ahead_of_each() -> None:
     found = results(a=[0.6, 0.7, 0.8], b=[0.5, 0.61, 0.69], c=[0.6, 0.71, 0.79])
-    best = Claim("a is best", (lead("a", "b", "x"), lead("a", "c", "x")))
+    best = Claim("a is best", (Lead("a", "b", "x"), Lead("a", "c", "x")))
 
     assert answers([best], found) == ["inconclusive"]
-    worst = Claim("b is best", (lead("b", "a", "x"), lead("b", "c", "x")))
+    worst = Claim("b is best", (Lead("b", "a", "x"), Lead("b", "c", "x")))
     assert answers([worst], found) == ["contradicted"]
+
+
+def test_the_closest_of_many_rivals_is_named() -> None:
+    rivals = [f"{name}, high" for name in "bcdef"]
+    found = Results(
+        {
+            arm: {seed: Measurements({"x": 0.1 * at + 0.01 * seed}) for seed in range(3)}
+            for at, arm in enumerate([*rivals, "a, high"])
+        }
+    )
+    best = Claim("a is best", [Lead("a, high", rival, "x") for rival in rivals])
+
+    (verdict,) = verdicts(Entry(name="paper/table", title="", claims=[best]), found, 3)
+
+    assert verdict.ours == "f, least of 5: +10.00 ± 0.00"
 
 
 def test_leads_are_compared_seed_by_seed() -> None:
@@ -92,7 +107,7 @@ def test_p_values_are_those_of_scipy() -> None:
 def test_only_common_seeds_count() -> None:
     found = results(a=[0.6, 0.7, 0.8, 0.9], b=[0.5, 0.61, 0.69])
 
-    assert len(lead("a", "b", "x")(found)) == 3
+    assert len(Lead("a", "b", "x")(found)) == 3
     with refuses(NotRunError, arm="a", figure="y"):
         found.of("a", "y")
 
@@ -121,7 +136,7 @@ TINY: Mapping[str, object] = {
 GOOD, POOR = Federated("good", TINY), Federated("poor", {**TINY, "algorithm.lr": 0.003})
 ZEROS = Federated("good", {**TINY, "codec.name": "signsgd", "codec.options": {"alpha": 1e-30}})
 """Sends changes that are 0 in float32."""
-CLAIM = Claim("good is ahead of poor", lead("good", "poor", "accuracy"))
+CLAIM = Claim("good is ahead of poor", Lead("good", "poor", "accuracy"))
 
 
 def run(arms: Sequence[Arm], folder: Path) -> list[Record]:
