@@ -110,7 +110,7 @@ def interval_text(claim: Claim, contrasts: Sequence[Array]) -> str:
 
 
 def _own_name(contrasts: Sequence[Contrast], at: int) -> str:
-    """Return what tells a contrast from the others: the words of its arms and figures that not all have."""
+    """Return the words of a contrast's arms and figures that not all contrasts have."""
     words = [each.words for each in contrasts if isinstance(each, Lead)]
     if len(words) < len(contrasts):
         return ""
