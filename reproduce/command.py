@@ -95,7 +95,7 @@ def reproduce(
         compared = [] if out.resolve() == PUBLISHED else compare(each.entry, each.records, PUBLISHED)
         answers.append({**each.plain(), "compared": compared})
         if not as_json:
-            console.print(f"{each.entry.name}: {each.summary(each.answers)}; {out / each.entry.name}.md")
+            console.print(f"{each.entry.name}: {each.summary}; {out / each.entry.name}.md")
             if compared:
                 print_table("beside the published runs (95 % prediction intervals)", compared)
     if as_json:

@@ -1,9 +1,10 @@
 """Pages of results: one for each table or figure of a paper, shown as in the paper, and the overview of all verdicts.
 
 For readers of the papers whose methods edgefl implements: every table and figure, and the verdicts on its claims. Each page
-shows the table as in the paper and names its command. A claim is reproduced or contradicted where a paired t-test over the
-seeds says so at 95 % after Holm's correction, else inconclusive; theorems and accounted numbers are exact checks. T: table,
-F: figure; a row has those that share runs. Hours: of one processor core.
+shows the table as in the paper and names its command. A claim is a statement of the paper or a reading of its table. It is
+reproduced or contradicted where a paired t-test over the seeds says so at 95 % after Holm's correction over its page, else
+inconclusive; theorems and accounted numbers are exact checks. T: table, F: figure; a row has those that share runs. Hours:
+of one processor core.
 """
 
 from __future__ import annotations
@@ -110,17 +111,17 @@ class EntryResults:
         """Number of claims by answer."""
         return Counter(each.answer for each in self.verdicts)
 
-    def summary(self, counts: Counter[str], length: int = 200) -> str:
-        """Return the number of claims by answer, or else of the checks that hold, in at most ``length`` characters."""
-        given, texts = [answer for answer in ANSWERS if counts[answer]], list[str]()
-        for letters in (12, 8, 4):
-            short = [answer if len(answer) <= max(letters, 8) else f"{answer[:letters]}." for answer in given]
-            texts = [f"{counts[answer]} {word}" for answer, word in zip(given, short, strict=True)]
-            if len(", ".join(texts)) <= length:
-                break
+    @property
+    def checks_that_hold(self) -> str:
+        """Number of checks that hold, of those that were run: "2 of 3"; "" without any."""
         states = [row["state"] for row in self.checks() if row["state"] != "not run"]
-        if states and (not texts or length > 100 or FAILS in states):
-            texts.append(f"{states.count('holds')} of {len(states)} checks hold")
+        return f"{states.count('holds')} of {len(states)}" if states else ""
+
+    @property
+    def summary(self) -> str:
+        """Number of claims by answer, and of the checks that hold."""
+        texts = [f"{count} {answer}" for answer in ANSWERS if (count := self.answers[answer])]
+        texts += [f"{self.checks_that_hold} checks hold"] if self.checks_that_hold else []
         return ", ".join(texts) or ("run" if self.records else "not run")
 
 
@@ -144,7 +145,7 @@ def page(found: EntryResults, pictures: Sequence[str] = ()) -> str:
             r.data for r in records
         }
         parts += [
-            f"Scale `{found.scale}`, seeds {', '.join(map(str, found.seeds))}: **{found.summary(found.answers)}**; "
+            f"Scale `{found.scale}`, seeds {', '.join(map(str, found.seeds))}: **{found.summary}**; "
             f"{found.hours:.1f} processor hours; `{found.command}`",
             f"Runs: {len(records)}; {'; '.join(sorted(made - {''}))}.",
         ]
@@ -169,6 +170,8 @@ def page(found: EntryResults, pictures: Sequence[str] = ()) -> str:
     parts.append(_table([row for each in entry.choices for row in _tried(each, found.results)]))
     if entry.claims:
         about = "differences, each with its own 95 % interval; p of the paired t-test after Holm's correction"
+        if any(len(claim.parts) > 2 for claim in entry.claims):
+            about += "; of many differences the one that decides, with its name"
         parts += [f"Claims: {about} (level {LEVEL}).", _table(found.claims())]
     parts += [_table(found.checks()), "\n".join(f"![{name}]({name})" for name in pictures)]
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -249,7 +252,8 @@ def overview(entries: Sequence[Entry], out: Path) -> str:
                 "table": ", ".join(f"[{_label(each.entry.name)}]({each.entry.name}.md)" for each in found),
                 "scale": first.scale or "-",
                 "seeds": "-".join(dict.fromkeys((str(seeds[0]), str(seeds[-1])))),  # of its arms
-                "verdicts": first.summary(counts, 40),
+                **{answer: counts[answer] or "" for answer in ANSWERS},
+                "checks hold": first.checks_that_hold,
                 "hours": f"{first.hours:.1f}" if first.records else "-",
             }
         )

@@ -32,7 +32,7 @@ class Verdict:
     @property
     def p_text(self) -> str:
         """Printed p, "-" where nothing was tested."""
-        return f"{self.p:.2g}" if self.p == self.p else "-"
+        return f"{self.p:.3g}" if self.p == self.p else "-"
 
 
 def verdicts(entry: Entry, results: Results, fewest_seeds: int) -> list[Verdict]:
@@ -90,7 +90,7 @@ def holm(p: Sequence[float], claims: int = 0) -> list[float]:
 
 
 def interval_text(claim: Claim, contrasts: Sequence[Array]) -> str:
-    """Return mean and 95 % interval of the mean of each contrast; of many only those of the farthest from the claim."""
+    """Return mean and 95 % interval of the mean of each contrast; of many only the one that decides, with its name."""
 
     def one(values: Array) -> str:
         mean = f"{claim.unit * values.mean():+.{claim.digits}f}"
@@ -102,11 +102,18 @@ def interval_text(claim: Claim, contrasts: Sequence[Array]) -> str:
     shown = "; ".join(map(one, contrasts))
     if len(shown) <= _CELL:
         return shown
-    means = [float(values.mean()) for values in contrasts]
-    at, kind = (np.argmin(means), "least") if claim.margin is None else (np.argmax(np.abs(means)), "farthest")
-    shown = f"{kind} of {len(contrasts)}: {one(contrasts[int(at)])}"
-    named = f"{_own_name(claim.parts, int(at))}, {shown}".removeprefix(", ")
-    return named if len(named) <= _CELL else shown
+    at = _deciding(claim, contrasts)
+    named = f"{_own_name(claim.parts, at)}: {one(contrasts[at])}"
+    return named if len(named) <= _CELL else f"one of {len(contrasts)}: {one(contrasts[at])}"
+
+
+def _deciding(claim: Claim, contrasts: Sequence[Array]) -> int:
+    """Return the index of the contrast of which the claim's p is: the one least sure to hold, or the surest to fail."""
+    if min(map(len, contrasts)) < 2:
+        return int(np.argmin([values.mean() for values in contrasts]))
+    holds, fails = zip(*(_one(claim, values) for values in contrasts), strict=True)
+    contradicted = len(fails) * min(fails) < max(holds)
+    return int(np.argmin(fails) if contradicted else np.argmax(holds))
 
 
 def _own_name(contrasts: Sequence[Contrast], at: int) -> str:

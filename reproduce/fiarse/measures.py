@@ -139,7 +139,7 @@ def accuracies(simulation: Simulation) -> Measurements:
 
 
 def reached(line: list[tuple[float, float]]) -> float:
-    """Return the first x where a curve is at :data:`TARGET` or above, and one step beyond the end without any."""
+    """Return the first x where a curve is at :data:`TARGET` or above; without any the end and the first x more."""
     return next((x for x, y in line if y >= TARGET), line[-1][0] + line[0][0])
 
 

@@ -157,8 +157,10 @@ FIGURE1 = entry.part(
         Claim("HF above FedAvg of 4 tau", Lead(arm(CIFAR_4, HF), arm(CIFAR_4, "FedAvg 4tau"), AFTER), "above at equal time")
     ],
     charts=[Chart("figure1.svg", "Accuracy without a step", "accuracy", arms=[arm(CIFAR_4, each) for each in ALGORITHMS])],
-    note="Runs of Table 1. The paper's time is counted in gradients here: a step of HF takes four, of FO two, of FedAvg "
-    "one. FedAvg with 4 tau steps has HF's. The claim is about accuracy after a step, at the end; the chart is without one.",
+    note="Runs of Table 1. Figure 1(a) compares methods at equal time, in which FedAvg makes more rounds. Time is counted "
+    "in gradients here: a step of HF takes four, of FO two, of FedAvg one. FedAvg of 4 tau steps computes as many as HF in "
+    "as many rounds. The claim is about the accuracy after a step of adaptation, at the end. The chart is Figure 1(b), "
+    "accuracy by round, but without that step.",
     other_data="CIFAR-10 as JPEG (q75)",
 )  # fmt: skip
 _ACCURACY = {FO: [34.04], "FedAvg + ARUBA": [36.74], HF: [43.73]}

@@ -73,19 +73,18 @@ def test_the_best_of_all_is_ahead_of_each() -> None:
     assert answers([worst], found) == ["contradicted"]
 
 
-def test_the_closest_of_many_rivals_is_named() -> None:
-    rivals = [f"{name}, high" for name in "bcdef"]
-    found = Results(
-        {
-            arm: {seed: Measurements({"x": 0.1 * at + 0.01 * seed}) for seed in range(3)}
-            for at, arm in enumerate([*rivals, "a, high"])
-        }
-    )
-    best = Claim("a is best", [Lead("a, high", rival, "x") for rival in rivals])
+def test_of_many_rivals_the_one_that_decides_is_named() -> None:
+    behind = {"b": (0.1, 0.11, 0.12), "c": (0.1, 0.3, 0.4), "d": (0.2, 0.21, 0.22), "e": (0.3, 0.31, 0.32)}
+    figures = {f"{rival}, high": [0.5 - by for by in all_by] for rival, all_by in behind.items()}
+    found = results(**figures, **{"a, high": [0.5] * 3})
 
-    (verdict,) = verdicts(Entry(name="paper/table", title="", claims=[best]), found, 3)
+    def ours(better: str, *worse: str) -> str:
+        leads = [Lead(f"{better}, high", f"{rival}, high", "x") for rival in worse]
+        (verdict,) = verdicts(Entry(name="paper/table", title="", claims=[Claim("best", leads)]), found, 3)
+        return verdict.ours
 
-    assert verdict.ours == "f, least of 5: +10.00 ± 0.00"
+    assert ours("a", "b", "c", "d", "e") == "c: +26.67 ± 37.95"
+    assert ours("e", "a", "b", "c", "d") == "b: -20.00 ± 0.00"
 
 
 def test_leads_are_compared_seed_by_seed() -> None:
