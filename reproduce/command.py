@@ -32,7 +32,9 @@ def reproduce(
     seeds: Annotated[str, typer.Option(help="seeds, like 3,4,5; default: those of the entry")] = "",
     arm: Annotated[
         list[str] | None,
-        typer.Option(help="only this arm, or arms whose name contains this text; repeatable"),
+        typer.Option(
+            help="this arm alone; a text that is no arm's name: all arms whose name contains it; repeatable"
+        ),
     ] = None,
     out: Annotated[
         Path, typer.Option(callback=writable_folder, help="folder for records, pages and pictures")
@@ -61,7 +63,7 @@ def reproduce(
       python -m reproduce per_fedavg/table1 --scale paper --minutes 100
     """
     from reproduce.catalog import ENTRIES, selected
-    from reproduce.pages import FAILS, OVERVIEW, compare, overview, write_page
+    from reproduce.pages import FAILS, OVERVIEW, compare, overview, repeated, write_page
     from reproduce.runs import fetch_data, run_entries
 
     if not names:
@@ -95,9 +97,14 @@ def reproduce(
         compared = [] if out.resolve() == PUBLISHED else compare(each.entry, each.records, PUBLISHED)
         answers.append({**each.plain(), "compared": compared})
         if not as_json:
-            console.print(f"{each.entry.name}: {each.summary}; {out / each.entry.name}.md")
+            claims = "claims: " if each.entry.claims else ""
+            console.print(f"{each.entry.name}: {claims}{each.summary}; {out / each.entry.name}.md")
             if compared:
-                print_table("beside the published runs (95 % prediction intervals)", compared)
+                print_table("beside the published runs; together the intervals hold at 95 %", compared)
+            if equal := repeated(each.entry, each.records, PUBLISHED):
+                console.print(
+                    f"{equal.count(True)} of {len(equal)} runs with published seeds have the published figures"
+                )
     if as_json:
         print_json(answers)
     if any(row["state"] == FAILS for each in found for row in each.checks()):

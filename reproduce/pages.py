@@ -24,6 +24,8 @@ from reproduce.verdicts import ANSWERS, LEVEL, Verdict, prediction, verdicts
 Row = dict[str, Any]
 """A row of a table: cells by heading."""
 _Judged = tuple[Sequence[Record], Sequence[Verdict]]
+_FEW_ARMS = 3
+"""Most arms that a page's command names; with more it runs all."""
 OVERVIEW = "README.md"
 FAILS = "**fails**"
 """State of an exact check that does not hold."""
@@ -77,8 +79,8 @@ class EntryResults:
         """Command that repeats the runs."""
         words = ["python", "-m", "reproduce", self.entry.name, "--scale", self.scale or "paper"]
         arms = list(dict.fromkeys(record.arm for record in self.records))
-        if self.scale and len(arms) < len(self.entry.arms(self.scale)):
-            words += [word for arm in arms[:3] for word in ("--arm", f'"{arm}"')] + ["..."] * (len(arms) > 3)
+        if self.scale and len(arms) < len(self.entry.arms(self.scale)) and len(arms) <= _FEW_ARMS:
+            words += [word for arm in arms for word in ("--arm", f'"{arm}"')]
         if any(record.device == "cuda" for record in self.records):
             words += ["--device", "cuda"]
         return " ".join([*words, *(["--seeds", ",".join(map(str, self.seeds))] if self.seeds else [])])
@@ -296,3 +298,11 @@ def compare(entry: Entry, records: Sequence[Record], published: Path) -> list[Ro
         row |= {"interval": f"{low:.{digits}f} to {high:.{digits}f}", "inside": low <= value <= high}
         rows.append(row)
     return rows
+
+
+def repeated(entry: Entry, records: Sequence[Record], published: Path) -> list[bool]:
+    """Return for each of ``records`` of a published arm, scale and seed whether its figures are the published ones."""
+    known = {(each.scale, each.arm, each.seed): each.figures for each in read_records(entry, published)}
+    keys = [(each.scale, each.arm, each.seed) for each in records]
+    pairs = zip(keys, records, strict=True)
+    return [known[key] == each.figures for key, each in pairs if key in known]

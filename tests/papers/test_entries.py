@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import msgspec
 import pytest
 
 from edgefl.api.federation import load_federation
@@ -31,7 +32,7 @@ from reproduce.entry import (
     Results,
     grid,
 )
-from reproduce.pages import EntryResults, compare, overview, page, table
+from reproduce.pages import EntryResults, compare, overview, page, repeated, table
 from reproduce.runs import Record, Task, add_records, fetch_data, read_records, results_of, run_arm
 from tests.cli.runner import runner
 from tests.needs import require_data
@@ -218,7 +219,10 @@ def test_new_seeds_are_compared_with_published_runs(tmp_path: Path) -> None:
     (far,) = compare(ENTRY, [run_arm(task(seed=40), ONE, tmp_path)], tmp_path)
 
     assert near["inside"] and not far["inside"] and near["value"] == 75.0
-    assert compare(ENTRY, [run_arm(task(seed=1), ONE, tmp_path)], tmp_path) == []  # a published seed
+    again = run_arm(task(seed=1), ONE, tmp_path)
+    assert compare(ENTRY, [again], tmp_path) == []
+    other = msgspec.structs.replace(again, figures={"x": 0.0})
+    assert repeated(ENTRY, [again, other, run_arm(task(seed=40), ONE, tmp_path)], tmp_path) == [True, False]
 
 
 # -- ``python -m reproduce`` -------------------------------------------------------------------------------
