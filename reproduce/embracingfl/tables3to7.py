@@ -14,6 +14,8 @@ some of 128 clients without samples.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from edgefl.wire.tensors import Array
@@ -69,23 +71,29 @@ def text_arms(scale: Scale) -> list[Arm]:
 
 def rounds(case: int, method: str) -> Contrast:
     """Return the contrast of the rounds to the target of a case."""
-
-    def numbers(results: Results) -> Array:
-        arm, reference = name(case, method), name(case, WIDTH)
-        seeds = results.common_seeds(arm, reference)
-        reached = []
-        for seed, best in zip(seeds, results.of(reference, "best", seeds), strict=True):
-            line, target = results.runs[arm][seed].lines["accuracy"], np.floor(100 * best + 1e-6) / 100
-            reached.append(next((x for x, y in line if y >= target), line[-1][0]))
-        return np.array(reached)
-
-    return numbers
+    arm = name(case, method)
+    return lambda results: _reached(results, arm, case, results.common_seeds(arm, name(case, WIDTH)))
 
 
 def fewer_rounds(case: int) -> Contrast:
     """Return the contrast by how many rounds EmbracingFL is earlier at the target."""
-    theirs, ours = (rounds(case, method) for method in METHODS)
-    return lambda results: theirs(results) - ours(results)
+    theirs, ours = (name(case, method) for method in METHODS)
+
+    def differences(results: Results) -> Array:
+        seeds = results.common_seeds(theirs, ours)
+        difference: Array = _reached(results, theirs, case, seeds) - _reached(results, ours, case, seeds)
+        return difference
+
+    return differences
+
+
+def _reached(results: Results, arm: str, case: int, seeds: Sequence[int]) -> Array:
+    """Return the rounds that an arm needs to the best accuracy of width reduction in its case, float64 (seeds,)."""
+    reached = []
+    for seed, best in zip(seeds, results.of(name(case, WIDTH), "best", seeds), strict=True):
+        line, target = results.runs[arm][seed].lines["accuracy"], np.floor(100 * best + 1e-6) / 100
+        reached.append(next((x for x, y in line if y >= target), line[-1][0]))
+    return np.array(reached)
 
 
 def accuracies(columns: list[str], *places: int, title: str = entry.OURS_JPEG) -> entry.Grid:

@@ -68,6 +68,11 @@ def test_rounds_to_a_target_are_those_of_the_same_seed() -> None:
     )
 
     assert tables3to7.fewer_rounds(7)(results).tolist() == [2.0]
+    more = {
+        **results.runs,
+        theirs: {**results.runs[theirs], 4: results.runs[theirs][3]},
+    }  # a seed of one method only
+    assert tables3to7.fewer_rounds(7)(Results(more)).tolist() == [2.0]
     with pytest.raises(NotRunError):
         tables3to7.fewer_rounds(2)(results)
 
