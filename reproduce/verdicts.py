@@ -103,8 +103,9 @@ def interval_text(claim: Claim, contrasts: Sequence[Array]) -> str:
     if len(shown) <= _CELL:
         return shown
     at = _deciding(claim, contrasts)
-    named = f"{_own_name(claim.parts, at)}: {one(contrasts[at])}"
-    return named if len(named) <= _CELL else f"one of {len(contrasts)}: {one(contrasts[at])}"
+    name, shown = _own_name(claim.parts, at), one(contrasts[at])
+    fits = name and len(f"{name}: {shown}") <= _CELL
+    return f"{name}: {shown}" if fits else f"one of {len(contrasts)}: {shown}"
 
 
 def _deciding(claim: Claim, contrasts: Sequence[Array]) -> int:

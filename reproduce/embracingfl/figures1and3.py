@@ -1,7 +1,7 @@
 """EmbracingFL's Figures 1 and 3: similarity of clients' layers, by the part of the model that they average.
 
 The paper has curves only; cells are means of the second half of the measurements, each the largest SVCCA of all 28 pairs of
-clients right after an average, on 64 test images; more images give the same. At scale cpu: ResNet-20 on 8x8 means of the
+clients right after an average, on 64 test images. At scale cpu: ResNet-20 on 8x8 means of the
 images, 8 clients, 200 local steps at rate 0.1. The paper: whole images, 128 clients (8,128 pairs), 1,000 local steps at 0.4;
 its Figure 1 has FEMNIST and IMDB as well.
 """
