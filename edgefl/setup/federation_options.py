@@ -73,10 +73,9 @@ class FederationOptions:
         Tiers and engine need the model.
 
         Raises:
-            ConfigError: if a text does not follow its grammar.
+            ConfigError: if a text does not follow its grammar, or a key has two values.
         """
         settings: dict[str, object] = {
-            **parse_options(self.others, "a setting"),
             "federation.rounds": self.rounds,
             "federation.seed": self.seed,
             "data.dir": str(self.data.resolve()) if self.data else None,
@@ -94,7 +93,13 @@ class FederationOptions:
             settings |= parse_algorithm(self.algorithm)
         options = parse_options(self.model_options)
         settings |= {f"model.options.{name}": value for name, value in options.items()}
-        return {key: value for key, value in settings.items() if value is not None}
+        settings = {key: value for key, value in settings.items() if value is not None}
+        others = parse_options(self.others, "a setting")
+        if twice := sorted(settings.keys() & others.keys()):
+            raise ConfigError(
+                f"{twice[0]} was given twice, by --set and by an option of its own; leave one out", key=twice[0]
+            )
+        return settings | others
 
 
 def parse_options(pairs: Sequence[str], what: str = "a model option") -> dict[str, Any]:

@@ -6,6 +6,7 @@ import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,9 @@ from edgefl.cli.analysis import heterogeneity, personalize
 from edgefl.cli.commands import app
 from edgefl.cli.device import data, tune
 from edgefl.cli.models import check, deploy, profile, verify
+from edgefl.errors import ConfigError
+from edgefl.setup.federation_options import FederationOptions
+from tests.support.errors import refuses
 
 MEANT = {
     "--batch": "samples of a step, of a call or of a round: a command has the default of its Python function",
@@ -131,3 +135,40 @@ def test_defaults_are_those_of_the_function(
 
     assert shared
     assert {name: own[name] for name in shared} == {name: called[name] for name in shared}
+
+
+OWN: dict[str, dict[str, Any]] = {
+    "federation.rounds": {"rounds": 2},
+    "federation.seed": {"seed": 2},
+    "data.dir": {"data": Path("digits")},
+    "data.download": {"download": True},
+    "model.name": {"model": "mlp"},
+    "model.options.depth": {"model_options": ["depth=3"]},
+    "algorithm.name": {"algorithm": "sgd"},
+    "codec": {"codec": "dense"},
+    "loss": {"loss": "huber"},
+    "optimizer": {"optimizer": "sgd"},
+    "downlink.encoding": {"downlink_encoding": "int8"},
+    "broker.kind": {"broker_kind": "amqtt"},
+    "tracking.tensorboard": {"tensorboard": True},
+    "tracking.mlflow": {"mlflow": "http://127.0.0.1:5000"},
+}
+"""The option of its own that each of these keys has."""
+
+
+@pytest.mark.parametrize("key", OWN)
+def test_a_key_is_set_by_its_option_or_by_set_and_not_by_both(key: str) -> None:
+    assert FederationOptions(others=[f"{key}=7"]).settings == {key: 7}
+    assert list(FederationOptions(**OWN[key]).settings) == [key]
+    with refuses(ConfigError, key=key):
+        _ = FederationOptions(**OWN[key], others=[f"{key}=7"]).settings
+
+
+def test_set_refines_what_an_option_chooses() -> None:
+    options = FederationOptions(codec="fedbat", others=["codec.options.rho=2", "round.fraction=0.5"])
+
+    assert options.settings == {
+        "codec": {"name": "fedbat", "options": {}},
+        "codec.options.rho": 2,
+        "round.fraction": 0.5,
+    }
