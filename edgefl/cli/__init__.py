@@ -194,19 +194,25 @@ _SERVER = (
     "torch",
     "onnx",
     "onnxscript",
+    "onnx_ir",
+    "google.protobuf",
     "amqtt",
     "sqlalchemy",
+    "immutables",
     "pydantic",
     "psutil",
+    "numba",
+    "packaging",
     "edgefl_export",
     "edgefl_server",
 )
 _EXTRAS = {
     **dict.fromkeys(_SERVER, "server"),
+    "google": "server",
     "scipy": "analysis",
-    **dict.fromkeys(("starlette", "uvicorn", "anyio"), "mirror"),
+    **dict.fromkeys(("starlette", "uvicorn", "h11", "anyio"), "mirror"),
     "prometheus_client": "dashboard",
-    "opentelemetry": "otel",
-    "segno": "web",
+    **dict.fromkeys(("opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter"), "otel"),
+    **dict.fromkeys(("segno", "websockets"), "web"),
 }
 """Which extra brings a module."""

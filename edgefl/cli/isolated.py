@@ -72,8 +72,8 @@ def run(command: Callable[..., None], module_name: str) -> None:
         with os.fdopen(read_end, "rb") as pipe:
             message = pipe.read()
         _, status = os.waitpid(child, 0)
-    if not message:
-        sys.exit(os.waitstatus_to_exitcode(status))
+        if not message:  # the child has told why, which may also be why nothing was loaded here
+            sys.exit(os.waitstatus_to_exitcode(status))
     import msgspec
 
     module.run(msgspec.json.decode(message, type=module.settings_type), loaded)
