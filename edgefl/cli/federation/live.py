@@ -184,7 +184,7 @@ class RunView:
         apart = (".evaluate", f".{NORMS}")
         for path in [path for path in bundles if not path.stem.endswith(apart)][-1:]:
             tier = path.name.partition(".")[0]
-            console.print(f"what a {tier} device downloads:  edgefl inspect {path}")
+            console.print(f"what tier {tier} downloads:  edgefl inspect {path}")
         console.print(f"what each process said:        {folder}/logs")
         console.print(f"a file for inference:          edgefl deploy --weights {folder} --out model.onnx")
 
