@@ -76,13 +76,13 @@ def reproduce(
         print_json(found_data) if as_json else console.print("\n".join(found_data))
         return
     chosen = selected(names)
-    ended = True
+    numbers, ended = _numbers(seeds), True
     if not pages:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             with _progress() as report:
                 ended = run_entries(
-                    chosen, out, scale=scale, seeds=_numbers(seeds), arms=arm or (), jobs=jobs, device=device,
+                    chosen, out, scale=scale, seeds=numbers, arms=arm or (), jobs=jobs, device=device,
                     minutes=minutes, report=report,
                 )  # fmt: skip
         except KeyboardInterrupt:
@@ -120,15 +120,19 @@ def _numbers(text: str) -> list[int] | None:
 
 @contextmanager
 def _progress() -> Iterator[Listener]:
-    """Show a progress bar over all runs with the latest message of any run, and yield the function that gets them."""
+    """Yield a function that shows the latest message of any run behind a progress bar over all, from the first one on."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=errors) as bar:
-        shown = bar.add_task("", total=None)
+    bar = Progress(*columns, console=errors)
+    shown = bar.add_task("", total=None)
 
-        def report(task: Task, tasks: int, news: str | Record) -> None:
-            text = news if isinstance(news, str) else f"{news.cpu_seconds:.0f} s of processor time"
-            bar.update(shown, total=tasks, advance=news is not text, description=f"{task.label}: {text}")
+    def report(task: Task, tasks: int, news: str | Record) -> None:
+        bar.start()
+        text = news if isinstance(news, str) else f"{news.cpu_seconds:.0f} s of processor time"
+        bar.update(shown, total=tasks, advance=news is not text, description=f"{task.label}: {text}")
 
+    try:
         yield report
+    finally:
+        bar.stop()

@@ -70,9 +70,10 @@ class EntryResults:
         return sorted({record.seed for record in self.records})
 
     @property
-    def hours(self) -> float:
-        """Processor hours of all runs."""
-        return sum(record.cpu_seconds for record in self.records) / 3600
+    def hours(self) -> str:
+        """Processor hours of all runs, as text."""
+        hours = sum(record.cpu_seconds for record in self.records) / 3600
+        return f"{hours:.1f}" if hours >= 0.05 else "<0.1"
 
     @property
     def command(self) -> str:
@@ -148,7 +149,7 @@ def page(found: EntryResults, pictures: Sequence[str] = ()) -> str:
         }
         parts += [
             f"Scale `{found.scale}`, seeds {', '.join(map(str, found.seeds))}: **{found.summary}**; "
-            f"{found.hours:.1f} processor hours; `{found.command}`",
+            f"{found.hours} processor hours; `{found.command}`",
             f"Runs: {len(records)}; {'; '.join(sorted(made - {''}))}.",
         ]
         if found.scale == "smoke":
@@ -246,17 +247,18 @@ def overview(entries: Sequence[Entry], out: Path) -> str:
     rows: list[Row] = []
     for runs in dict.fromkeys(entry.runs for entry in entries):
         found = [EntryResults(entry, out) for entry in entries if entry.runs == runs]
-        first, counts = found[0], sum((each.answers for each in found), Counter[str]())
-        seeds = sorted(set(Counter(record.arm for record in first.records).values())) or [0]
+        counts = sum((each.answers for each in found), Counter[str]())
+        whole = max(found, key=lambda each: len(each.records))  # the first one may show some arms only
+        seeds = sorted(set(Counter(record.arm for record in whole.records).values())) or [0]
         rows.append(
             {
                 "paper": PAPERS[runs.partition("/")[0]],
                 "table": ", ".join(f"[{_label(each.entry.name)}]({each.entry.name}.md)" for each in found),
-                "scale": first.scale or "-",
+                "scale": whole.scale or "-",
                 "seeds": "-".join(dict.fromkeys((str(seeds[0]), str(seeds[-1])))),  # of its arms
                 **{answer: counts[answer] or "" for answer in ANSWERS},
-                "checks hold": first.checks_that_hold,
-                "hours": f"{first.hours:.1f}" if first.records else "-",
+                "checks hold": whole.checks_that_hold,
+                "hours": whole.hours if whole.records else "-",
             }
         )
     return f"# The papers' results, run again\n\n{note_of(__doc__)}\n\n{_table(rows)}\n"

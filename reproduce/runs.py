@@ -172,8 +172,8 @@ def run_entries(
     )
     wanted = list(dict.fromkeys(every))
     if not wanted and any(entry.arms(scale) for entry in entries):
-        names = ", ".join(each.name for entry in entries for each in entry.arms(scale))
-        text = f"expected names of arms, found {', '.join(arms)}; there are: {names}"
+        names = "; ".join(each.name for entry in entries for each in entry.arms(scale))
+        text = f"expected names of arms, found {'; '.join(arms)}; there are: {names}"
         raise ConfigError(text, arms=tuple(arms))
     ended = {(r.entry, r.scale, r.arm, r.seed) for entry in entries for r in read_records(entry, out)}
     waiting = [task for task in wanted if (task.entry, scale, task.arm, task.seed) not in ended]

@@ -9,8 +9,8 @@ the rounds. A loss is that of the averaged model on 10,000 training samples, fro
 smooth it is. On MNIST and CIFAR-10 FAFED has the grid's smallest step, 0.001, because it diverges at 0.01. Scale cpu:
 10 clients of 20, and 10 epochs.
 
-About {} core-hours for 3 seeds: {} hours on 2 cores, {} on 64 (54 runs side by side), from 3 rounds of FedAvg; {} core-
-hours for 5 seeds at scale cpu. No GPU was at hand to measure.
+About {} core-hours for 3 seeds: {} hours on 2 cores, {} on 64 (54 runs side by side), from 3 rounds of FedAvg;
+{} core-hours for 5 seeds at scale cpu. No GPU was at hand to measure.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ _DEFINED = ("Runs of Table 1. The paper defines neither measure. Here: the share
             "held in any round (explored), and the share of the mask that differs from that 1 or 10 rounds before "
             "(moved). Claims compare means over the last tenth of the rounds with those over the first tenth, and with "
             "those of the next larger size: ")
-_TRAINED = Claim("fewer than 5 % are never trained", lambda results: results.of("FIARSE", "ever trained"),
-                 "to zero", 0.95, digits=1)
+_TRAINED = Claim("over 95 % are trained at some time", lambda results: results.of("FIARSE", "ever trained"),
+                 "all in the end", 0.95, digits=1)
 (_CHARTS_7, _CLAIMS_7), (_CHARTS_8, _CLAIMS_8) = _moves(SIZES_4[:3], SIZES_4[1:3]), _moves(SIZES_5[:4], SIZES_5[:4])
 FIGURES = (
     _histogram(tables.TABLE1, "Figure 2: clients by local accuracy", FOUR_METHODS, "Runs of Table 1."),

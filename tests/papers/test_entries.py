@@ -135,6 +135,18 @@ def test_the_overview_fits_a_screen() -> None:
     assert max(map(len, cells(written))) <= WIDEST_CELL
 
 
+def test_the_overview_has_the_hours_of_all_runs_of_a_row() -> None:
+    rows = [
+        line
+        for line in (PUBLISHED / "README.md").read_text().splitlines()
+        if "(embracingfl/table6.md)" in line
+    ]
+
+    assert [row.split("|")[-2].strip() for row in rows] == [
+        EntryResults(ENTRIES["embracingfl/table6"], PUBLISHED).hours
+    ]
+
+
 # -- records -----------------------------------------------------------------------------------------------
 
 
