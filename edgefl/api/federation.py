@@ -239,7 +239,7 @@ FedBAT also learns step sizes in half of them (fedbat.md 9).
 """
 
 
-_DEMO_CODEC_OPTIONS: Mapping[str, Mapping[str, object]] = {"fedbat": {"phi": 0.8}}
+_DEMO_CODEC_OPTIONS: dict[str, dict[str, object]] = {"fedbat": {"phi": 0.8}}
 """Codec options for few steps: half of 20 in full precision cost FedBAT a point (the paper has 50 steps and more)."""
 
 
@@ -247,11 +247,14 @@ def with_demo_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by dotted key, such as ``federation.rounds``: those of ``chosen``, and the demo's values for the
     rest.
 
-    ``chosen`` may have the table ``codec`` as a mapping with ``name`` and ``options``; the result always has it.
+    ``chosen`` may have the table ``codec`` as a mapping with ``name`` and ``options``; the result has its keys.
     """
     model = str(chosen.get("model.name", "resnet8"))
-    codec = dict(chosen.get("codec", {"name": "dense", "options": {}}))
-    codec["options"] = {**_DEMO_CODEC_OPTIONS.get(codec["name"], {}), **codec["options"]}
+    codec = chosen.get("codec", {"name": "dense", "options": {}})
+    of_few_steps = _DEMO_CODEC_OPTIONS.get(chosen.get("codec.name", codec["name"]), {})
+    codec_options = {
+        f"codec.options.{name}": value for name, value in (of_few_steps | codec["options"]).items()
+    }
     # Plain SGD, with which some local training begins, is not through in so few rounds.
     momentum = {} if "algorithm.name" in chosen else {"algorithm.momentum": 0.9}
     defaults: dict[str, Any] = momentum | {
@@ -262,8 +265,9 @@ def with_demo_defaults(chosen: Mapping[str, Any]) -> dict[str, Any]:
         "data.test_samples": 2000,
         "data.alpha": 1.0,
         "round.lr_decay_at": (0.6,),
+        "codec.name": codec["name"],
     }
-    return defaults | dict(chosen) | {"codec": codec}
+    return defaults | codec_options | {key: value for key, value in chosen.items() if key != "codec"}
 
 
 def _learning_rate(algorithm: str, model: str) -> float:

@@ -95,10 +95,14 @@ class FederationOptions:
         settings |= {f"model.options.{name}": value for name, value in options.items()}
         settings = {key: value for key, value in settings.items() if value is not None}
         others = parse_options(self.others, "a setting")
-        if twice := sorted(settings.keys() & others.keys()):
-            raise ConfigError(
-                f"{twice[0]} was given twice, by --set and by an option of its own; leave one out", key=twice[0]
-            )
+        for key in others:
+            if "." not in key:
+                raise ConfigError(f"expected TABLE.KEY such as codec.name, found {key!r}", key=key)
+            if key in settings or key.partition(".")[0] in settings:
+                raise ConfigError(
+                    f"expected one value of {key}, found two (of an option and of --set); leave one out",
+                    key=key,
+                )
         return settings | others
 
 
@@ -110,17 +114,21 @@ def parse_options(pairs: Sequence[str], what: str = "a model option") -> dict[st
         what: name of such a text, for the error.
 
     Raises:
-        ConfigError: if a text has no key or no value.
+        ConfigError: if a text has no key or no value, a value is null, or a key has two values.
     """
     options: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not key or not equals:
             raise ConfigError(f"{what} is KEY=VALUE, found {pair!r}")
+        if key in options:
+            raise ConfigError(f"expected one value of {key}, found two; leave one out", key=key)
         try:
             options[key] = json.loads(value)
         except ValueError:
             options[key] = value
+        if options[key] is None:
+            raise ConfigError(f"expected a value of {key}, found null; leave it out for its default", key=key)
     return options
 
 
@@ -145,6 +153,10 @@ def parse_named(text: str, what: str) -> dict[str, Any]:
                 f"cannot read {item.strip()!r} of the {what} {text!r}; a {what} is {GRAMMAR}", **{what: text}
             )
         options[key] = _value(value)
+        if options[key] is None:
+            raise ConfigError(
+                f"expected a value of {key}, found null; leave it out for its default", **{what: text}
+            )
     return {"name": match["name"], "options": options}
 
 
@@ -155,6 +167,10 @@ def parse_algorithm(text: str) -> dict[str, Any]:
         ConfigError: if the text does not follow the grammar.
     """
     algorithm = _named_or_own(text, "algorithm", shipped().algorithms)
+    if "name" in algorithm["options"]:
+        raise ConfigError(
+            f"expected options of an algorithm, found name in {text!r}; leave it out", algorithm=text
+        )
     options_by_key = {f"algorithm.{key}": value for key, value in algorithm["options"].items()}
     return {"algorithm.name": algorithm["name"], **options_by_key}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import typer
 
 import edgefl
 from benchmarks.__main__ import command_line
+from edgefl.api.federation import with_options
 from edgefl.cli.analysis import heterogeneity, personalize
 from edgefl.cli.commands import app
 from edgefl.cli.device import data, tune
@@ -158,17 +160,43 @@ OWN: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("key", OWN)
 def test_a_key_is_set_by_its_option_or_by_set_and_not_by_both(key: str) -> None:
-    assert FederationOptions(others=[f"{key}=7"]).settings == {key: 7}
+    dotted = key if "." in key else f"{key}.name"
+    assert FederationOptions(others=[f"{dotted}=7"]).settings == {dotted: 7}
     assert list(FederationOptions(**OWN[key]).settings) == [key]
+    with refuses(ConfigError, key=dotted):
+        _ = FederationOptions(**OWN[key], others=[f"{dotted}=7"]).settings
+
+
+def test_every_option_with_a_key_is_tested() -> None:
+    named = {name for options in OWN.values() for name in options}
+
+    assert named | {"tiers", "engine", "others"} == {each.name for each in fields(FederationOptions)}
+
+
+@pytest.mark.parametrize("options", [{"rho": 3}, {"rho": 3, "phi": 0.6}])
+def test_the_demo_takes_the_codec_of_set(options: dict[str, float]) -> None:
+    given = [f"codec.options.{key}={value}" for key, value in options.items()]
+    chosen = with_options(None, FederationOptions(others=["codec.name=fedbat", *given])).codec
+
+    assert (chosen.name, chosen.options) == ("fedbat", {"phi": 0.8} | options)
+
+
+@pytest.mark.parametrize(
+    ("texts", "key"),
+    [
+        (['federation={"seed": 3}'], "federation"),
+        (["codec=null"], "codec"),
+        (["model.name=null"], "model.name"),
+        (["round.fraction=0.1", "round.fraction=0.2"], "round.fraction"),
+    ],
+)
+def test_set_refuses_tables_nothing_and_two_values(texts: list[str], key: str) -> None:
     with refuses(ConfigError, key=key):
-        _ = FederationOptions(**OWN[key], others=[f"{key}=7"]).settings
+        _ = FederationOptions(others=texts).settings
 
 
-def test_set_refines_what_an_option_chooses() -> None:
-    options = FederationOptions(codec="fedbat", others=["codec.options.rho=2", "round.fraction=0.5"])
-
-    assert options.settings == {
-        "codec": {"name": "fedbat", "options": {}},
-        "codec.options.rho": 2,
-        "round.fraction": 0.5,
-    }
+def test_null_and_a_second_name_are_no_options() -> None:
+    with refuses(ConfigError, codec="fedbat:rho=null"):
+        _ = FederationOptions(codec="fedbat:rho=null").settings
+    with refuses(ConfigError, algorithm="sgd:name=fedprox"):
+        _ = FederationOptions(algorithm="sgd:name=fedprox").settings

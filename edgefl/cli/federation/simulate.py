@@ -32,7 +32,8 @@ def simulate(
     settings: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", help="KEY=VALUE, any key of the file, such as round.fraction=0.1; may be given again"
+            "--set",
+            help="KEY=VALUE, any key of the file that has no option given, such as round.fraction=0.1; may be given again",
         ),
     ] = None,
     resume: Annotated[bool, typer.Option(help="continue the simulation in --out")] = False,
