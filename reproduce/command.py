@@ -120,7 +120,7 @@ def _numbers(text: str) -> list[int] | None:
 
 @contextmanager
 def _progress() -> Iterator[Listener]:
-    """Yield a function that shows the latest message of any run behind a progress bar over all, from the first one on."""
+    """Yield a function that shows the latest message of any run behind a progress bar; the first one shows the bar."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
@@ -135,4 +135,5 @@ def _progress() -> Iterator[Listener]:
     try:
         yield report
     finally:
-        bar.stop()
+        if bar.live.is_started:
+            bar.stop()

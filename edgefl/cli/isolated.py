@@ -48,7 +48,8 @@ class SettingsPipe:
 def run(command: Callable[..., None], module_name: str) -> None:
     """Read the options in a child process, then run a :class:`ProcessModule` with them in this one.
 
-    If the child sends no settings, exit with its code. Where no process can be forked, ``command`` does both here.
+    If the child sends no settings, exit with its code, also if the module could not be loaded here. Where no process can
+    be forked, ``command`` does both here.
 
     Args:
         command: function that reads the command line. The child calls it with a :class:`SettingsPipe`.
@@ -72,7 +73,8 @@ def run(command: Callable[..., None], module_name: str) -> None:
         with os.fdopen(read_end, "rb") as pipe:
             message = pipe.read()
         _, status = os.waitpid(child, 0)
-        if not message:  # the child has told why, which may also be why nothing was loaded here
+        # The child has printed its error. An error of the import here usually has the same cause: it is not printed again.
+        if not message:
             sys.exit(os.waitstatus_to_exitcode(status))
     import msgspec
 

@@ -1,4 +1,4 @@
-"""Commands in an installation for devices alone: what they need is named with the extra that brings it."""
+"""Commands in an installation for devices alone: errors name missing packages and the extras that contain them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ OWN_MESSAGES = {"device", "executorch", "images", "objects", "postgres", "ray", 
 
 
 def modules_of(distribution: str) -> set[str]:
-    """Return the top-level packages and modules of an installed distribution."""
-    files = metadata.files(distribution) or []
-    parts = {each.parts[0] for each in files if each.suffix == ".py" and each.name == "__init__.py"}
-    return {name for name in parts if name.isidentifier() and not name.startswith("_")}
+    """Return the top-level packages of an installed distribution."""
+    parts = {each.parts[0] for each in metadata.files(distribution) or () if each.name == "__init__.py"}
+    found = {name for name in parts if name.isidentifier() and not name.startswith("_")}
+    assert found, distribution
+    return found
 
 
 INSIDE_TORCH = {"functorch", "torchgen"}
@@ -43,13 +44,15 @@ MODULES = {
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
-def test_a_missing_module_is_told_with_an_extra_that_brings_it(
+def test_the_error_names_a_missing_module_and_an_extra_with_it(
     module: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit), reported_errors(lambda: app):
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
-    told = re.search(r"this command needs (\S+): pip install 'edgefl-tiers\[(\w+)\]'", capsys.readouterr().err)
+    told = re.search(
+        r"this command needs (\S+): pip install 'edgefl-tiers\[(\w+)\]'", capsys.readouterr().err
+    )
     assert told and told[1] == module
     assert module in {each for distribution in EXTRAS[told[2]] for each in modules_of(distribution)}
 
@@ -66,7 +69,7 @@ def test_a_missing_module_is_told_with_an_extra_that_brings_it(
     ],
     ids=lambda words: words[0],
 )
-def test_a_command_that_devices_lack_ends_with_one_line(words: list[str], tmp_path: Path) -> None:
+def test_a_command_without_the_packages_of_a_server_prints_one_line(words: list[str], tmp_path: Path) -> None:
     (tmp_path / "federation.toml").write_text('[model]\nname = "mlp"\n')
     without = f"import sys; sys.modules.update(dict.fromkeys({sorted(MODULES)}))"
     ran = run_python("-c", f"{without}; from edgefl.cli import main; main()", *words, cwd=tmp_path)

@@ -183,10 +183,9 @@ class RunView:
         bundles = sorted((folder / "bundles").glob("*.efl"))
         apart = (".evaluate", f".{NORMS}")
         for path in [path for path in bundles if not path.stem.endswith(apart)][-1:]:
-            tier = path.name.partition(".")[0]
-            console.print(f"what tier {tier} downloads:  edgefl inspect {path}")
-        console.print(f"what each process said:        {folder}/logs")
-        console.print(f"a file for inference:          edgefl deploy --weights {folder} --out model.onnx")
+            console.print(f"bundle          edgefl inspect {path}")
+        console.print(f"logs            {folder}/logs")
+        console.print(f"for inference   edgefl deploy --weights {folder} --out model.onnx")
 
     def _uplink(self) -> list[str]:
         """Return lines about the bytes of updates, headers included, and the share of moving statistics. Rounds

@@ -84,7 +84,9 @@ class Compiler:
         # Compile each function by itself: none of its graphs outlives the next one's trace.
         graphs: list[CompiledGraph] = []
         for name, function in request.functions.items():
-            bundle_name = f"tier {request.tier}, {request.exchange}" if request.exchange else f"tier {request.tier}"
+            bundle_name = (
+                f"tier {request.tier}, {request.exchange}" if request.exchange else f"tier {request.tier}"
+            )
             on_progress(f"{request.model}, {bundle_name}: graph {name} ({self.target.name})")
             graphs.append(self._compile_function(request, name, function, traces))
 
