@@ -100,7 +100,7 @@ class FederationOptions:
                 raise ConfigError(f"expected TABLE.KEY such as codec.name, found {key!r}", key=key)
             if key in settings or key.partition(".")[0] in settings:
                 raise ConfigError(
-                    f"expected one value of {key}, found two (of an option and of --set); leave one out",
+                    f"expected one value of {key}, found two (of an option and of a setting); leave one out",
                     key=key,
                 )
         return settings | others
