@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -123,12 +122,7 @@ def parse_options(pairs: Sequence[str], what: str = "a model option") -> dict[st
             raise ConfigError(f"{what} is KEY=VALUE, found {pair!r}")
         if key in options:
             raise ConfigError(f"expected one value of {key}, found two; leave one out", key=key)
-        try:
-            options[key] = json.loads(value)
-        except ValueError:
-            options[key] = value
-        if options[key] is None:
-            raise ConfigError(f"expected a value of {key}, found null; leave it out for its default", key=key)
+        options[key] = _value(key, value)
     return options
 
 
@@ -152,11 +146,7 @@ def parse_named(text: str, what: str) -> dict[str, Any]:
             raise ConfigError(
                 f"cannot read {item.strip()!r} of the {what} {text!r}; a {what} is {GRAMMAR}", **{what: text}
             )
-        options[key] = _value(value)
-        if options[key] is None:
-            raise ConfigError(
-                f"expected a value of {key}, found null; leave it out for its default", **{what: text}
-            )
+        options[key] = _value(key, value)
     return {"name": match["name"], "options": options}
 
 
@@ -197,8 +187,12 @@ def _named_or_own(text: str, what: str, known: Collection[str]) -> dict[str, Any
     return parse_named("own" if options is None else f"own:{options}", what) | {"name": name}
 
 
-def _value(text: str) -> Any:
+def _value(key: str, text: str) -> Any:
+    """Return the value in a text as JSON, or the text itself if it is no JSON. ConfigError for null."""
     try:
-        return msgspec.json.decode(text)
+        value = msgspec.json.decode(text)
     except msgspec.DecodeError:
         return text
+    if value is None:
+        raise ConfigError(f"expected a value of {key}, found null; leave it out for its default", key=key)
+    return value
