@@ -71,8 +71,8 @@ def test_a_broker_of_another_authority_is_not_spoken_to(tmp_path: Path, broker: 
     assert agent.stop() == 0
 
 
-PIECE_S = 0.0005
-"""A link of a gigabit: within this machine all comes before another thread is scheduled."""
+PIECE_S = 0.002
+"""A link of 250 Mbit/s: within this machine all comes before another thread is scheduled."""
 UNREAD: Attack = ("acknowledgements", "3.1.1", ANSWERED, ANSWERED, "")
 
 

@@ -229,11 +229,12 @@ std::string Session::attempt() {
   mosquitto_property_free_all(&properties);
   if (code != MOSQ_ERR_SUCCESS) return unreachable(code, number);
   const double answer_by = monotonic_s() + kAnswerS;
-  const Watch watch(mosquitto_socket(client_), most, delivered_);
+  Watch watch(mosquitto_socket(client_), most, delivered_);
   bool hung_up = false;
   while (code == MOSQ_ERR_SUCCESS && !stopping_) {
     if (!mosquitto_want_write(client_)) unread_ = 0;
     code = mosquitto_loop(client_, 500, 1);
+    if (code == MOSQ_ERR_ERRNO && errno == 0) code = MOSQ_ERR_CONN_LOST;  // the end, inside a packet
     if ((hung_up = qos_2_ || watch.ended() || unread_ > kMostUnread)) {
       ended_ = qos_2_                   ? "the broker sent a message of QoS 2, which nobody asked for"
                : unread_ > kMostUnread ? "the broker reads none of " + std::to_string(kMostUnread) + " acknowledgements"

@@ -7,13 +7,14 @@
 
 namespace edgefl {
 
-// Ends the connection of `socket` once more than `most` bytes were read of it than `delivered` says. Wakes only while bytes come.
+// Ends the connection of `socket` once more than `most` bytes were read of it than `delivered` says. Its thread wakes only while
+// bytes wait: whoever reads them asks ended() too, between two reads, because by then none may wait.
 // Linux and Android count the bytes of a connection; elsewhere this does nothing.
 class Watch {
  public:
   Watch(int socket, int64_t most, std::atomic<int64_t>& delivered);
   ~Watch();
-  bool ended() const { return ended_; }
+  bool ended();
 
  private:
   void run();
