@@ -93,7 +93,17 @@ def test_a_heat_map_has_a_cell_for_every_number_and_says_what_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high"), [(0, 1), (-3.7, 12.2), (1e-9, 2e-9), (5, 5), (0, 0), (9_999, 10_001)]
+    ("low", "high"),
+    [
+        (0, 1),
+        (-3.7, 12.2),
+        (1e-9, 2e-9),
+        (5, 5),
+        (0, 0),
+        (9_999, 10_001),
+        (0.11, 0.11000000000000001),
+        (-5 - 1e-15, -5),
+    ],
 )
 def test_ticks_enclose_the_values_and_are_few(low: float, high: float) -> None:
     marks = linear(low, high)
