@@ -126,6 +126,17 @@ def test_published_pages_are_those_of_their_records(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ENTRIES)
+def test_what_an_arm_is_named_after_changes_its_figures(name: str) -> None:
+    """Arms of equal figures are run or measured alike: Table 9 of EmbracingFL once compared a norm with itself."""
+    found: dict[tuple[str, int, bytes], list[str]] = {}
+    for each in read_records(ENTRIES[name], PUBLISHED):
+        figures = {key: value for key, value in each.figures.items() if key not in ("up_mb", DIVERGED)}
+        if figures:
+            found.setdefault((each.scale, each.seed, msgspec.json.encode(figures)), []).append(each.arm)
+    assert [arms for arms in found.values() if len(arms) > 1] == []
+
+
 def test_the_overview_fits_a_screen() -> None:
     written = (PUBLISHED / "README.md").read_text()
 
