@@ -63,7 +63,7 @@ def reproduce(
       python -m reproduce per_fedavg/table1 --scale paper --minutes 100
     """
     from reproduce.catalog import ENTRIES, selected
-    from reproduce.pages import FAILS, OVERVIEW, compare, overview, repeated, write_page
+    from reproduce.pages import FAILS, OVERVIEW, Comparison, overview, write_page
     from reproduce.runs import fetch_data, run_entries
 
     if not names:
@@ -94,17 +94,20 @@ def reproduce(
     write_text(out / OVERVIEW, overview(list(ENTRIES.values()), out))
     answers = []
     for each in found:
-        compared = [] if out.resolve() == PUBLISHED else compare(each.entry, each.records, PUBLISHED)
-        answers.append({**each.plain(), "compared": compared})
+        beside = Comparison(each.entry, each.records, PUBLISHED)
+        cells, claims = ([], []) if out.resolve() == PUBLISHED else (beside.cells(), beside.claims())
+        remarks = beside.remarks()
+        answers.append({**each.plain(), "compared": cells, "compared_claims": claims, "remarks": remarks})
         if not as_json:
-            claims = "claims: " if each.entry.claims else ""
-            console.print(f"{each.entry.name}: {claims}{each.summary}; {out / each.entry.name}.md")
-            if compared:
-                print_table("beside the published runs; together the intervals hold at 95 %", compared)
-            if equal := repeated(each.entry, each.records, PUBLISHED):
-                console.print(
-                    f"{equal.count(True)} of {len(equal)} runs with published seeds have the published figures"
-                )
+            kind = "claims: " if each.entry.claims else ""
+            console.print(f"{each.entry.name}: {kind}{each.summary}; {out / each.entry.name}.md")
+            if cells:
+                print_table("beside the published runs; together the intervals hold at 95 %", cells)
+            if claims:
+                decide = each.entry.seeds[each.scale or scale]
+                print_table(f"claims, by these seeds alone; {decide} seeds decide", claims)
+            for remark in remarks:
+                console.print(remark)
     if as_json:
         print_json(answers)
     if any(row["state"] == FAILS for each in found for row in each.checks()):

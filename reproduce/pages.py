@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ _Judged = tuple[Sequence[Record], Sequence[Verdict]]
 _FEW_ARMS = 3
 """Most arms that a page's command names; with more it runs all."""
 OVERVIEW = "README.md"
+COMPARED = ("arm", "figure", "published", "value", "seeds", "expected", "inside")
+"""Cells of a row that compares new runs with published ones."""
 FAILS = "**fails**"
 """State of an exact check that does not hold."""
 PAPERS = {
@@ -52,9 +55,7 @@ class EntryResults:
         judged: dict[Scale, _Judged] = {}
         for each in SCALES if scale is None else [scale]:
             if own := [record for record in records if record.scale == each]:
-                # Numbers of scale smoke mean nothing: they decide no claim.
-                fewest = entry.seeds[each] if each != "smoke" else len(own) + 1
-                judged[each] = own, verdicts(entry, results_of(own), fewest)
+                judged[each] = own, verdicts(entry, results_of(own), _fewest_seeds(entry, each, own))
         decided = {each: sum(v.p == v.p for v in found) for each, (_, found) in judged.items()}
         self.entry = entry
         order: list[Scale] = sorted(judged, key=lambda each: (decided[each], SCALES.index(each)))
@@ -253,15 +254,19 @@ def overview(entries: Sequence[Entry], out: Path) -> str:
         rows.append(
             {
                 "paper": PAPERS[runs.partition("/")[0]],
-                "table": ", ".join(f"[{_label(each.entry.name)}]({each.entry.name}.md)" for each in found),
+                "table": ", ".join(_link(each.entry.name, out) for each in found),
                 "scale": whole.scale or "-",
-                "seeds": "-".join(dict.fromkeys((str(seeds[0]), str(seeds[-1])))),  # of its arms
+                "seeds per arm": "-".join(dict.fromkeys((str(seeds[0]), str(seeds[-1])))),
                 **{answer: counts[answer] or "" for answer in ANSWERS},
                 "checks hold": whole.checks_that_hold,
                 "hours": whole.hours if whole.records else "-",
             }
         )
     return f"# The papers' results, run again\n\n{note_of(__doc__)}\n\n{_table(rows)}\n"
+
+
+def _link(name: str, out: Path) -> str:
+    return f"[{_label(name)}]({name}.md)" if (out / f"{name}.md").exists() else _label(name)
 
 
 def _label(name: str) -> str:
@@ -271,40 +276,75 @@ def _label(name: str) -> str:
     return short.replace("and", " and ")
 
 
-def compare(entry: Entry, records: Sequence[Record], published: Path) -> list[Row]:
-    """Compare new runs with published ones: for each cell the new mean, and whether it is in the prediction interval.
+class Comparison:
+    """New runs of an entry beside the published ones of the same arms, scale and data.
 
     Args:
         entry: the entry of all runs.
         records: the new runs, of one scale.
         published: folder of the published records.
-
-    Returns:
-        A row for each cell that both have, of new seeds: arm, figure, value, seeds, interval, and ``inside``. All
-        intervals together hold at 95 %.
     """
-    old = EntryResults(entry, published, records[0].scale).results if records else Results({})
-    known = {(arm, seed) for arm, runs in old.runs.items() for seed in runs if len(runs) > 1}
-    new = results_of([each for each in records if (each.arm, each.seed) not in known])
-    both = []
-    for cell in dict.fromkeys(cell for grid in entry.grids for cell in grid.cells):
-        try:
-            both.append((cell, new.of(cell.arm, cell.figure), old.of(cell.arm, cell.figure)))
-        except NotRunError:
-            continue
-    rows: list[Row] = []
-    for cell, mine, theirs in both:
-        value, digits = cell.unit * float(mine.mean()), cell.digits
-        low, high = (cell.unit * end for end in prediction(theirs, len(mine), len(both)))
-        row = {"arm": cell.arm, "figure": cell.figure, "value": round(value, digits + 1), "seeds": len(mine)}
-        row |= {"interval": f"{low:.{digits}f} to {high:.{digits}f}", "inside": low <= value <= high}
-        rows.append(row)
-    return rows
+
+    def __init__(self, entry: Entry, records: Sequence[Record], published: Path) -> None:
+        self.entry, scale = entry, records[0].scale if records else None
+        self.old = EntryResults(entry, published, scale)
+        data = {each.arm: each.data for each in self.old.records}
+        known = {(each.arm, each.seed): each for each in self.old.records}
+        self._on_other_data = [each for each in records if each.data != data.get(each.arm, each.data)]
+        alike = [each for each in records if each not in self._on_other_data]
+        self._pairs = [(each, known[key]) for each in alike if (key := (each.arm, each.seed)) in known]
+        again = [mine for mine, _ in self._pairs if len(self.old.results.runs[mine.arm]) > 1]
+        self._new = results_of([each for each in alike if each not in again])
+        self._fewest = _fewest_seeds(entry, scale or "smoke", records)
+
+    def cells(self) -> list[Row]:
+        """Return a row (:data:`COMPARED`) for each cell that both have, of new seeds. ``published``: mean and deviation;
+        ``expected``: prediction interval of the value; all of them together hold at 95 %.
+        """
+        both, new, old = [], self._new, self.old.results
+        for cell in dict.fromkeys(cell for grid in self.entry.grids for cell in grid.cells):
+            try:
+                both.append((cell, new.of(cell.arm, cell.figure), old.of(cell.arm, cell.figure)))
+            except NotRunError:
+                continue
+        rows: list[Row] = []
+        for cell, mine, theirs in both:
+            value, digits = cell.unit * float(mine.mean()), cell.digits
+            low, high = (cell.unit * end for end in prediction(theirs, len(mine), len(both)))
+            shown = _shown(replace(cell, paper=None, value=None), old, digits)
+            expected, inside = f"{low:.{digits}f} to {high:.{digits}f}", low <= value <= high
+            row = (cell.arm, cell.figure, shown, round(value, digits + 1), len(mine), expected, inside)
+            rows.append(dict(zip(COMPARED, row, strict=True)))
+        return rows
+
+    def claims(self) -> list[Row]:
+        """Return each claim whose arms all have new seeds: the published verdict, theirs alone, and the difference."""
+        own = verdicts(self.entry, self._new, self._fewest)
+        pairs = [pair for pair in zip(self.old.verdicts, own, strict=True) if pair[1].answer != "not run"]
+        rows = ((old.claim.text, old.answer, new.answer, new.ours) for old, new in pairs)
+        return [dict(zip(("claim", "published", "yours", "difference"), row, strict=True)) for row in rows]
+
+    def remarks(self) -> list[str]:
+        """Return sentences: how many runs of published seeds have equal figures, and how many are not compared."""
+        texts = []
+        if self._pairs:
+            equal = sum(mine.figures == theirs.figures for mine, theirs in self._pairs)
+            text = f"{equal} of {len(self._pairs)} runs with published seeds have the published figures"
+            mine, theirs = ({each.processor for each in side} for side in zip(*self._pairs, strict=True))
+            if mine != theirs:
+                text += f"; equal ones need the same processor: {_joined(theirs)}, found {_joined(mine)}"
+            texts.append(text)
+        if other := self._on_other_data:
+            data = {each.data for each in self.old.records if each.arm in {one.arm for one in other}}
+            text = f"{len(other)} runs are not compared: expected the published data, {_joined(data)}, "
+            texts.append(text + f"found {_joined({each.data for each in other})}")
+        return texts
 
 
-def repeated(entry: Entry, records: Sequence[Record], published: Path) -> list[bool]:
-    """Return for each of ``records`` of a published arm, scale and seed whether its figures are the published ones."""
-    known = {(each.scale, each.arm, each.seed): each.figures for each in read_records(entry, published)}
-    keys = [(each.scale, each.arm, each.seed) for each in records]
-    pairs = zip(keys, records, strict=True)
-    return [known[key] == each.figures for key, each in pairs if key in known]
+def _joined(texts: Iterable[str]) -> str:
+    return ", ".join(sorted(texts))
+
+
+def _fewest_seeds(entry: Entry, scale: Scale, records: Sequence[Record]) -> int:
+    """Return the number of seeds that a verdict needs. Numbers of scale smoke mean nothing: they decide no claim."""
+    return entry.seeds[scale] if scale != "smoke" else len(records) + 1

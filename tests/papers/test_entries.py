@@ -24,15 +24,17 @@ from reproduce.entry import (
     ArmRun,
     Cell,
     Choice,
+    Claim,
     Computed,
     Entry,
     Federated,
     Grid,
+    Lead,
     Measurements,
     Results,
     grid,
 )
-from reproduce.pages import EntryResults, compare, overview, page, repeated, table
+from reproduce.pages import Comparison, EntryResults, overview, page, table
 from reproduce.runs import Record, Task, add_records, fetch_data, read_records, results_of, run_arm
 from tests.cli.runner import runner
 from tests.needs import require_data
@@ -238,14 +240,66 @@ def test_a_cell_has_mean_deviation_and_the_papers_number(tmp_path: Path) -> None
 def test_new_seeds_are_compared_with_published_runs(tmp_path: Path) -> None:
     add_records(recorded(tmp_path), ENTRY, tmp_path)
 
-    (near,) = compare(ENTRY, [run_arm(task(seed=2), ONE, tmp_path)], tmp_path)
-    (far,) = compare(ENTRY, [run_arm(task(seed=40), ONE, tmp_path)], tmp_path)
+    (near,) = Comparison(ENTRY, [run_arm(task(seed=2), ONE, tmp_path)], tmp_path).cells()
+    (far,) = Comparison(ENTRY, [run_arm(task(seed=40), ONE, tmp_path)], tmp_path).cells()
 
     assert near["inside"] and not far["inside"] and near["value"] == 75.0
+    assert near["published"] == "37.50 ± 17.68"
+
+
+def test_runs_of_published_seeds_are_compared_figure_by_figure(tmp_path: Path) -> None:
+    add_records(recorded(tmp_path), ENTRY, tmp_path)
     again = run_arm(task(seed=1), ONE, tmp_path)
-    assert compare(ENTRY, [again], tmp_path) == []
-    other = msgspec.structs.replace(again, figures={"x": 0.0})
-    assert repeated(ENTRY, [again, other, run_arm(task(seed=40), ONE, tmp_path)], tmp_path) == [True, False]
+    other = msgspec.structs.replace(again, figures={"x": 0.0}, processor="another")
+
+    assert Comparison(ENTRY, [again], tmp_path).cells() == []
+    assert Comparison(ENTRY, [again], tmp_path).remarks() == [
+        "1 of 1 runs with published seeds have the published figures"
+    ]
+    (remark,) = Comparison(ENTRY, [again, other, run_arm(task(seed=40), ONE, tmp_path)], tmp_path).remarks()
+    assert remark.startswith("1 of 2 runs") and remark.endswith(f"found {again.processor}, another")
+    assert Comparison(ENTRY, [], tmp_path).remarks() == []
+
+
+def test_runs_on_other_data_are_not_compared(tmp_path: Path) -> None:
+    add_records([msgspec.structs.replace(each, data="half") for each in recorded(tmp_path)], ENTRY, tmp_path)
+    new = [msgspec.structs.replace(run_arm(task(seed=2), ONE, tmp_path), data="all")]
+
+    found = Comparison(ENTRY, new, tmp_path)
+    assert found.cells() == []
+    assert found.remarks() == ["1 runs are not compared: expected the published data, half, found all"]
+
+
+@pytest.mark.parametrize(
+    ("seeds", "yours", "answer"),
+    [(5, 1.0, "reproduced"), (5, -1.0, "contradicted"), (4, 1.0, "inconclusive"), (0, 1.0, None)],
+)
+def test_claims_are_judged_by_new_seeds_alone(
+    tmp_path: Path, seeds: int, yours: float, answer: str | None
+) -> None:
+    """The published seeds reproduce the claim."""
+    arms = [Computed(name, lambda run: Measurements({})) for name in ("one", "other")]
+    claims = (Claim("one is ahead", Lead("one", "other", "x")),)
+    entry = Entry(name="paper/table", title="Table 9: a table", arms=lambda _: arms, claims=claims)
+
+    def runs(first: int, count: int, lead: float) -> list[Record]:
+        leads = {seed: lead + seed % 5 / 50 for seed in range(first, first + count)}
+        return [
+            Record(
+                entry=entry.name,
+                arm=arm,
+                scale="cpu",
+                seed=seed,
+                settings={},
+                figures={"x": sign * each / 2},
+            )
+            for seed, each in leads.items()
+            for arm, sign in (("one", 1), ("other", -1))
+        ]
+
+    add_records(runs(0, 5, 1.0), entry, tmp_path)
+    found = Comparison(entry, runs(20, seeds, yours), tmp_path).claims()
+    assert [(row["published"], row["yours"]) for row in found] == ([("reproduced", answer)] if answer else [])
 
 
 # -- ``python -m reproduce`` -------------------------------------------------------------------------------
