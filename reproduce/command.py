@@ -63,7 +63,7 @@ def reproduce(
       python -m reproduce per_fedavg/table1 --scale paper --minutes 100
     """
     from reproduce.catalog import ENTRIES, selected
-    from reproduce.pages import FAILS, OVERVIEW, Comparison, overview, write_page
+    from reproduce.pages import FAILS, OVERVIEW, Comparison, EntryResults, overview, write_page
     from reproduce.runs import fetch_data, run_entries
 
     if not names:
@@ -94,18 +94,18 @@ def reproduce(
     write_text(out / OVERVIEW, overview(list(ENTRIES.values()), out))
     answers = []
     for each in found:
-        beside = Comparison(each.entry, each.records, PUBLISHED)
-        cells, claims = ([], []) if out.resolve() == PUBLISHED else (beside.cells(), beside.claims())
-        remarks = beside.remarks()
+        new = each.records if pages else EntryResults(each.entry, out, scale).records
+        beside = Comparison(each.entry, [] if out.resolve() == PUBLISHED else new, PUBLISHED)
+        cells, claims, remarks = beside.cells(), beside.claims(), beside.remarks()
         answers.append({**each.plain(), "compared": cells, "compared_claims": claims, "remarks": remarks})
         if not as_json:
             kind = "claims: " if each.entry.claims else ""
             console.print(f"{each.entry.name}: {kind}{each.summary}; {out / each.entry.name}.md")
+            at = f"scale {beside.old.scale}"
             if cells:
-                print_table("beside the published runs; together the intervals hold at 95 %", cells)
+                print_table(f"beside the published runs, {at}; together the intervals hold at 95 %", cells)
             if claims:
-                decide = each.entry.seeds[each.scale or scale]
-                print_table(f"claims, by these seeds alone; {decide} seeds decide", claims)
+                print_table(f"claims by the new seeds alone, {at}; {beside.fewest} seeds decide", claims)
             for remark in remarks:
                 console.print(remark)
     if as_json:

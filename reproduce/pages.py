@@ -283,19 +283,22 @@ class Comparison:
         entry: the entry of all runs.
         records: the new runs, of one scale.
         published: folder of the published records.
+
+    ``old``: the published results; ``fewest``: number of new seeds that a verdict needs.
     """
 
     def __init__(self, entry: Entry, records: Sequence[Record], published: Path) -> None:
         self.entry, scale = entry, records[0].scale if records else None
         self.old = EntryResults(entry, published, scale)
-        data = {each.arm: each.data for each in self.old.records}
+        data = {(each.arm, each.data) for each in self.old.records}
         known = {(each.arm, each.seed): each for each in self.old.records}
-        self._on_other_data = [each for each in records if each.data != data.get(each.arm, each.data)]
-        alike = [each for each in records if each not in self._on_other_data]
+        both = [each for each in records if each.arm in self.old.results.runs]
+        self._on_other_data = [each for each in both if (each.arm, each.data) not in data]
+        alike = [each for each in both if each not in self._on_other_data]
         self._pairs = [(each, known[key]) for each in alike if (key := (each.arm, each.seed)) in known]
         again = [mine for mine, _ in self._pairs if len(self.old.results.runs[mine.arm]) > 1]
         self._new = results_of([each for each in alike if each not in again])
-        self._fewest = _fewest_seeds(entry, scale or "smoke", records)
+        self.fewest = _fewest_seeds(entry, scale or "smoke", records)
 
     def cells(self) -> list[Row]:
         """Return a row (:data:`COMPARED`) for each cell that both have, of new seeds. ``published``: mean and deviation;
@@ -311,38 +314,46 @@ class Comparison:
         for cell, mine, theirs in both:
             value, digits = cell.unit * float(mine.mean()), cell.digits
             low, high = (cell.unit * end for end in prediction(theirs, len(mine), len(both)))
-            shown = _shown(replace(cell, paper=None, value=None), old, digits)
+            shown = _shown(replace(cell, paper=None, value=None), old, 0)
             expected, inside = f"{low:.{digits}f} to {high:.{digits}f}", low <= value <= high
             row = (cell.arm, cell.figure, shown, round(value, digits + 1), len(mine), expected, inside)
             rows.append(dict(zip(COMPARED, row, strict=True)))
         return rows
 
     def claims(self) -> list[Row]:
-        """Return each claim whose arms all have new seeds: the published verdict, theirs alone, and the difference."""
-        own = verdicts(self.entry, self._new, self._fewest)
-        pairs = [pair for pair in zip(self.old.verdicts, own, strict=True) if pair[1].answer != "not run"]
+        """Return each claim whose arms have new seeds in common: the published verdict, theirs alone, the difference."""
+        own = verdicts(self.entry, self._new, self.fewest)
+        pairs = zip(self.old.verdicts, own, strict=True)
         rows = ((old.claim.text, old.answer, new.answer, new.ours) for old, new in pairs)
-        return [dict(zip(("claim", "published", "yours", "difference"), row, strict=True)) for row in rows]
+        kept = (row for row in rows if "not run" not in row[1:3])
+        return [dict(zip(("claim", "published", "yours", "difference"), row, strict=True)) for row in kept]
 
     def remarks(self) -> list[str]:
         """Return sentences: how many runs of published seeds have equal figures, and how many are not compared."""
         texts = []
         if self._pairs:
-            equal = sum(mine.figures == theirs.figures for mine, theirs in self._pairs)
-            text = f"{equal} of {len(self._pairs)} runs with published seeds have the published figures"
-            mine, theirs = ({each.processor for each in side} for side in zip(*self._pairs, strict=True))
-            if mine != theirs:
-                text += f"; equal ones need the same processor: {_joined(theirs)}, found {_joined(mine)}"
-            texts.append(text)
+            unequal = [pair for pair in self._pairs if pair[0].figures != pair[1].figures]
+            count = len(self._pairs) - len(unequal)
+            texts.append(
+                f"{count} of {len(self._pairs)} runs with published seeds have the published figures"
+            )
+            if moved := [pair for pair in unequal if pair[0].processor != pair[1].processor]:
+                mine, theirs = (_joined(each.processor for each in side) for side in zip(*moved, strict=True))
+                texts.append(
+                    f"{len(moved)} of the others ran on another processor: published {theirs}, here {mine}"
+                )
         if other := self._on_other_data:
-            data = {each.data for each in self.old.records if each.arm in {one.arm for one in other}}
-            text = f"{len(other)} runs are not compared: expected the published data, {_joined(data)}, "
-            texts.append(text + f"found {_joined({each.data for each in other})}")
+            arms = {each.arm for each in other}
+            data = _joined(each.data for each in self.old.records if each.arm in arms)
+            mine = _joined(each.data for each in other)
+            texts.append(
+                f"not compared, because of other data: {len(other)} of the runs; published {data}, here {mine}"
+            )
         return texts
 
 
 def _joined(texts: Iterable[str]) -> str:
-    return ", ".join(sorted(texts))
+    return ", ".join(sorted(set(texts)))
 
 
 def _fewest_seeds(entry: Entry, scale: Scale, records: Sequence[Record]) -> int:

@@ -350,7 +350,7 @@ def linear(low: float, high: float, wanted: int = 6, *, whole: bool = False) -> 
     """Return the marks of a linear axis: consecutive multiples of 1, 2 or 5 times a power of ten that cover ``low`` to
     ``high``.
 
-    If both are equal but for rounding, the axis extends by half of the value in both directions; for 0 it goes from 0 to 1.
+    If both are equal to twelve digits, the axis extends by half of the value in both directions; for 0 it goes from 0 to 1.
 
     Args:
         low: the smallest value.
@@ -361,7 +361,7 @@ def linear(low: float, high: float, wanted: int = 6, *, whole: bool = False) -> 
     Returns:
         The marks, ascending.
     """
-    if high - low <= 1e-9 * abs(low):
+    if high - low <= 1e-12 * abs(low):
         half = abs(low) / 2
         low, high = (low - half, high + half) if half else (0.0, 1.0)
     rough = (high - low) / wanted

@@ -5,8 +5,9 @@ All others are in each round. Numbers of clients are the paper's, of 128. At sca
 behind blocks 1 and 2) on 16x16 means of 30,000 images, 32 clients, Dirichlet 0.5, 60 rounds of 10 steps, learning rates from
 embracingfl/pilot. The paper: ResNet-20, 50,000 whole images, 128 clients, Dirichlet 0.1, 1,000 rounds of 10 steps, rate 0.4.
 In Table 2 EmbracingFL has global batch norm, and width reduction static. Static batch norm is evaluated with the statistics
-of 5,000 training samples. edgefl evaluates width submodels with global batch norm in the same way; their row of Table 9 is
-evaluated with the moving statistics that the server averaged, as in the paper. Cells: best accuracy of a run, as there.
+of 5,000 training samples, and edgefl does so for width submodels with global batch norm, too. The row "width reduction,
+global" of Table 9 is evaluated with the moving statistics that the server averaged, as in the paper. Cells: best accuracy of
+a run, as in the paper.
 """
 
 from __future__ import annotations

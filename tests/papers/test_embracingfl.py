@@ -29,7 +29,7 @@ from tests.needs import require_data
 
 
 def test_a_small_run_fills_the_pages_of_both_tables(tmp_path: Path) -> None:
-    """Its arm is that of Table 9 whose moving statistics are judged, which edgefl's own evaluation estimates anew."""
+    """It runs the arm that is evaluated with moving statistics; edgefl itself estimates them."""
     require_data("cifar10")
     entry = tables2and9.ENTRY_2
     arm = next(arm for arm in entry.arms("smoke") if arm.name == "width reduction, global")
@@ -49,6 +49,7 @@ def test_a_small_run_fills_the_pages_of_both_tables(tmp_path: Path) -> None:
     right = module.eval()(torch.from_numpy(batch["x"])).argmax(1).numpy() == batch["y"]
     number, accuracy = record.lines["accuracy"][-1]
     assert number == 2 and accuracy == pytest.approx(right.mean())
+    assert accuracy != ended.history[-1].accuracy
 
 
 def _accuracies(width: float, embracing: float) -> Results:

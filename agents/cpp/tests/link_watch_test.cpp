@@ -36,8 +36,8 @@ TEST_CASE("bytes that were read before the watch woke are counted") {
   REQUIRE(write(theirs, bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
   REQUIRE(recv(ours, bytes.data(), bytes.size(), MSG_WAITALL) == static_cast<ssize_t>(bytes.size()));
   std::atomic<int64_t> none{0}, one{1};
-  CHECK(edgefl::Watch(ours, 1000, one).ended() == false);
-  REQUIRE(edgefl::Watch(ours, 1000, none).ended() == true);
+  CHECK(edgefl::Watch(ours, 1000, one).check() == false);
+  REQUIRE(edgefl::Watch(ours, 1000, none).check() == true);
   CHECK(recv(ours, bytes.data(), bytes.size(), 0) == 0);
   close(ours);
   close(theirs);

@@ -72,7 +72,7 @@ def test_a_broker_of_another_authority_is_not_spoken_to(tmp_path: Path, broker: 
 
 
 PIECE_S = 0.002
-"""A link of 250 Mbit/s: within this machine all comes before another thread is scheduled."""
+"""Pause between pieces of 64 KiB, 250 Mbit/s: without it all comes before another thread of the agent is scheduled."""
 UNREAD: Attack = ("acknowledgements", "3.1.1", ANSWERED, ANSWERED, "")
 
 

@@ -234,8 +234,8 @@ std::string Session::attempt() {
   while (code == MOSQ_ERR_SUCCESS && !stopping_) {
     if (!mosquitto_want_write(client_)) unread_ = 0;
     code = mosquitto_loop(client_, 500, 1);
-    if (code == MOSQ_ERR_ERRNO && errno == 0) code = MOSQ_ERR_CONN_LOST;  // the end, inside a packet
-    if ((hung_up = qos_2_ || watch.ended() || unread_ > kMostUnread)) {
+    if (code == MOSQ_ERR_ERRNO && errno == 0) code = MOSQ_ERR_CONN_LOST;  // the library's code for an end inside a packet
+    if ((hung_up = qos_2_ || watch.check() || unread_ > kMostUnread)) {
       ended_ = qos_2_                   ? "the broker sent a message of QoS 2, which nobody asked for"
                : unread_ > kMostUnread ? "the broker reads none of " + std::to_string(kMostUnread) + " acknowledgements"
                                        : "the broker sent a packet of more than " + std::to_string(most) + " bytes, which is the most that is read";

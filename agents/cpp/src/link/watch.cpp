@@ -40,30 +40,30 @@ Watch::~Watch() {
   if (wake_ >= 0) close(wake_);
 }
 
-bool Watch::ended() {
+bool Watch::check() {
   if (ended_) return true;
-  const int64_t read = bytes_read(socket_), delivered = delivered_;
+  int64_t delivered = delivered_;  // before `read`: a message between both makes the exchange below fail
+  const int64_t read = bytes_read(socket_);
   if (read < 0) return false;
-  if (read - delivered > most_) {
+  if (read - delivered_ > most_) {
     ended_ = true;
     shutdown(socket_, SHUT_RDWR);
     return true;
   }
-  // What is around messages is counted generously: that must not add up.
-  int64_t before = delivered;
-  if (delivered > read) delivered_.compare_exchange_strong(before, read);
+  // Headers are counted generously. The surplus is taken back, or it would add up.
+  if (delivered > read) delivered_.compare_exchange_strong(delivered, read);
   return false;
 }
 
 void Watch::run() {
   pollfd both[] = {{socket_, POLLIN, 0}, {wake_, POLLIN, 0}};
   while (poll(both, 2, -1) >= 0 && both[1].revents == 0)
-    if (ended() || poll(both + 1, 1, 10) != 0) return;
+    if (check() || poll(both + 1, 1, 10) != 0) return;
 }
 #else
 Watch::Watch(int, int64_t most, std::atomic<int64_t>& delivered) : most_(most), delivered_(delivered) {}
 Watch::~Watch() = default;
-bool Watch::ended() { return false; }
+bool Watch::check() { return false; }
 #endif
 
 }  // namespace edgefl

@@ -7,14 +7,14 @@
 
 namespace edgefl {
 
-// Ends the connection of `socket` once more than `most` bytes were read of it than `delivered` says. Its thread wakes only while
-// bytes wait: whoever reads them asks ended() too, between two reads, because by then none may wait.
+// Ends the connection of `socket` once `most` more bytes were read than `delivered` says. Its thread wakes only while bytes are
+// unread: the reader has to call check() after each read, because it may have left none.
 // Linux and Android count the bytes of a connection; elsewhere this does nothing.
 class Watch {
  public:
   Watch(int socket, int64_t most, std::atomic<int64_t>& delivered);
   ~Watch();
-  bool ended();
+  bool check();  // true once it has ended the connection
 
  private:
   void run();
