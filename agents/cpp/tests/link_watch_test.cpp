@@ -29,7 +29,7 @@ std::array<int, 2> connection() {
 
 }  // namespace
 
-// Whoever reads faster than bytes come leaves none that would wake the watch.
+// A fast reader leaves no unread bytes, which would wake the watch's thread.
 TEST_CASE("bytes that were read before the watch woke are counted") {
   const auto [ours, theirs] = connection();
   std::array<char, 1001> bytes{};
